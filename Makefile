@@ -1,0 +1,49 @@
+# make demo    install, then make expert-sql from generated data: no GPU, minutes
+# make demos   all eight experts and the page that compares them
+# make test    install, then the tests
+# make lint    ruff, mypy, snakefmt, snakemake --lint
+# make clean   forget results and state
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXPERT ?= expert-sql
+# Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
+TORCH := $(shell grep ^torch== envs/requirements.lock)
+
+.PHONY: demo demos test lint install clean
+
+demo: install
+	$(BIN)/snakemake --cores 8 results/$(EXPERT)/report.json
+
+demos: install
+	$(BIN)/snakemake --cores 8
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check -l 100 Snakefile workflow/rules
+	$(BIN)/snakemake --lint
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: envs/requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-deps --retries 1 $(TORCH_INDEX) $(TORCH)
+	$(BIN)/pip install -q -r envs/requirements.lock
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed envs/requirements-dev.lock
+	$(BIN)/pip install -q -r envs/requirements-dev.lock
+	touch $@
+
+clean:
+	rm -rf results state .snakemake

@@ -1,0 +1,70 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import canonical_json
+from expertflow.core.records import from_json, read_record, to_json, write_record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    n: int
+    share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    kind: Literal["a", "b"]
+    inner: Inner
+    many: tuple[Inner, ...]
+    by_name: dict[str, int]
+
+
+def sample() -> Outer:
+    return Outer(kind="a", inner=Inner(n=1), many=(Inner(n=2, share=0.5),), by_name={"x": 1})
+
+
+def test_a_record_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:
+    write_record(tmp_path / "r.json", sample())
+    assert read_record(Outer, tmp_path / "r.json") == sample()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"surplus": 1}, "unknown key 'surplus'"),
+        ({"kind": "c"}, "'c' is not one of"),
+        ({"inner": {"n": "1"}}, "expected int, found '1'"),
+        ({"inner": {"n": True}}, "expected int, found True"),
+        ({"inner": {}}, "key 'n' of Inner is missing"),
+        ({"many": {"n": 2}}, "expected a list"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_its_key(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_json(Outer, {**to_json(sample()), **change}, where="r.json")
+
+
+def test_a_missing_record_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.json: the record is missing"):
+        read_record(Outer, tmp_path / "none.json")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(json_values)
+def test_equal_values_have_one_canonical_text(value: object) -> None:
+    text = canonical_json(value)
+    assert json.loads(text) == value
+    assert canonical_json(json.loads(text)) == text

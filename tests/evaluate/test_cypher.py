@@ -1,0 +1,129 @@
+"""Cypher up to layout, keyword case and variable names, and no further."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.cypher import judge_cypher, normalise
+
+QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q.name AS n LIMIT 5"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (
+            QUERY,
+            QUERY.lower()
+            .replace("person", "Person")
+            .replace("knows", "KNOWS")
+            .replace("ada", "Ada"),
+        ),
+        (QUERY, QUERY.replace(" ", "\n  ").replace("'", '"') + " ; "),
+        (QUERY, QUERY.replace("WHERE", "// why\nWHERE /* p.x */")),
+        (QUERY, "```cypher\n" + QUERY + "\n```"),
+        ("MATCH (p:Person) RETURN p", "match(x:Person)return x"),
+        ("MATCH (p:Person) RETURN p", "MATCH (`a b`:`Person`) RETURN `a b`"),
+        ("MATCH (n) RETURN count(n) AS count", "MATCH (n) RETURN COUNT(n) AS c"),
+        ("WITH [x IN xs | x.name] AS l RETURN l", "WITH [y IN zs | y.name] AS m RETURN m"),
+        ("MATCH (a {k: b}) RETURN a", "MATCH (c {k: d}) RETURN c"),
+        ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
+        (
+            "MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a",
+            "MATCH (c) WHERE exists{(c)-->(d)} RETURN c",
+        ),
+        ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
+        (
+            "CALL db.labels() YIELD label AS a RETURN a",
+            "CALL db.labels() YIELD label AS b RETURN b",
+        ),
+    ],
+)
+def test_same_query(left: str, right: str) -> None:
+    assert judge_cypher(left, right).kind == "correct"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (QUERY, QUERY.replace("Person", "person")),
+        (QUERY, QUERY.replace("KNOWS", "LIKES")),
+        (QUERY, QUERY.replace("p.age", "q.age")),
+        (QUERY, QUERY.replace("p.age", "p.Age")),
+        (QUERY, QUERY.replace("{name:", "{nick:")),
+        (QUERY, QUERY.replace("Ada", "Bob")),
+        (QUERY, QUERY.replace("->", "-")),
+        (QUERY, QUERY.replace("5", "6")),
+        (QUERY, QUERY + "; MATCH (n) DETACH DELETE n"),
+        ("MATCH (a), (b) RETURN a", "MATCH (a), (a) RETURN a"),
+        ("MATCH (n:A|B) RETURN n", "MATCH (n:A|C) RETURN n"),
+        ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(D|!B)&C) RETURN n"),
+        ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(A|!D)&C) RETURN n"),
+        ("MATCH (n:(A|!B)&C) RETURN n", "MATCH (n:(A|!B)&D) RETURN n"),
+        ("MATCH ()-[:A|:B]-() RETURN 1", "MATCH ()-[:A|:C]-() RETURN 1"),
+        ("MATCH (n) WHERE n:A RETURN n", "MATCH (n) WHERE n:B RETURN n"),
+        ("MATCH (n) WHERE n.x = $a RETURN n", "MATCH (n) WHERE n.x = $b RETURN n"),
+        ("RETURN apoc.text.join(x)", "RETURN apoc.text.Join(x)"),
+        ("RETURN apoc.text.join(x)", "RETURN other.text.join(x)"),
+        ("RETURN toLower(x)", "RETURN toUpper(x)"),
+        ("CALL db.labels() YIELD label RETURN label", "CALL db.labels() YIELD x RETURN x"),
+        ("CALL db.labels", "CALL dd.labels"),
+        ("SHOW INDEXES", "SHOW DATABASES"),
+        ("MATCH (n) RETURN COUNT { (n)-->() }", "MATCH (n) RETURN foo { (n)-->() }"),
+        ("RETURN '\\\\'", "RETURN '\\''"),
+        ("RETURN a.order", "RETURN a.limit"),
+        ("RETURN 'a'", "RETURN a"),
+        ("RETURN 1", "RETURN 1.0"),
+    ],
+)
+def test_different_queries(left: str, right: str) -> None:
+    assert judge_cypher(left, right).kind == "different"
+
+
+@pytest.mark.parametrize("text", ["", " \n", ";", "// nothing", "```\n```"])
+def test_empty(text: str) -> None:
+    assert judge_cypher(text, QUERY).kind == "empty"
+
+
+@pytest.mark.parametrize(
+    "text", ["RETURN 'a", "RETURN `a", "/* RETURN 1", "RETURN #", "a\0", "\ud800"]
+)
+def test_text_that_is_no_cypher(text: str) -> None:
+    assert judge_cypher(text, QUERY).kind == "did_not_tokenise"
+
+
+@pytest.mark.parametrize("text", ["", "RETURN 'a"])
+def test_a_reference_without_tokens_is_an_error(text: str) -> None:
+    with pytest.raises(EvaluationError, match="reference is empty or no Cypher"):
+        judge_cypher("RETURN 1", text)
+
+
+@pytest.mark.parametrize("piece", ["a.", "/*", "(", "{a:", "!", "'", ":a|", "`", "a ", "\\'", "$"])
+def test_hostile_repetition_is_quick(piece: str) -> None:
+    started = time.perf_counter()
+    judge_cypher(piece * (150_000 // len(piece)), QUERY)
+    judge_cypher("x" * 10_000_000, QUERY)
+    assert time.perf_counter() - started < 4
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.permutations(["a", "b", "c", "x_1", "name", "Zoë"]))
+def test_renaming_variables_consistently_changes_nothing(names: list[str]) -> None:
+    def query(p: str, q: str, r: str) -> str:
+        return (
+            f"MATCH ({p}:A {{name: {q}}})-[{r}:KNOWS]->({q}:B) "
+            f"WHERE {p}.c > {q}.a RETURN {r}, collect({q}.x_1) ORDER BY {p}.b"
+        )
+
+    assert normalise(query("a", "b", "c")) == normalise(query(*names[:3]))
+    assert normalise(query("a", "b", "c")) != normalise(query(names[0], names[1], names[0]))
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_gets_a_verdict(text: str) -> None:
+    kinds = {"correct", "empty", "different", "did_not_tokenise"}
+    assert judge_cypher(text, QUERY).kind in kinds

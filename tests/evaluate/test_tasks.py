@@ -1,0 +1,128 @@
+"""The registry: every task reaches its scorer with the right arguments, or says what is missing."""
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.records import Example, Task, Verdict
+from expertflow.evaluate.tasks import METRICS, score
+
+
+def _score(
+    task: Task,
+    prediction: str,
+    reference: str,
+    *,
+    record: Mapping[str, Any] | None = None,
+    fields: Mapping[str, str] | None = None,
+    artefacts: Mapping[str, Path] | None = None,
+) -> Verdict:
+    example = Example(document_id="d7", prompt="?", reference=reference, fields=dict(record or {}))
+    (verdict,) = score(
+        task,
+        examples=[example],
+        predictions=[prediction],
+        fields=fields or {},
+        artefacts=artefacts or {},
+    )
+    return verdict
+
+
+@pytest.fixture
+def databases(tmp_path: Path) -> dict[str, Path]:
+    paths = {"database": tmp_path / "a.db", "other": tmp_path / "b.db"}
+    for value, path in enumerate(paths.values()):
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE t (a)")
+            connection.execute("INSERT INTO t VALUES (?)", (value,))
+        connection.close()
+    return paths
+
+
+def test_every_task_but_the_loss_has_a_metric() -> None:
+    assert set(METRICS) == set(get_args(Task)) - {"held_out_loss"}
+
+
+@pytest.mark.parametrize(
+    ("task", "right", "wrong", "reference", "extra"),
+    [
+        ("cypher", "match (b) return b", "RETURN 1", "MATCH (a) RETURN a", {}),
+        ("typescript", "f()", "g()", "f();", {}),
+        (
+            "typescript",
+            "1 }",
+            "2 }",
+            "1; }",
+            {"fields": {"prefix": "head"}, "record": {"head": "function f() { return "}},
+        ),
+        ("final_answer", "#### 4.0", "#### 5", "2 + 2\n#### 4", {}),
+        ("exact_match", "a  b", "a", "a b", {}),
+        (
+            "json_schema",
+            "[1.0]",
+            "[2]",
+            "[1]",
+            {"fields": {"schema": "shape"}, "record": {"shape": '{"type": "array"}'}},
+        ),
+    ],
+)
+def test_each_task_judges(
+    task: Task, right: str, wrong: str, reference: str, extra: dict[str, Any]
+) -> None:
+    assert _score(task, right, reference, **extra).correct
+    assert not _score(task, wrong, reference, **extra).correct
+
+
+def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path]) -> None:
+    def verdict(prediction: str, **extra: Any) -> Verdict:
+        return _score("sql_execution", prediction, "SELECT a FROM t", artefacts=databases, **extra)
+
+    named: dict[str, Any] = {"fields": {"database": "db_id"}, "record": {"db_id": "other"}}
+    assert verdict("SELECT 0").correct
+    assert verdict("SELECT 1", **named).correct
+    assert not verdict("SELECT 0", **named).correct
+    named["record"] = {"db_id": "third"}
+    with pytest.raises(EvaluationError, match="document d7: there is no artefact 'third'"):
+        verdict("SELECT 0", **named)
+
+
+def test_verdicts_keep_the_order_of_examples() -> None:
+    examples = [
+        Example(document_id=f"d{i}", prompt="", reference=f"#### {i}", fields={}) for i in range(4)
+    ]
+    predictions = ["#### 0", "#### 9", "none", "#### 3"]
+    verdicts = score(
+        "final_answer", examples=examples, predictions=predictions, fields={}, artefacts={}
+    )
+    assert [v.kind for v in verdicts] == ["correct", "wrong_answer", "no_answer", "correct"]
+
+
+@pytest.mark.parametrize("task", sorted(METRICS))
+def test_no_examples_give_no_verdicts(task: Task) -> None:
+    assert score(task, examples=[], predictions=[], fields={}, artefacts={}) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "extra", "message"),
+    [
+        ("held_out_loss", {}, "has no scorer"),
+        ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
+        ("json_schema", {"fields": {"schema": "s"}}, "field 's'.*should hold text, found None"),
+        ("exact_match", {"fields": {"schema": "s"}}, "'exact_match' takes no fields"),
+        ("sql_execution", {}, "document d7: there is no artefact 'database'"),
+        ("final_answer", {}, "document d7: the reference has no number"),
+        ("typescript", {}, "document d7: the reference is not TypeScript"),
+    ],
+)
+def test_what_is_missing_is_named(task: Task, extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        _score(task, "x", "let let =", **extra)
+
+
+def test_examples_and_predictions_must_pair_up() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        score("exact_match", examples=[], predictions=["a"], fields={}, artefacts={})

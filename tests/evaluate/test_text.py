@@ -1,0 +1,112 @@
+"""Final numbers, whole answers, and answers inside a chatty reply."""
+
+import time
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.text import (
+    final_answer,
+    judge_exact_match,
+    judge_final_answer,
+    strip_code_fence,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("9 x 2 = 18\n#### 18", "18"),
+        ("#### 1\nno, wait\n#### 2", "2"),
+        ("#### 18.", "18"),
+        ("#### -3.50 degrees", "-3.5"),
+        ("#### \N{MINUS SIGN}3", "-3"),
+        ("#### $1,234.50", "1234.5"),
+        ("#### -$5", "-5"),
+        ("#### $-5", "-5"),
+        ("#### **70,000** dollars", "70000"),
+        ("####.5", "0.5"),
+        ("#### 50%\nThat is all 7 of them.", "50"),
+    ],
+)
+def test_final_answer_reads(text: str, value: str) -> None:
+    assert final_answer(text) == Decimal(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 18",
+        "### 18",
+        "#### eighteen",
+        "####\n18",
+        "#### 1,5",
+        "#### 12,34",
+        "#### 1/2",
+        "#### 1e5",
+        "#### 3:30",
+        "#### 2 3",
+        "#### -$-5",
+        "#### 5\n####",
+        "",
+    ],
+)
+def test_final_answer_does_not_guess(text: str) -> None:
+    assert final_answer(text) is None
+
+
+@settings(deadline=None)
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9)), st.text())
+def test_final_answer_reads_back_any_number(value: Decimal, before: str) -> None:
+    assert final_answer(f"{before}#### {value:,f}") == value
+
+
+def test_final_answer_kinds() -> None:
+    reference = "2 x 9\n#### 18"
+    assert judge_final_answer("so\n#### 18.00", reference).kind == "correct"
+    assert judge_final_answer("so\n#### 19", reference).kind == "wrong_answer"
+    assert judge_final_answer("so 18", reference).kind == "no_answer"
+    with pytest.raises(EvaluationError, match="no number after"):
+        judge_final_answer("#### 18", "18")
+
+
+@pytest.mark.parametrize(
+    "text", ["#### " + "9" * 1_000_000, "#### 1" + " " * 1_000_000 + "x", "#" * 1_000_000]
+)
+def test_final_answer_is_quick_on_hostile_text(text: str) -> None:
+    started = time.perf_counter()
+    final_answer(text)
+    assert time.perf_counter() - started < 1
+
+
+def test_exact_match_folds_whitespace_only() -> None:
+    assert judge_exact_match(" a\n\tb ", "a b").correct
+    assert judge_exact_match("A b", "a b").kind == "different"
+    assert judge_exact_match("ab", "a b").kind == "different"
+    assert judge_exact_match(" \n", "a b").kind == "empty"
+
+
+@settings(deadline=None)
+@given(st.text(), st.text())
+def test_exact_match_agrees_with_itself_and_is_symmetric(left: str, right: str) -> None:
+    assert judge_exact_match(left, left).correct
+    assert judge_exact_match(left, right).correct == judge_exact_match(right, left).correct
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("SELECT 1", "SELECT 1"),
+        ("```sql\nSELECT 1\n```", "SELECT 1\n"),
+        ("Here it is:\n```\nSELECT 1\n```\nIt counts.", "SELECT 1\n"),
+        ("```sql\nSELECT 1", "SELECT 1"),
+        ("```\na\n```\nor\n```\nb\n```", "a\n"),
+        ("`SELECT 1`", "`SELECT 1`"),
+        ("a ```b``` c", "a ```b``` c"),
+    ],
+)
+def test_strip_code_fence(text: str, content: str) -> None:
+    assert strip_code_fence(text) == content

@@ -1,0 +1,117 @@
+"""Syntax trees: what may differ, what may not, and what does not parse."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.typescript import judge_typescript, syntax
+
+FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; };"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (FUNCTION, FUNCTION.replace("'", '"').replace(";", "")),
+        (FUNCTION, FUNCTION.replace("{", "{\n  // why\n ").replace("=>", "/* x */ =>")),
+        ("let a = 'it\\'s'", 'let a = "it\'s"'),
+        ("f(a, b)", "f(a, b,)"),
+        ("[1, 2]", "[1, 2,];"),
+        ("let x = {a, b}", "let x = {a, b,}"),
+        ("import {A} from 'a'", "import {A,} from 'a';"),
+        ("type T = {a: string; b: number}", "type T = {\n a: string,\n b: number,\n}"),
+        ("interface I { a: string; f(): void }", "interface I {\n a: string\n f(): void\n}"),
+        ("class C { a = 1; b() {}; }", "class C {\n a = 1\n b() {}\n}"),
+        ("function f() { return 1;; }", "function f() { return 1 }"),
+        ("switch (a) { case 1: f();; }", "switch (a) { case 1: f() }"),
+        ("type P = [A, B]", "type P = [A, B,]"),
+    ],
+)
+def test_same_program(left: str, right: str) -> None:
+    assert judge_typescript(left, reference=right).kind == "correct"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("a + b", "b + a"),
+        ("let a = 1", "const a = 1"),
+        ("let a: A", "let a: B"),
+        ("let a = 'b'", "let a = b"),
+        ("let a = 'b'", "let a = `b`"),
+        ("let a = 'b '", "let a = 'b'"),
+        ("let a = `b  c`", "let a = `b c`"),
+        (r"let a = '\\'", r"let a = '\''"),
+        ("let a = [1,,]", "let a = [1,]"),
+        ("let a = [,]", "let a = []"),
+        ("function f() { return x }", "function f() {\n return\n x }"),
+        ("if (a) b()", "if (a); b()"),
+        ("f(a)", "f\n;(a)"),
+        ("let a = 1, b", "let a = 1; b"),
+    ],
+)
+def test_different_programs(left: str, right: str) -> None:
+    assert judge_typescript(left, reference=right).kind == "different"
+
+
+@pytest.mark.parametrize(
+    "code", ["let = =", "function f( {", "", "  \n", "let a = 'x", "f(" * 50_000, "a" * 300_000]
+)
+def test_no_program(code: str) -> None:
+    assert judge_typescript(code, reference="a").kind == "did_not_parse"
+
+
+@pytest.mark.parametrize("code", ["let a\0 = 1", "let a\ud800 = 1", "@@@@", "\x00" * 9, "<<<>>>"])
+def test_hostile_characters_are_no_program(code: str) -> None:
+    assert judge_typescript(code, reference="a").kind == "did_not_parse"
+
+
+def test_deep_nesting_does_not_exhaust_the_stack() -> None:
+    deep = "1+" * 40_000 + "1"
+    assert judge_typescript(deep, reference=deep + ";").correct
+    blocks = "{" * 20_000 + "}" * 20_000
+    assert judge_typescript(blocks, reference="a").kind == "different"
+
+
+def test_the_parts_of_a_loop_are_told_apart() -> None:
+    heads = [";;", "a;;", ";a;", ";;a", "a;a;", "a;;a", ";a;a", "a;a;a", "let a;;", "let a;a;"]
+    trees = [syntax(f"for ({head}) {{}}") for head in heads]
+    assert None not in trees
+    assert all(trees.index(tree) == index for index, tree in enumerate(trees))
+
+
+def test_jsx_and_casts_both_parse() -> None:
+    assert judge_typescript("let a = <B c='d' />;", reference='let a = <B c="d" />').correct
+    assert judge_typescript("let a = <B>c;", reference="let a = <B>c").correct
+
+
+def test_fence_and_prose_are_ignored() -> None:
+    assert judge_typescript(f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", reference=FUNCTION).correct
+
+
+def test_prefix_makes_a_completion_a_program() -> None:
+    prefix = "function f(a: number) {\n  return "
+    assert judge_typescript("a + 1\n}", reference="a+1; }", prefix=prefix).correct
+    assert judge_typescript("a + 2\n}", reference="a+1; }", prefix=prefix).kind == "different"
+    assert judge_typescript(" ", reference="a+1; }", prefix=prefix).kind == "did_not_parse"
+    with pytest.raises(EvaluationError, match=r"evaluation\.fields\.prefix"):
+        judge_typescript("a + 1\n}", reference="a+1; }")
+
+
+names = st.from_regex(r"\A[a-h]{1,3}\Z").filter(lambda name: name not in ("as", "do"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(names, min_size=1, max_size=5), st.sampled_from([";\n", "\n", " ;  // x\n"]))
+def test_layout_never_counts_and_names_always_do(words: list[str], end: str) -> None:
+    tight = "".join(f"f({word});" for word in words)
+    loose = "".join(f"f( {word},\n){end}" for word in words)
+    assert syntax(tight) == syntax(loose)
+    assert syntax(tight) != syntax(tight.replace(f"({words[0]})", "(zzz)", 1))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text())
+def test_any_text_gets_a_verdict(text: str) -> None:
+    assert judge_typescript(text, reference="a").kind in {"correct", "did_not_parse", "different"}

@@ -1,0 +1,245 @@
+"""Records of a made-up but consistent run on a rented GPU, and series for any run."""
+
+import math
+from dataclasses import replace
+
+from made_up_series import GPU
+
+from expertflow.data.records import DatasetManifest, DatasetSource, DocumentsRecord, ShardPlan
+from expertflow.evaluate.records import (
+    EvaluationRecord,
+    EvaluationSample,
+    EvaluationSide,
+    TaskScore,
+)
+from expertflow.export.records import ExportRecord
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.records import CostPlan, LoraSpec, ModelFacts, Reason, TrainPlan
+from expertflow.report.records import AcceptanceRule, ReportSpec
+from expertflow.stage.records import StagingRecord
+from expertflow.tokens.records import LengthChoice, LengthHistogram, PackedSplit, PackingRecord
+from expertflow.train.records import (
+    EpochSummary,
+    EvalPoint,
+    ModelRecord,
+    TimeSpent,
+    TrainingRecord,
+)
+
+N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
+TOKENS_PER_STEP = 53_400
+
+
+def make_spec(preset: str) -> ReportSpec:
+    return ReportSpec(
+        expert="expert-sql",
+        preset=preset,
+        description="Turns a question about a database into the SQL that answers it.",
+        acceptance=(
+            AcceptanceRule(path="evaluation.delta.value_fraction", op=">", value=0.1),
+            AcceptanceRule(path="throughput.mfu_fraction", op=">=", value=0.25),
+            AcceptanceRule(path="cost.usd", op="<=", value=3.0),
+        ),
+    )
+
+
+def make_datasets(preset: str) -> DatasetManifest:
+    hub = DatasetSource(
+        name="text-to-sql", kind="hub", revision="8f2c1d77a0", licence="CC-BY-4.0", n_files=4,
+        n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32, experts=("expert-sql",),
+    )  # fmt: skip
+    generated = DatasetSource(
+        name="generated-shops", kind="generated", revision=None, licence="CC0-1.0", n_files=1,
+        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, experts=("expert-sql",),
+    )  # fmt: skip
+    sources = (generated,) if preset == "demo" else (hub, generated)
+    return DatasetManifest(
+        expert="expert-sql",
+        preset=preset,
+        sources=sources,
+        shards=tuple(ShardPlan(source=s.name, shard="00000", index=0, n_shards=1) for s in sources),
+    )
+
+
+def make_documents() -> DocumentsRecord:
+    return DocumentsRecord(
+        expert="expert-sql", keep_path="results/expert-sql/keep.arrow", sha256="1a" * 32,
+        n_records=22_000, n_rejected=412, n_documents=21_588, n_train=19_800, n_held_out=200,
+        n_dropped_by_reason={"duplicate": 1_371, "near duplicate of held-out": 217},
+        n_rejected_by_reason={"empty answer": 380, "not UTF-8": 32},
+    )  # fmt: skip
+
+
+def make_model() -> ModelRecord:
+    facts = ModelFacts(
+        n_layers=28, hidden_size=1024, n_heads=16, n_kv_heads=8, head_dim=128,
+        intermediate_size=3072, vocab_size=151_936, tie_word_embeddings=True, model_type="qwen3",
+    )  # fmt: skip
+    return ModelRecord(
+        name="Qwen/Qwen3-0.6B", kind="hub", revision="c1899de289", path="results/models/qwen3",
+        licence="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
+        tokenizer_sha256="3c" * 32, weights_sha256="4d" * 32,
+    )  # fmt: skip
+
+
+def make_packing() -> PackingRecord:
+    edges = tuple(range(0, 1_601, 64))
+    shape = [math.exp(-(math.log((e + 32) / 330) ** 2) / 0.55) for e in edges[:-1]]
+    counts = tuple(round(19_800 * s / sum(shape)) for s in shape)
+    train = PackedSplit(
+        path="packed/train.arrow", sha256="5e" * 32, n_documents=19_800, n_documents_split=99,
+        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=48_060_000,
+        n_tokens=48_060_000, n_tokens_dropped=0, n_supervised_tokens=15_900_000,
+        n_target_tokens=15_900_000, n_padding_tokens=870_000, n_sequences=23_892,
+        n_sequences_lower_bound=23_467, sum_len_sq=24_510_600_000,
+    )  # fmt: skip
+    return PackingRecord(
+        expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
+        length_reason="the shortest of the choices that holds 99 % of documents whole", seed=1,
+        engine="tokenizers", engine_version="0.22.1", tokenizer_sha256="3c" * 32, train=train,
+        held_out=replace(train, path="packed/held_out.arrow", n_documents=200),
+        histogram=LengthHistogram(
+            edges=edges, counts=counts, p50=341, p90=796, p99=1_388, max=1_591
+        ),
+        choices=(
+            LengthChoice(sequence_length_tokens=1_536, n_over_long_documents=99,
+                         n_over_long_tokens=4_100, n_sequences=23_892, fill_fraction=0.982),
+        ),
+    )  # fmt: skip
+
+
+def make_plan() -> TrainPlan:
+    gpu = GpuFacts(
+        name=GPU, memory_total_bytes=80_000_000_000, compute_capability="9.0",
+        peak_bf16_flops_per_s=989.5e12, peak_fp16_flops_per_s=989.5e12,
+        peak_tf32_flops_per_s=494.5e12, peak_bandwidth_bytes_per_s=3.35e12, power_limit_w=700.0,
+        source="NVIDIA H100 datasheet",
+    )  # fmt: skip
+    return TrainPlan(
+        expert="expert-sql", method="lora",
+        lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
+                      use_rslora=False),
+        hardware="h100-sxm", gpu=gpu, world_size=1, micro_batch_size=16, n_accumulation_steps=2,
+        global_batch_sequences=32, sequence_length_tokens=1_536, n_sequences=23_892,
+        n_steps=N_STEPS, n_steps_per_epoch=STEPS_PER_EPOCH, n_epochs=2.0, n_warmup_steps=180,
+        learning_rate=2e-4, lr_scheduler_type="cosine", weight_decay=0.01, max_grad_norm=1.0,
+        adam_beta1=0.9, adam_beta2=0.999, optim="adamw", precision="bf16", use_tf32=True,
+        attention="flash", checkpoint_activations=False, save_steps=300, save_every_minutes=10.0,
+        save_total_limit=2, eval_steps=EVAL_EVERY, logging_steps=10, n_threads=None,
+        collection_interval_seconds=1.0, track_per_step_metrics=True, seed=42,
+        n_params_total=600_637_440, n_params_trainable=4_587_520, flops_per_token_model=2.62e9,
+        flops_per_token_hardware=2.62e9,
+        flops_convention="useful tokens; causal block-diagonal attention; embedding lookup 0",
+        predicted_tokens=96_120_000, predicted_peak_bytes=63_000_000_000,
+        predicted_peak_reason="weights + optimizer + activations without checkpointing + 8 %",
+        cost=CostPlan(
+            price_usd_per_hour=2.49, price_as_of="2026-05", predicted_hours=0.82,
+            predicted_hours_low=0.66, predicted_hours_high=1.20, predicted_usd=2.03,
+            predicted_usd_low=1.64, predicted_usd_high=2.99,
+            reason="prior: 20 to 45 % of the peak, no measurement yet",
+        ),
+        reasons=(
+            Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB"),
+            Reason(setting="warmup_steps", value="180", because="10 % of 1,800 steps"),
+        ),
+    )  # fmt: skip
+
+
+def make_staging() -> StagingRecord:
+    return StagingRecord(
+        expert="expert-sql", key="6f" * 16, source="results/expert-sql/packed",
+        source_sha256="5e" * 32, target="/scratch/expertflow/6f6f", n_bytes=391_000_000,
+        n_bytes_copied=391_000_000, reason="the source is a network disk",
+        copy_bytes_per_s=1.1e9,
+    )  # fmt: skip
+
+
+def make_training() -> TrainingRecord:
+    time = TimeSpent(
+        wall_s=2_712.0, startup_s=61.0, data_wait_s=21.4, h2d_s=5.1, train_s=2_489.0,
+        forward_s=812.0, backward_s=1_545.0, optimizer_s=132.0, checkpoint_s=56.9, eval_s=75.6,
+        other_s=3.0, gpu_idle_s=140.0,
+    )  # fmt: skip
+    points = tuple(
+        EvalPoint(step=s, loss=0.53 + 1.2 * math.exp(-s / 420), n_target_tokens=161_000,
+                  eval_s=EVAL_S)
+        for s in range(0, N_STEPS + 1, EVAL_EVERY)
+    )  # fmt: skip
+    epochs = (
+        EpochSummary(epoch=1, steps=900, loss_mean=0.86, eval_loss=points[3].loss,
+                     tokens=48_060_000, seconds=1_258.0, tokens_per_s=38_203.5),
+        EpochSummary(epoch=2, steps=900, loss_mean=0.54, eval_loss=points[6].loss,
+                     tokens=48_060_000, seconds=1_257.0, tokens_per_s=38_233.9),
+    )  # fmt: skip
+    return TrainingRecord(
+        expert="expert-sql", fingerprint="7a" * 32, status="finished",
+        started_at="2026-06-14T09:12:44Z", method="lora", base_model="Qwen/Qwen3-0.6B",
+        device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
+        activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
+        seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
+        n_epochs=2.0, n_tokens=96_120_000, n_target_tokens=31_800_000, n_padding_tokens=1_740_000,
+        loss_first=2.10, loss_last=0.53, eval_points=points, epoch_summaries=epochs, time=time,
+        n_sessions=2, resumed_at_steps=(600,), n_saves=6,
+        peak_memory_allocated_bytes=58_900_000_000, peak_memory_reserved_bytes=61_500_000_000,
+        peak_host_rss_bytes=9_800_000_000, packing_sha256="2b" * 32, weights_sha256="8b" * 32,
+        checkpoint_path="results/expert-sql/checkpoint",
+        steps_path="results/expert-sql/steps.jsonl", gpu_path="results/expert-sql/gpu.jsonl",
+        versions={"torch": "2.9.1+cu128", "transformers": "5.23.0", "peft": "0.18.0"},
+        unavailable={},
+    )  # fmt: skip
+
+
+def make_evaluation(*, before: tuple[int, float], after: tuple[int, float]) -> EvaluationRecord:
+    prompt = (
+        "CREATE TABLE orders (id INTEGER, customer TEXT, total REAL, placed DATE);\n"
+        "How much did each customer spend in 2024, highest first?"
+    )
+    reference = (
+        "SELECT customer, SUM(total) AS spent FROM orders\n"
+        "WHERE placed BETWEEN '2024-01-01' AND '2024-12-31'\n"
+        "GROUP BY customer ORDER BY spent DESC;"
+    )
+    right = EvaluationSample(
+        document_id="d1" * 8, prompt=prompt, reference=reference,
+        before="SELECT * FROM orders orders orders", after=reference,
+        kind_before="syntax_error", kind_after="correct",
+    )  # fmt: skip
+    wrong = EvaluationSample(
+        document_id="d2" * 8, prompt=prompt.replace("highest first", "lowest first"),
+        reference=reference.replace("DESC", "ASC"), before="The table has four columns.",
+        after=reference, kind_before="syntax_error", kind_after="wrong_result",
+    )  # fmt: skip
+    return EvaluationRecord(
+        expert="expert-sql", task="sql_execution", before=_side(*before), after=_side(*after),
+        n_held_out_documents=200, n_documents_shared_with_training=0, samples=(right, wrong),
+        wall_s=188.0,
+    )  # fmt: skip
+
+
+def _side(n_correct: int, loss: float) -> EvaluationSide:
+    n = 200
+    wrong = n - n_correct
+    score = TaskScore(
+        metric="execution_accuracy", n_examples=n, n_correct=n_correct,
+        value_fraction=n_correct / n, ci95=_wilson(n_correct, n),
+        n_by_kind={"correct": n_correct, "wrong_result": wrong // 2,
+                   "syntax_error": wrong - wrong // 2},
+    )  # fmt: skip
+    return EvaluationSide(
+        held_out_loss=loss, perplexity=math.exp(loss), n_target_tokens=161_000, score=score,
+        generation_s=74.0,
+    )  # fmt: skip
+
+
+def _wilson(n_correct: int, n: int) -> tuple[float, float]:
+    z, p = 1.959964, n_correct / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), centre + half
+
+
+def make_export() -> ExportRecord:
+    return ExportRecord(
+        expert="expert-sql", path="results/expert-sql/merged", dtype="bfloat16", merged=True,
+        max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
+    )  # fmt: skip

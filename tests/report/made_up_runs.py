@@ -1,0 +1,108 @@
+"""The made-up run in two variants: a rented GPU (simulated) and a laptop CPU (demo preset)."""
+
+from dataclasses import replace
+
+import made_up_records as pieces
+import made_up_series as series
+
+from expertflow.plan.records import CostPlan
+from expertflow.report.inputs import ReportInputs
+from expertflow.train.records import (
+    NOT_ON_CPU,
+    EpochSummary,
+    EvalPoint,
+    TimeSpent,
+)
+
+PROVENANCE = {
+    "git": "3f9c2ab0d1 (clean)",
+    "lockfile_sha256": "9d" * 32,
+    "input_sha256": {"documents.json": "1a" * 32, "packing.json": "2b" * 32},
+    "command": "snakemake --cores 8 results/expert-sql/report.json",
+    "host_hash": "c0ffee",
+}
+
+
+def make_gpu_inputs() -> ReportInputs:
+    return ReportInputs(
+        spec=pieces.make_spec("full"),
+        datasets=pieces.make_datasets("full"),
+        documents=pieces.make_documents(),
+        model=pieces.make_model(),
+        packing=pieces.make_packing(),
+        plan=pieces.make_plan(),
+        staging=pieces.make_staging(),
+        training=pieces.make_training(),
+        monitor=series.make_monitor(),
+        evaluation=pieces.make_evaluation(before=(9, 1.874), after=(122, 0.566)),
+        export=pieces.make_export(),
+        steps=series.make_steps(
+            n_steps=pieces.N_STEPS, step_s=pieces.STEP_S, tokens=pieces.TOKENS_PER_STEP, seed=1
+        ),
+        samples=series.make_gpu_samples(),
+    )
+
+
+def make_cpu_inputs() -> ReportInputs:
+    """The same expert from the demo preset: 60 steps on two cores, no price, no GPU."""
+    gpu = make_gpu_inputs()
+    time = TimeSpent(
+        wall_s=96.0, startup_s=6.1, data_wait_s=0.3, h2d_s=None, train_s=81.2, forward_s=27.4,
+        backward_s=50.1, optimizer_s=3.7, checkpoint_s=0.9, eval_s=5.2, other_s=2.3,
+        gpu_idle_s=None,
+    )  # fmt: skip
+    training = replace(
+        gpu.training,
+        base_model="builtin:tiny-qwen3", device="cpu", gpu_name=None, precision="fp32",
+        attention="sdpa", activated=("packing", "sdpa"), n_threads=2, method="full",
+        n_params_total=1_312_640, n_params_trainable=1_312_640, n_steps=60, n_epochs=2.0,
+        n_tokens=60 * 7_900, n_target_tokens=60 * 2_600, n_padding_tokens=60 * 292,
+        loss_first=6.21, loss_last=1.92, time=time, n_sessions=1, resumed_at_steps=(), n_saves=1,
+        eval_points=(
+            EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
+            EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
+        ),
+        epoch_summaries=(
+            EpochSummary(epoch=1, steps=30, loss_mean=4.4, eval_loss=3.05, tokens=237_000,
+                         seconds=44.1, tokens_per_s=5_374.1),
+            EpochSummary(epoch=2, steps=30, loss_mean=2.5, eval_loss=2.11, tokens=237_000,
+                         seconds=43.5, tokens_per_s=5_448.3),
+        ),
+        peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
+        peak_host_rss_bytes=1_210_000_000,
+        unavailable={
+            "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
+            "peak_memory_allocated_bytes": NOT_ON_CPU, "peak_memory_reserved_bytes": NOT_ON_CPU,
+        },
+    )  # fmt: skip
+    plan = replace(
+        gpu.plan,
+        method="full", lora=None, hardware="cpu", gpu=None, n_steps=60, n_steps_per_epoch=30,
+        n_warmup_steps=6, n_epochs=2.0, precision="fp32", use_tf32=False, micro_batch_size=8,
+        n_accumulation_steps=2, global_batch_sequences=16, sequence_length_tokens=512,
+        n_params_total=1_312_640, n_params_trainable=1_312_640, flops_per_token_model=8.4e6,
+        flops_per_token_hardware=8.4e6, predicted_tokens=474_000, predicted_peak_bytes=None,
+        predicted_peak_reason="memory is predicted for CUDA devices only",
+        cost=CostPlan(
+            price_usd_per_hour=None, price_as_of=None, predicted_hours=None,
+            predicted_hours_low=None, predicted_hours_high=None, predicted_usd=None,
+            predicted_usd_low=None, predicted_usd_high=None,
+            reason="no speed is known for this CPU",
+        ),
+    )  # fmt: skip
+    return replace(
+        gpu,
+        spec=pieces.make_spec("demo"),
+        datasets=pieces.make_datasets("demo"),
+        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
+                      licence=None),
+        plan=plan,
+        training=training,
+        packing=replace(gpu.packing, sequence_length_tokens=512),
+        staging=replace(gpu.staging, target=None, n_bytes_copied=None, copy_bytes_per_s=None,
+                        reason="no scratch disk is configured; rows are read where they are"),
+        monitor=series.make_cpu_monitor(),
+        evaluation=pieces.make_evaluation(before=(0, 6.203), after=(37, 2.11)),
+        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
+        samples=series.make_cpu_samples(),
+    )  # fmt: skip

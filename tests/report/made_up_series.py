@@ -1,0 +1,100 @@
+"""What a made-up run leaves behind over time: steps, hardware samples, and their summary."""
+
+import math
+import random
+
+from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.train.records import (
+    StepRecord,
+)
+
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def make_steps(*, n_steps: int, step_s: float, tokens: int, seed: int) -> tuple[StepRecord, ...]:
+    """Steps with a falling, noisy loss and a pause after each evaluation."""
+    chance = random.Random(seed)
+    elapsed_s, steps = 30.0 if n_steps > 100 else 6.1, []
+    floor, height = (0.53, 1.57) if n_steps > 100 else (1.8, 4.4)
+    for step in range(1, n_steps + 1):
+        took_s = step_s * chance.uniform(0.97, 1.04)
+        elapsed_s += took_s
+        loss = floor + height * math.exp(-4.5 * step / n_steps * 1.6) + chance.gauss(0, 0.02)
+        steps.append(
+            StepRecord(
+                step=step, epoch=2 * step / n_steps, loss=loss, learning_rate=2e-4,
+                grad_norm=chance.uniform(0.4, 1.1), n_tokens=tokens, n_target_tokens=tokens // 3,
+                step_s=took_s, data_wait_s=0.012, elapsed_s=elapsed_s,
+            )
+        )  # fmt: skip
+        if step % (n_steps // 6) == 0:
+            elapsed_s += 20.0 if n_steps > 100 else 1.0
+    return tuple(steps)
+
+
+def _stats(mean: float, spread: float) -> Stats:
+    return Stats(
+        mean=mean, min=mean - 2 * spread, max=mean + spread, p5=mean - spread, p50=mean,
+        p95=mean + spread / 2,
+    )  # fmt: skip
+
+
+def make_monitor() -> MonitorRecord:
+    return MonitorRecord(
+        configured_interval_s=1.0, effective_interval_s=1.01, n_samples=2_680, simulated=True,
+        gpu_name=GPU, driver="580.65", memory_total_bytes=80_000_000_000, power_limit_w=700.0,
+        energy_j=1.47e6, any_kernel_percent=_stats(93.0, 6.0),
+        memory_used_bytes=_stats(62.2e9, 0.1e9), temperature_c=_stats(67.0, 2.0),
+        power_w=_stats(612.0, 40.0), cpu_percent=_stats(14.0, 3.0),
+        ram_used_bytes=_stats(31e9, 1e9), assessment=("the card was busy",), unavailable={},
+    )  # fmt: skip
+
+
+def make_cpu_monitor() -> MonitorRecord:
+    no_gpu = "no NVIDIA driver was found"
+    missing = ("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "energy_j",
+               "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w")  # fmt: skip
+    return MonitorRecord(
+        configured_interval_s=1.0, effective_interval_s=1.0, n_samples=96, simulated=False,
+        gpu_name=None, driver=None, memory_total_bytes=None, power_limit_w=None, energy_j=None,
+        any_kernel_percent=None, memory_used_bytes=None, temperature_c=None, power_w=None,
+        cpu_percent=_stats(92.0, 4.0), ram_used_bytes=_stats(3.1e9, 0.2e9), assessment=(),
+        unavailable=dict.fromkeys(missing, no_gpu),
+    )  # fmt: skip
+
+
+def make_gpu_samples() -> tuple[GpuSample, ...]:
+    chance = random.Random(3)
+    samples = []
+    for second in range(0, 2_680, 2):
+        pause = second < 31 or 0 <= (second - 30) % 437 - 417 < 18
+        samples.append(
+            GpuSample(
+                elapsed_s=float(second),
+                utilization_percent=12.0 if pause else chance.uniform(94, 97),
+                memory_used_bytes=0 if second < 20 else 62_200_000_000,
+                temperature_c=62 + 6 * (1 - math.exp(-second / 240)) - (3 if pause else 0),
+                power_w=180.0 if pause else chance.gauss(612, 12),
+                energy_j=548.0 * second,
+                cpu_percent=chance.uniform(10, 18),
+                ram_used_bytes=31_000_000_000,
+            )
+        )
+    return tuple(samples)
+
+
+def make_cpu_samples() -> tuple[GpuSample, ...]:
+    chance = random.Random(4)
+    return tuple(
+        GpuSample(
+            elapsed_s=float(second),
+            utilization_percent=None,
+            memory_used_bytes=None,
+            temperature_c=None,
+            power_w=None,
+            energy_j=None,
+            cpu_percent=chance.uniform(88, 97) if second > 6 else 40.0,
+            ram_used_bytes=3_100_000_000 + 2_000_000 * min(second, 40),
+        )
+        for second in range(96)
+    )

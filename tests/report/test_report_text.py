@@ -1,0 +1,92 @@
+"""Numbers for people, the terminal summary, and the comparison of experts."""
+
+import doctest
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from expertflow.report import format as f
+from expertflow.report import reasons
+from expertflow.report.compare import build_index, render_index
+from expertflow.report.summary import print_summary, summary_rows
+from expertflow.report.view import time_parts
+
+Report = dict[str, Any]
+PLACES = {"json_path": Path("r/report.json"), "html_path": Path("r/report.html")}
+
+
+@pytest.mark.parametrize("module", [f, reasons])
+def test_examples_in_docstrings(module: Any) -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0 and outcome.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f.duration(89.9), "90 s"),
+        (f.duration(90), "1.5 min"),
+        (f.size(61.5e9), "61.5 GB"),
+        (f.size(12), "12 B"),
+        (f.signed_percent(-0.081), "\u22128.1 %"),
+        (f.signed(-0.0001, 2), "0.00"),
+        (f.signed(0, 0), "0"),
+        (f.flops(989.5e12), "990 TFLOP/s"),
+        (f.short(999.96e6), "1.00G"),
+        (f.energy(1.47e6), "0.41 kWh"),
+        (f.percent(0), "0 %"),
+    ],
+)
+def test_numbers(text: str, expected: str) -> None:
+    assert text.replace(f.NBSP, " ") == expected
+
+
+def test_bar_fills_the_wall_time(gpu_report: Report, cpu_report: Report) -> None:
+    for report in (gpu_report, cpu_report):
+        assert sum(part.fraction for part in time_parts(report)) == pytest.approx(1.0, abs=0.01)
+
+
+def test_summary_has_ten_lines(gpu_report: Report, cpu_report: Report) -> None:
+    for report in (gpu_report, cpu_report):
+        assert len(summary_rows(report, **PLACES)) == 10
+
+
+def test_summary_says_what_matters(cpu_report: Report) -> None:
+    stream = io.StringIO()
+    print_summary(cpu_report, **PLACES, console=Console(file=stream, width=200))
+    text = stream.getvalue().replace(f.NBSP, " ")
+    for part in ("Yes.", "0.0 % -> 18.5 %", "6.203 -> 2.110", "not measured", "r/report.html"):
+        assert part in text
+
+
+def test_summary_does_not_read_markup(cpu_report: Report) -> None:
+    cpu_report["run"]["expert"] = "[red]x[/red] [/nonsense]"
+    stream = io.StringIO()
+    print_summary(cpu_report, **PLACES, console=Console(file=stream, width=200))
+    assert "[red]x[/red] [/nonsense]" in stream.getvalue()
+
+
+def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> None:
+    cpu_report["run"]["expert"] = "an-expert"
+    index = build_index([gpu_report, cpu_report])
+    first, second = index["experts"]
+    assert (first["expert"], second["expert"]) == ("an-expert", "expert-sql")
+    assert second["after_fraction"] == 0.61 and second["usd"] == gpu_report["cost"]["usd"]
+    assert first["usd"] is None and "price" in first["unavailable"]["usd"]
+
+
+def test_index_page(gpu_report: Report, cpu_report: Report) -> None:
+    cpu_report["run"]["expert"] = "<b>&"
+    page = render_index(build_index([gpu_report, cpu_report]))
+    assert 'href="expert-sql/report.html"' in page and "2 of 2 learned" in page
+    assert "&lt;b&gt;&amp;" in page and "<b>&" not in page
+    assert "demo preset" in page
+    assert not re.findall(r"https?://|<script", page)
+
+
+def test_index_of_nothing() -> None:
+    assert "No expert has a report yet" in render_index(build_index([]))

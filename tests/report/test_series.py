@@ -1,0 +1,52 @@
+"""Thinning of series for drawing."""
+
+from dataclasses import replace
+
+import pytest
+
+from expertflow.report import series
+from expertflow.report.inputs import ReportInputs
+
+
+def test_envelope_keeps_extremes() -> None:
+    values = [(float(x), float(x % 7)) for x in range(10_000)]
+    points = series.envelope(values, n_bins=100)
+    assert len(points) == 100
+    assert min(p.low for p in points) == 0 and max(p.high for p in points) == 6
+    assert all(p.low <= p.y <= p.high for p in points)
+
+
+def test_short_series_are_not_thinned() -> None:
+    points = series.envelope([(1.0, 5.0), (2.0, None), (3.0, 7.0)])
+    assert [(p.x, p.y) for p in points] == [(1.0, 5.0), (3.0, 7.0)]
+    assert series.envelope([]) == []
+
+
+def test_pauses_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
+    rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps)]
+    assert max(rates) == pytest.approx(53_400 / 1.38, rel=0.03)
+    assert min(rates) < 0.6 * max(rates)
+
+
+def test_resumed_clock_does_not_go_backwards(cpu_inputs: ReportInputs) -> None:
+    steps = list(cpu_inputs.steps[:3])
+    steps[2] = replace(steps[2], elapsed_s=1.0)
+    assert series.durations_s(steps)[2] == steps[2].step_s
+
+
+def test_steps_between_kept_lines_do_not_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
+    rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps[::10])]
+    assert min(rates) == pytest.approx(53_400 / 1.38, rel=0.06)
+
+
+def test_evaluation_before_training_comes_first(cpu_inputs: ReportInputs) -> None:
+    points = [replace(cpu_inputs.training.eval_points[0], step=0)]
+    (span,) = series.evaluation_spans(cpu_inputs.steps, points)
+    first = cpu_inputs.steps[0]
+    assert span.end_s == pytest.approx(first.elapsed_s - first.step_s)
+
+
+def test_evaluations_follow_their_step(cpu_inputs: ReportInputs) -> None:
+    first, _ = series.evaluation_spans(cpu_inputs.steps, cpu_inputs.training.eval_points)
+    assert first.start_s == cpu_inputs.steps[29].elapsed_s
+    assert first.end_s - first.start_s == pytest.approx(2.6)

@@ -1,0 +1,127 @@
+"""The house rules, read off the imports: data flows one way, and heavy packages have one door."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "workflow" / "scripts"
+# From the ground up. A room imports rooms on lower floors only.
+FLOORS = [
+    {"core"},
+    {"data", "hardware", "stage"},
+    {"tokens"},
+    {"plan"},
+    {"train"},
+    {"evaluate"},
+    {"export"},
+    {"report"},
+    {"config"},
+]
+FLOOR_OF = {room: i for i, floor in enumerate(FLOORS) for room in floor}
+# What a room may import of the rooms below it, besides their records.
+PUBLIC = {
+    "data.render",
+    "data.documents",
+    "tokens.engine",
+    "tokens.tokenise",
+    "tokens.arrow",
+    "stage.copy",
+    "hardware.monitor",
+    "hardware.probe",
+    "plan.flops",
+    "train.model",
+    "train.heldout",
+}
+# The Snakefile's own room resolves settings and locks sources, so it reaches into data.
+CONFIG_MAY_USE = {"data.lock", "data.find"}
+DOORS = {
+    "torch": ("train/", "export/", "evaluate/generate.py", "evaluate/expert.py"),
+    "pynvml": ("hardware/nvml.py",),
+    "altair": ("report/charts.py",),
+}
+FILES = sorted((ROOT / "expertflow").rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            if node.module.startswith("expertflow"):
+                names |= {f"{node.module}.{a.name}" for a in node.names}
+    return names
+
+
+def project_imports(path: Path) -> set[str]:
+    """Give the imported project modules as room.module."""
+    result = set()
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "expertflow" and ROOT.joinpath(*parts).with_suffix(".py").is_file():
+            result.add(".".join(parts[1:]))
+    return result
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_imports_run_downward(path: Path) -> None:
+    room = path.relative_to(ROOT / "expertflow").parts[0]
+    for module in project_imports(path):
+        other = module.split(".")[0]
+        if other in (room, "core"):
+            continue
+        assert room != "core", f"core imports {module}"
+        assert FLOOR_OF[other] < FLOOR_OF[room], f"{path} imports {module}: not downward"
+        allowed = module.endswith(".records") or module in PUBLIC
+        if room == "config":
+            allowed |= module in CONFIG_MAY_USE
+        assert allowed, f"{path} imports {module}, which is private to its room"
+
+
+@pytest.mark.parametrize("package", sorted(DOORS))
+def test_heavy_packages_have_one_door(package: str) -> None:
+    for path in FILES:
+        if any(name.split(".")[0] == package for name in imports(path)):
+            place = path.relative_to(ROOT / "expertflow").as_posix()
+            assert place.startswith(DOORS[package]), f"{place} imports {package}"
+
+
+def test_core_imports_the_standard_library_only() -> None:
+    import sys
+
+    for path in (ROOT / "expertflow" / "core").glob("*.py"):
+        others = {name.split(".")[0] for name in imports(path)} - {"expertflow"}
+        assert others <= set(sys.stdlib_module_names), f"{path}: {others}"
+
+
+def test_packages_are_empty() -> None:
+    for path in (ROOT / "expertflow").rglob("__init__.py"):
+        assert path.stat().st_size == 0, f"{path} is not empty: import fan-in is rerun cost"
+
+
+def test_every_rule_has_its_script_and_log() -> None:
+    rules = "".join(p.read_text() for p in (ROOT.parent / "rules").glob("*.smk"))
+    names = [line.split()[1].rstrip(":") for line in rules.splitlines() if line.startswith("rule ")]
+    assert len(names) >= 14
+    for name in names:
+        assert (ROOT / f"{name}.py").is_file(), f"rule {name} has no script"
+        assert f"logs/{name}" in rules, f"rule {name} has no log of its name"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_files_and_functions_stay_readable(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 300, f"{path} is longer than 300 lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno is not None
+            # A function that fills one large record is a list, not logic.
+            limit = 85 if node.name in ("plan_training", "training_record") else 60
+            assert node.end_lineno - node.lineno < limit, f"{path}:{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda p: p.name)
+def test_scripts_stay_thin(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= 60, f"{path}: logic belongs in a room"

@@ -1,0 +1,47 @@
+"""Functions that rules share. They ask the house; nothing is decided here."""
+
+
+def spec_of(rule):
+    """Give the settings that a rule uses, as one canonical JSON text."""
+
+    def spec(wildcards):
+        if workflow.execution_settings is not None and workflow.execution_settings.keep_incomplete:
+            fail(
+                "--keep-incomplete would record half-written outputs as complete; run without it:"
+                " training resumes from state/ anyway"
+            )
+        return house.spec(rule, wildcards)
+
+    return spec
+
+
+def lock_of(wildcards):
+    return house.lock(wildcards.expert)
+
+
+def source_record(wildcards):
+    return house.source_record(wildcards.expert, wildcards.source)
+
+
+def source_data(wildcards):
+    return house.source_data(wildcards.expert, wildcards.source)
+
+
+def source_records(wildcards):
+    return house.source_records(wildcards.expert)
+
+
+def document_shards(wildcards):
+    return house.shards(wildcards.expert, "documents")
+
+
+def token_shards(wildcards):
+    return house.shards(wildcards.expert, "tokens")
+
+
+def model_shards(wildcards):
+    return house.model_inputs(wildcards.expert)[0]
+
+
+def model_keep(wildcards):
+    return house.model_inputs(wildcards.expert)[1]

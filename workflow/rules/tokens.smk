@@ -1,0 +1,72 @@
+"""From documents to packed rows.
+
+Needs:  results/{expert}/documents/… and keep.arrow; a base model on the hub, in a folder, or builtin
+Makes:  results/{expert}/model.json            base model and tokenizer, with hashes
+        results/{expert}/tokens/…              token ids, by shard
+        results/{expert}/packing.json          row length, fill, what was cut; rows in packed/
+"""
+
+
+rule prepare_model:
+    input:
+        shards=model_shards,
+        keep=model_keep,
+    output:
+        record="results/{expert}/model.json",
+        directory=directory("results/{expert}/base_model"),
+    log:
+        "results/{expert}/logs/prepare_model.log",
+    conda:
+        "../../envs/expertflow.yaml"
+    params:
+        spec=spec_of("prepare_model"),
+        code=house.code("prepare_model"),
+        documents=lambda w, input: (
+            f"--shards {' '.join(input.shards)} --keep {input.keep}" if input.keep else ""
+        ),
+    shell:
+        "python $EXPERTFLOW/prepare_model.py --spec {params.spec:q} --code {params.code}"
+        " {params.documents} --directory {output.directory:q} --output {output.record:q}"
+        " 2> {log:q}"
+
+
+rule pretokenize_shard:
+    input:
+        shard="results/{expert}/documents/{source}/{shard}.json",
+        documents=ancient("results/{expert}/documents/{source}/{shard}.arrow"),
+        keep="results/{expert}/keep.arrow",
+        model="results/{expert}/model.json",
+    output:
+        record="results/{expert}/tokens/{source}/{shard}.json",
+        tokens="results/{expert}/tokens/{source}/{shard}.arrow",
+    log:
+        "results/{expert}/logs/pretokenize_shard.{source}.{shard}.log",
+    conda:
+        "../../envs/expertflow.yaml"
+    params:
+        spec=spec_of("pretokenize_shard"),
+        code=house.code("pretokenize_shard"),
+    shell:
+        "RAYON_NUM_THREADS={threads} python $EXPERTFLOW/pretokenize_shard.py"
+        " --spec {params.spec:q} --code {params.code} --shard {input.shard:q}"
+        " --keep {input.keep:q} --model {input.model:q} --tokens {output.tokens:q}"
+        " --output {output.record:q} 2> {log:q}"
+
+
+rule pack_sequences:
+    input:
+        shards=token_shards,
+    output:
+        record="results/{expert}/packing.json",
+        directory=directory("results/{expert}/packed"),
+    log:
+        "results/{expert}/logs/pack_sequences.log",
+    conda:
+        "../../envs/expertflow.yaml"
+    params:
+        spec=spec_of("pack_sequences"),
+        code=house.code("pack_sequences"),
+    shell:
+        "python $EXPERTFLOW/pack_sequences.py --spec {params.spec:q} --code {params.code}"
+        " --expert {wildcards.expert:q} --shards {input.shards:q}"
+        " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

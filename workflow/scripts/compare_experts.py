@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Put the reports of several experts side by side: index.json and index.html."""
+
+import argparse
+import json
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.core.files import write_text
+from expertflow.report.compare import build_index, render_index
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reports", type=Path, nargs="+", required=True, help="report.json files")
+    parser.add_argument("--json", type=Path, required=True, help="index.json to write")
+    parser.add_argument("--html", type=Path, required=True, help="index.html to write")
+    args = parser.parse_args()
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.reports]
+    index = build_index(reports)
+    write_text(args.html, render_index(index))
+    write_text(args.json, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)

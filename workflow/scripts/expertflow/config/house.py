@@ -1,0 +1,273 @@
+"""What the Snakefile asks: which experts, which shards, which spec and which code for a rule.
+
+Experts are loaded, checked and locked when Snakemake first asks for one of their files, so a fault
+in one manifest does not stop the others. A user's mistake ends in one line.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from expertflow.config import digest, specs
+from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
+from expertflow.config.validate import check
+from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.files import canonical_json
+from expertflow.core.records import read_record, to_json
+from expertflow.data.find import shard_names
+from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.records import ExpertLock, SourceLock, SourceSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+GENERATORS = "expertflow.data.sources.generated"
+# Files that a script reads beside its imports: a change of theirs is a change of its code.
+REPORT = "scripts/expertflow/report"
+RESOURCES = {
+    "build_report": (
+        "schemas/report.schema.yaml",
+        f"{REPORT}/page.html.j2",
+        f"{REPORT}/style.css",
+    ),
+    "compare_experts": (f"{REPORT}/index.html.j2", f"{REPORT}/style.css"),
+}
+
+
+def fail(message: object) -> NoReturn:
+    """End Snakemake with one line."""
+    sys.exit("error: " + " ".join(str(message).split()))
+
+
+def one_line(function: Callable[P, R]) -> Callable[P, R]:
+    """Turn a user's error into one line on stderr; Snakemake would print a traceback."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except ExpertflowError as error:
+            fail(error)
+
+    return wrapped
+
+
+class House:
+    """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere."""
+
+    @one_line
+    def __init__(self, *, config: dict[str, Any], basedir: Path, main: bool) -> None:
+        self.workflow_dir = basedir / "workflow"
+        self.scripts = self.workflow_dir / "scripts"
+        self.main = main
+        self.schemas = Schemas.read(self.workflow_dir / "schemas")
+        self.config = load_config(config, self.schemas)
+        self.directories = [Path("config"), basedir / "config"]
+        self._experts: dict[str, dict[str, Any]] = {}
+        self._locks: dict[str, ExpertLock] = {}
+
+    @property
+    def experts(self) -> list[str]:
+        """Name the experts of the configuration."""
+        return list(self.config["experts"])
+
+    def set_environment(self) -> None:
+        """Let rules find the interpreter that runs Snakemake, and the scripts beside this file.
+
+        They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory.
+        """
+        interpreter = str(Path(sys.executable).parent)
+        os.environ["PATH"] = os.pathsep.join([interpreter, os.environ.get("PATH", "")])
+        os.environ["EXPERTFLOW"] = str(self.scripts)
+
+    @staticmethod
+    def reports_among(targets: Iterable[Any]) -> list[str]:
+        """Pick the reports that a run was asked for by name; they are summed up at its end."""
+        return [str(target) for target in targets if str(target).endswith("/report.json")]
+
+    @one_line
+    def expert(self, name: str) -> dict[str, Any]:
+        """Give an expert's settings, loaded once."""
+        if name not in self._experts:
+            self._experts[name] = load_expert(
+                name,
+                directories=[d / "experts" for d in self.directories],
+                config=self.config,
+                schemas=self.schemas,
+            )
+        return self._experts[name]
+
+    def lock(self, name: str) -> str:
+        """Pin an expert's sources, once; give the lock's path."""
+        self._lock(name)
+        return f"results/{name}/sources.lock.json"
+
+    def source_records(self, name: str) -> list[str]:
+        """List the records of an expert's sources."""
+        return [self._source_record(name, source) for source in self._lock(name).sources]
+
+    def source_record(self, name: str, source: str) -> str:
+        """Give the record of one source."""
+        return self._source_record(name, self._source_lock(name, source))
+
+    def source_data(self, name: str, source: str) -> list[str]:
+        """Give the folder that a generator writes; other sources' files are not made here."""
+        lock = self._source_lock(name, source)
+        is_made = lock.kind == "generated"
+        return [f"results/{name}/sources/generated/{source}"] if is_made else []
+
+    def shards(self, name: str, stage: str) -> list[str]:
+        """List the shard records of a stage, ``documents`` or ``tokens``, in their order."""
+        return [
+            f"results/{name}/{stage}/{source.name}/{shard}.json"
+            for source in self._lock(name).sources
+            for shard in shard_names(source.n_shards)
+        ]
+
+    def model_inputs(self, name: str) -> tuple[list[str], list[str]]:
+        """List what ``prepare_model`` reads: documents only where a tokenizer learns from them."""
+        expert = self.expert(name)
+        if expert["model"].startswith("builtin:") and expert["tokenizer"] is None:
+            return self.shards(name, "documents"), [f"results/{name}/keep.arrow"]
+        return [], []
+
+    @one_line
+    def spec(self, rule: str, wildcards: Any) -> str:
+        """Give a rule's settings as canonical JSON; this is what Snakemake compares."""
+        build = getattr(self, f"_spec_{rule}")
+        return canonical_json(to_json(build(wildcards.expert, wildcards)))
+
+    @functools.cache  # noqa: B019  (one House lives as long as the process)
+    def code(self, rule: str) -> str:
+        """Give the digest of a rule's script and all it imports."""
+        extra = tuple(self.workflow_dir / name for name in RESOURCES.get(rule, ()))
+        return digest.code_digest(self.scripts / f"{rule}.py", extra=extra)
+
+    @one_line
+    def _lock(self, name: str) -> ExpertLock:
+        if name not in self._locks:
+            path = Path(f"results/{name}/sources.lock.json")
+            if self.main:
+                self._refuse_other_preset(name)
+                hashes = HashCache(Path("state/hashes.json"))
+                lock = lock_sources(
+                    name,
+                    specs.source_specs(self.expert(name)),
+                    hashes=hashes,
+                    generator_digest=self._generator_digest,
+                )
+                hashes.save()
+                write_lock(path, lock)
+                self._locks[name] = lock
+            else:
+                self._locks[name] = read_record(ExpertLock, path)
+        return self._locks[name]
+
+    def _refuse_other_preset(self, name: str) -> None:
+        path = Path(f"results/{name}/datasets.json")
+        if self.config["allow_preset_change"] or not path.is_file():
+            return
+        there, wanted = (
+            json.loads(path.read_text(encoding="utf-8"))["preset"],
+            self.config["preset"],
+        )
+        if there != wanted:
+            raise ConfigError(
+                f"results/{name} holds the {there} preset and this run is {wanted}; move it away,"
+                " use --directory, or allow it with --config allow_preset_change=true"
+            )
+
+    def _generator_digest(self, generator: str) -> str:
+        return digest.module_digest(f"{GENERATORS}.{generator}", self.scripts)
+
+    def _source_lock(self, name: str, source: str) -> SourceLock:
+        for lock in self._lock(name).sources:
+            if lock.name == source:
+                return lock
+        fail(f"expert {name} has no source {source!r}; see its manifest")
+
+    def _source_record(self, name: str, lock: SourceLock) -> str:
+        kind = "generated" if lock.kind == "generated" else "fetched"
+        return f"results/{name}/sources/{kind}/{lock.name}.json"
+
+    def _source(self, name: str, source: str) -> SourceSpec:
+        return next(s for s in specs.source_specs(self.expert(name)) if s.name == source)
+
+    def _spec_fetch_source(self, name: str, wildcards: Any) -> Any:
+        return specs.fetch_spec(self._source(name, wildcards.source))
+
+    _spec_generate_source = _spec_fetch_source
+
+    def _spec_find_datasets(self, name: str, _: Any) -> Any:
+        return {"expert": name, "preset": self.config["preset"]}
+
+    def _spec_prepare_shard(self, name: str, wildcards: Any) -> Any:
+        return specs.prepare_spec(self.expert(name), self._source(name, wildcards.source))
+
+    def _spec_deduplicate_documents(self, name: str, _: Any) -> Any:
+        return specs.deduplicate_spec(self.expert(name))
+
+    def _spec_prepare_model(self, name: str, _: Any) -> Any:
+        return specs.model_spec(self.expert(name))
+
+    def _spec_pretokenize_shard(self, name: str, _: Any) -> Any:
+        return {"engine": "tokenizers"}
+
+    def _spec_pack_sequences(self, name: str, _: Any) -> Any:
+        return specs.packing_spec(self.expert(name))
+
+    def _spec_plan_training(self, name: str, _: Any) -> Any:
+        hardware = "cpu" if self.config["preset"] == "demo" else self.config["hardware"]
+        return specs.plan_spec(
+            self.expert(name),
+            hardware=hardware,
+            gpu_table=self._gpu_table,
+            price=self._price(hardware),
+        )
+
+    def _spec_stage_to_nvme(self, name: str, _: Any) -> Any:
+        return specs.stage_spec(self.config)
+
+    def _spec_train_expert(self, name: str, _: Any) -> Any:
+        return {"expert": name}
+
+    def _spec_evaluate_expert(self, name: str, _: Any) -> Any:
+        expert = self.expert(name)
+        artefacts = {
+            key: f"results/{name}/sources/generated/{place.replace(':', '/')}"
+            if ":" in place
+            else place
+            for key, place in expert["evaluation"]["artefacts"].items()
+        }
+        return specs.evaluation_spec(expert, artefacts)
+
+    def _spec_export_model(self, name: str, _: Any) -> Any:
+        expert = self.expert(name)
+        description = expert["description"]
+        return {"expert": name, "description": description, "decoding": expert["decoding"]}
+
+    def _spec_build_report(self, name: str, _: Any) -> Any:
+        return specs.report_spec(name, self.expert(name), self.config)
+
+    @functools.cached_property
+    def _gpu_table(self) -> list[dict[str, Any]]:
+        path = self._hardware_file("gpus.yaml")
+        table = read_yaml(path)
+        schema = read_yaml(self.workflow_dir / "schemas" / "hardware.schema.yaml")
+        check(table, schema, where=str(path))
+        return list(table["gpus"])
+
+    def _price(self, hardware: str) -> tuple[float | None, str | None]:
+        """Take the price of the configuration, else of the user's price list."""
+        price = self.config["price_usd_per_hour"]
+        if price is not None:
+            return price, self.config["price_as_of"]
+        row = (read_yaml(self._hardware_file("prices.yaml"))["prices"] or {}).get(hardware)
+        return (None, None) if row is None else (row["usd_per_hour"], str(row["as_of"]))
+
+    def _hardware_file(self, name: str) -> Path:
+        found = [d / "hardware" / name for d in self.directories]
+        return next((path for path in found if path.is_file()), found[-1])

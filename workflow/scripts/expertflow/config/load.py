@@ -1,0 +1,149 @@
+"""Read config.yaml and the manifests, merge presets and overrides, and refuse contradictions.
+
+Later wins: schema defaults < manifest < its demo block (demo preset) < ``training`` of the
+configuration < ``experts.{name}`` of the configuration.
+"""
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from expertflow.config import validate
+from expertflow.core.errors import ConfigError
+from expertflow.data.render import template_fields
+
+SUFFIXES = (".yaml", ".yml", ".json")
+# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent.
+FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schemas:
+    """The JSON Schemas that settings are checked against."""
+
+    config: dict[str, Any]
+    expert: dict[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> "Schemas":
+        """Read the schemas that lie beside the rules."""
+        return cls(
+            config=read_yaml(directory / "config.schema.yaml"),
+            expert=read_yaml(directory / "expert.schema.yaml"),
+        )
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML or JSON file; numbers that YAML 1.1 takes for strings become numbers."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); create it") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct the syntax") from error
+    return numbers(value)
+
+
+def numbers(value: Any) -> Any:
+    """Turn texts such as ``3e-6`` into floats, everywhere in a tree of settings."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    if isinstance(value, str) and FLOAT.fullmatch(value):
+        return float(value)
+    return value
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay one tree of settings over another: objects merge key by key, all else is replaced.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merge(dict(old or {}), value) if both else value
+    return result
+
+
+def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
+    """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
+    config = numbers(config)
+    validate.check(config, schemas.config, where="config/config.yaml")
+    result: dict[str, Any] = validate.with_defaults(config, schemas.config)
+    return result
+
+
+def find_manifest(name: str, directories: list[Path]) -> Path:
+    """Find an expert's manifest in the first directory that has it.
+
+    Raises:
+        ConfigError: no directory does; names the nearest expert that exists.
+    """
+    for directory in directories:
+        for suffix in SUFFIXES:
+            if (path := directory / f"{name}{suffix}").is_file():
+                return path
+    known = sorted({p.stem for d in directories for p in d.glob("*") if p.suffix in SUFFIXES})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known experts are {', '.join(known)}"
+    raise ConfigError(f"no manifest for expert {name!r} (config/experts/{name}.yaml); {hint}")
+
+
+def load_expert(
+    name: str, *, directories: list[Path], config: dict[str, Any], schemas: Schemas
+) -> dict[str, Any]:
+    """Give an expert's settings for the preset at hand, checked and complete.
+
+    Raises:
+        ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
+    """
+    path = find_manifest(name, directories)
+    manifest = read_yaml(path)
+    if not isinstance(manifest, dict):
+        raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
+    validate.check(manifest, schemas.expert, where=str(path))
+    demo = manifest.pop("demo", {})
+    merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
+    merged = merge(merged, {"training": config["training"]})
+    merged = merge(merged, config["experts"].get(name) or {})
+    where = f"{path} with preset {config['preset']} and overrides"
+    validate.check(merged, schemas.expert, where=where)
+    result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
+    check_contradictions(result, where=where)
+    return result
+
+
+def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
+    """Refuse settings that are fine alone and wrong together."""
+    training = expert["training"]
+    if training["bf16"] and training["fp16"]:
+        raise ConfigError(f"{where}: training.bf16 and training.fp16 are both true; set one false")
+    low, high = training["warmup_steps_min"], training["warmup_steps_max"]
+    if low > high:
+        raise ConfigError(
+            f"{where}: training.warmup_steps_min {low} is above warmup_steps_max {high}; lower it"
+        )
+    if training["max_steps"] is not None and not training["override_min_warmup"]:
+        if low >= training["max_steps"]:
+            raise ConfigError(
+                f"{where}: training.warmup_steps_min {low} is not below max_steps"
+                f" {training['max_steps']}; lower it, or set override_min_warmup true"
+            )
+    names = [source["name"] for source in expert["sources"]]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
+    for source in expert["sources"]:
+        for key in ("prompt", "completion", "text"):
+            template_fields(source.get(key) or "")
+    if training["method"] == "qlora" and expert["model"].startswith("builtin:"):
+        raise ConfigError(f"{where}: training.method qlora needs a real model; use lora or full")

@@ -1,0 +1,128 @@
+"""Cut an expert's settings into one spec per rule: what the rule uses, and nothing more.
+
+A rule reruns when its spec changes, so a setting belongs into the spec of the first rule that reads
+it and into no other.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from expertflow.core.records import from_json
+from expertflow.data.records import DeduplicateSpec, PrepareSpec, SourceSpec
+from expertflow.evaluate.records import EvaluationSpec
+from expertflow.plan.records import LoraSpec, PlanSpec
+from expertflow.report.records import AcceptanceRule, ReportSpec
+from expertflow.stage.records import StageSpec
+from expertflow.tokens.records import PackingSpec
+from expertflow.train.records import ModelSpec
+
+Settings = dict[str, Any]
+
+
+def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
+    """Give the sources as the data stages know them."""
+    return tuple(from_json(SourceSpec, source, where="sources") for source in expert["sources"])
+
+
+def fetch_spec(source: SourceSpec) -> SourceSpec:
+    """Keep what decides which records there are; how they are rendered comes later."""
+    return replace(
+        source, prompt=None, completion=None, text=None, messages=None, group=None, where={}
+    )
+
+
+def prepare_spec(expert: Settings, source: SourceSpec) -> PrepareSpec:
+    """Give the settings of ``prepare_shard`` for one source."""
+    data = expert["data"]
+    return PrepareSpec(
+        source=replace(source, seed=None, n_documents=None, licence=None, n_shards=None),
+        system_prompt=data["system_prompt"],
+        supervise=data["supervise"],
+        evaluation_fields=tuple(sorted(set(expert["evaluation"]["fields"].values()))),
+        max_rejected_fraction=data["max_rejected_fraction"],
+    )
+
+
+def deduplicate_spec(expert: Settings) -> DeduplicateSpec:
+    """Give the settings of ``deduplicate_documents``."""
+    data = expert["data"]
+    return DeduplicateSpec(
+        eval_fraction=data["eval_fraction"], max_documents=data["max_documents"], seed=data["seed"]
+    )
+
+
+def model_spec(expert: Settings) -> ModelSpec:
+    """Give the settings of ``prepare_model``."""
+    return ModelSpec(
+        model=expert["model"],
+        revision=expert["model_revision"],
+        licence=expert["model_licence"],
+        tokenizer=expert["tokenizer"],
+        seed=expert["training"]["seed"],
+        **expert["builtin"],
+    )
+
+
+def packing_spec(expert: Settings) -> PackingSpec:
+    """Give the settings of ``pack_sequences``."""
+    training = expert["training"]
+    return PackingSpec(
+        sequence_length_tokens=_auto(training["max_seq_length"]),
+        packing=training["packing"],
+        overflow=training["overflow"],
+        group_by_length=training["group_by_length"],
+        seed=training["seed"],
+    )
+
+
+def plan_spec(
+    expert: Settings,
+    *,
+    hardware: str,
+    gpu_table: list[Settings],
+    price: tuple[float | None, str | None],
+) -> PlanSpec:
+    """Give the settings of ``plan_training``.
+
+    Of the GPU table it takes the row that is named, or all of it while the card is not known yet.
+    """
+    training = dict(expert["training"])
+    lora = training.pop("lora")
+    names = PlanSpec.__dataclass_fields__
+    chosen = {key: _auto(value) for key, value in training.items() if key in names}
+    return PlanSpec(
+        **chosen,
+        lora=None
+        if training["method"] == "full"
+        else LoraSpec(**{**lora, "targets": tuple(lora["targets"])}),
+        hardware=hardware,
+        gpu_table=tuple(r for r in gpu_table if hardware in ("auto", r["name"])),
+        price_usd_per_hour=price[0],
+        price_as_of=price[1],
+    )
+
+
+def stage_spec(config: Settings) -> StageSpec:
+    """Give the settings of ``stage_to_nvme``."""
+    return StageSpec(scratch=config["scratch"])
+
+
+def evaluation_spec(expert: Settings, artefacts: dict[str, str]) -> EvaluationSpec:
+    """Give the settings of ``evaluate_expert``; artefacts are given as paths."""
+    evaluation = {**expert["evaluation"], "artefacts": artefacts}
+    spec: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
+    return spec
+
+
+def report_spec(name: str, expert: Settings, config: Settings) -> ReportSpec:
+    """Give the settings of ``build_report``."""
+    return ReportSpec(
+        expert=name,
+        preset=config["preset"],
+        description=expert["description"],
+        acceptance=tuple(AcceptanceRule(**rule) for rule in expert["acceptance"]),
+    )
+
+
+def _auto(value: Any) -> Any:
+    return None if value == "auto" else value

@@ -1,0 +1,100 @@
+"""Check settings against a JSON Schema, with one line per fault, and fill in the defaults."""
+
+import copy
+import difflib
+from typing import Any
+
+import jsonschema
+from jsonschema.exceptions import ValidationError
+
+from expertflow.core.errors import ConfigError
+
+
+def check(value: Any, schema: dict[str, Any], *, where: str) -> None:
+    """Raise a ConfigError that names file, key, value and fix for the first fault, if any."""
+    validator = jsonschema.Draft202012Validator(schema)
+    errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+    if errors:
+        raise ConfigError(f"{where}: {describe(_deepest(errors[0]))}")
+
+
+def describe(error: ValidationError) -> str:
+    """Say in one line what is wrong and what would be right.
+
+    ``additionalProperties`` names the stranger and the key it was probably meant to be.
+    """
+    path = ".".join(str(part) for part in error.absolute_path)
+    schema: Any = error.schema
+    if error.validator == "additionalProperties":
+        instance: Any = error.instance
+        known = sorted(schema.get("properties", {}))
+        unknown = sorted(set(instance) - set(known))[0]
+        near = difflib.get_close_matches(unknown, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
+        return f"unknown key {'.'.join(filter(None, [path, unknown]))!r}; {hint}"
+    value = repr(error.instance)
+    value = value if len(value) <= 60 else value[:57] + "..."
+    return f"key {path or '(top)'!r} is {value}: {_problem(error)}"
+
+
+def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = None) -> Any:
+    """Fill in the defaults of every object, depth first; the input is left as it is."""
+    root = root if root is not None else schema
+    if "$ref" in schema:
+        target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+        return with_defaults(value, target, root)
+    if isinstance(value, list) and "items" in schema:
+        return [with_defaults(item, schema["items"], root) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return copy.deepcopy(value)
+    result = copy.deepcopy(value)
+    for key, sub in schema["properties"].items():
+        if key in result:
+            result[key] = with_defaults(result[key], sub, root)
+        elif "default" in sub:
+            result[key] = with_defaults(sub["default"], sub, root)
+    return result
+
+
+def _deepest(error: ValidationError) -> ValidationError:
+    """Follow oneOf and anyOf to the branch that came nearest, where one clearly did."""
+    best = jsonschema.exceptions.best_match([error])
+    return best if best is not None else error
+
+
+def _problem(error: ValidationError) -> str:
+    schema, rule = error.schema, error.validator_value
+    purpose = str(schema.get("description", "")) if isinstance(schema, dict) else ""
+    messages = {
+        "type": f"it must be of type {rule}",
+        "enum": f"it must be one of {rule}",
+        "required": f"it lacks {_missing(error)}; add it",
+        "minimum": f"it must be at least {rule}",
+        "maximum": f"it must be at most {rule}",
+        "exclusiveMinimum": f"it must be above {rule}",
+        "exclusiveMaximum": f"it must be below {rule}",
+        "minItems": f"it needs at least {rule} item",
+        "oneOf": _alternatives(rule),
+        "pattern": f"it must match {rule}",
+    }
+    problem = messages.get(str(error.validator), error.message)
+    return f"{problem} ({purpose})" if purpose else problem
+
+
+def _missing(error: ValidationError) -> str:
+    rule: Any = error.validator_value
+    instance: Any = error.instance
+    return ", ".join(repr(key) for key in rule if key not in instance)
+
+
+def _alternatives(branches: Any) -> str:
+    """Spell out the branches of a oneOf: required key sets, types or constants."""
+    parts = []
+    for branch in branches:
+        if "required" in branch:
+            parts.append("with " + " and ".join(branch["required"]))
+        elif "const" in branch:
+            parts.append(repr(branch["const"]))
+        else:
+            parts.append(str(branch.get("type", branch)))
+    return "it must be exactly one of: " + "; ".join(parts)

@@ -1,0 +1,71 @@
+"""What every script shares: one line for an error, one sidecar for an output."""
+
+import argparse
+import errno
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.files import sha256_file, sha256_text
+from expertflow.core.records import from_json, write_record
+
+T = TypeVar("T")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Make the argument parser of a stage's script: every stage has a spec and a code digest."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("--spec", required=True, help="settings of the stage, as JSON")
+    result.add_argument("--code", default="", help="digest of the stage's code, kept in sidecars")
+    return result
+
+
+def spec_from_text(cls: type[T], text: str) -> T:
+    """Read a stage's settings from its ``--spec`` argument."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--spec is not JSON ({error}): {text:.60}") from error
+    result: T = from_json(cls, value, where="spec")
+    return result
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run a script's main function; turn a user's error into one line on stderr and exit code 1."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        main()
+    except ExpertflowError as error:
+        sys.exit(_one_line(str(error)))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = error.filename or "the output's file system"
+        sys.exit(_one_line(f"{place}: no space left; free some, or move results/ to another disk"))
+    sys.exit(0)
+
+
+def record_path(record: Path) -> Path:
+    """Give the place that a record points to, without knowing the rest of it."""
+    return Path(json.loads(record.read_text(encoding="utf-8"))["path"])
+
+
+def write_sidecar(output: Path, *, spec: str, code: str) -> None:
+    """Note beside an output what it was made from, so that a copy can be verified anywhere."""
+    sidecar: dict[str, Any] = {
+        "output": output.name,
+        "sha256": sha256_file(output),
+        "spec_sha256": sha256_text(spec),
+        "code": code,
+    }
+    write_record(output.with_name(f".{output.name}.fingerprint"), sidecar)
+
+
+def _one_line(message: str) -> str:
+    return "error: " + " ".join(message.split())

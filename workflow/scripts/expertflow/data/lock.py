@@ -1,0 +1,160 @@
+"""Pin what an expert's sources contain, when Snakemake parses the workflow.
+
+The lock is a file that changes only when the content behind it changes; everything downstream
+depends on it. Touching a raw file changes nothing, editing one record does. Hashes are remembered
+by size, time stamp and inode, so that parsing stays quick.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
+from expertflow.core.records import to_json
+from expertflow.data.records import ExpertLock, LockedFile, SourceLock, SourceSpec
+from expertflow.data.sources import git, hub, local
+
+log = logging.getLogger(__name__)
+SLOW_HASH_BYTES = 1 << 30
+COMMITS_PER_SHARD = 5000
+
+
+class HashCache:
+    """Content hashes of files, remembered between runs in one JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[str, list[Any]] = {}
+        if path.is_file():
+            try:
+                self.known = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                log.warning("%s is damaged; hashing all sources again", path)
+
+    def sha256(self, path: Path) -> str:
+        """Hash a file, or take the hash it had if size, time stamp and inode are the same."""
+        stat = path.stat()
+        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        key = str(path.resolve())
+        entry = self.known.get(key)
+        if entry is None or entry[:3] != stamp:
+            if stat.st_size > SLOW_HASH_BYTES:
+                log.warning("hashing %s (%.1f GB), once", path, stat.st_size / 1e9)
+            entry = [*stamp, sha256_file(path)]
+            self.known[key] = entry
+        return str(entry[3])
+
+    def save(self) -> None:
+        """Write the cache if it learned something."""
+        write_text_if_changed(self.path, canonical_json(self.known))
+
+
+def lock_sources(
+    expert: str,
+    sources: tuple[SourceSpec, ...],
+    *,
+    hashes: HashCache,
+    generator_digest: Callable[[str], str],
+) -> ExpertLock:
+    """Pin all sources of an expert.
+
+    ``generator_digest`` gives the code digest of a generator module: a changed generator is a
+    changed source.
+
+    Raises:
+        DataError: a source is not where the manifest says.
+    """
+    locks = []
+    for source in sources:
+        if source.kind == "local":
+            locks.append(_lock_local(source, hashes))
+        elif source.kind == "hub":
+            locks.append(_lock_hub(source))
+        elif source.kind == "git":
+            locks.append(_lock_git(source))
+        else:
+            locks.append(_lock_generated(source, generator_digest))
+    return ExpertLock(expert=expert, sources=tuple(locks))
+
+
+def write_lock(path: Path, lock: ExpertLock) -> bool:
+    """Write the lock only if its content changed; say whether it did."""
+    text = json.dumps(to_json(lock), indent=2, ensure_ascii=False) + "\n"
+    return write_text_if_changed(path, text)
+
+
+def _lock_local(source: SourceSpec, hashes: HashCache) -> SourceLock:
+    paths = local.find_files(str(source.path), source=source.name)
+    files = tuple(
+        LockedFile(
+            path=str(path),
+            format=local.FORMATS[path.suffix],
+            n_bytes=path.stat().st_size,
+            sha256=hashes.sha256(path),
+        )
+        for path in paths
+    )
+    return SourceLock(
+        name=source.name,
+        kind="local",
+        n_shards=source.n_shards or local.count_shards(files),
+        revision=None,
+        identity={},
+        files=files,
+    )
+
+
+def _lock_hub(source: SourceSpec) -> SourceLock:
+    """Pin a hub source by what the manifest says; the commit follows when it is fetched.
+
+    A cached commit is not written here: the lock would change by the download itself, and all that
+    was just made would be made again.
+    """
+    return SourceLock(
+        name=source.name,
+        kind="hub",
+        n_shards=source.n_shards or hub.DEFAULT_SHARDS,
+        revision=source.revision,
+        identity={"id": source.id, "config": source.config, "split": source.split},
+        files=(),
+    )
+
+
+def _lock_git(source: SourceSpec) -> SourceLock:
+    path = Path(str(source.path)).expanduser()
+    if not path.exists():
+        raise DataError(f"source {source.name}: no repository at {path}; correct the source's path")
+    return SourceLock(
+        name=source.name,
+        kind="git",
+        n_shards=source.n_shards or 1,
+        revision=git.head(path),
+        identity={"path": str(path), "options": source.options},
+        files=(),
+    )
+
+
+def _lock_generated(source: SourceSpec, generator_digest: Callable[[str], str]) -> SourceLock:
+    module = Path(__file__).with_name("sources") / "generated" / f"{source.generator}.py"
+    known = sorted(p.stem for p in module.parent.glob("*.py") if "def generate(" in p.read_text())
+    if source.generator not in known:
+        raise ConfigError(
+            f"source {source.name}: no generator {source.generator!r}; use one of"
+            f" {', '.join(known)}"
+        )
+    return SourceLock(
+        name=source.name,
+        kind="generated",
+        n_shards=source.n_shards or 1,
+        revision=None,
+        identity={
+            "generator": source.generator,
+            "n_documents": source.n_documents,
+            "seed": source.seed,
+            "code": generator_digest(str(source.generator)),
+        },
+        files=(),
+    )

@@ -1,0 +1,308 @@
+"""The world that generated SQL questions are about: ten pairs of tables, a child and its parent."""
+
+from dataclasses import dataclass
+
+CITIES = ("Lyon", "Oslo", "Porto", "Turin", "Graz", "Ghent", "Bergen", "Malaga")
+COUNTRIES = ("France", "Norway", "Portugal", "Italy", "Austria", "Belgium", "Spain", "Chile")
+GIVEN_NAMES = (
+    *("Ada", "Ben", "Clara", "David", "Elena", "Felix", "Grace", "Hugo", "Ines", "Jonas"),
+    *("Karin", "Leo", "Maria", "Nils", "Olga", "Pedro", "Rosa", "Simon", "Tara", "Victor"),
+)
+FAMILY_NAMES = (
+    *("Adler", "Berg", "Costa", "Dahl", "Evans", "Fischer", "Garcia", "Hansen", "Ito", "Jensen"),
+    *("Keller", "Lopez", "Moreau", "Novak", "Olsen", "Pereira", "Rossi", "Silva", "Tanaka", "Weber"),
+)
+ADJECTIVES = (
+    *("Amber", "Blue", "Calm", "Distant", "Early", "Frozen", "Golden", "Hidden", "Iron", "Jade"),
+    *("Last", "Misty", "Northern", "Open", "Quiet", "Red", "Silent", "Tall", "Urban", "Wild"),
+)
+NOUNS = (
+    *("Arrow", "Bridge", "Castle", "Dream", "Echo", "Forest", "Garden", "Harbor", "Island", "Joy"),
+    *("Lantern", "Mirror", "Night", "Ocean", "Path", "River", "Stone", "Tower", "Valley", "Wind"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column and how people call it. Text columns list their values; numbers have a range."""
+
+    name: str
+    phrases: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    low: int = 0
+    high: int = 0
+    step: int = 1
+
+    @property
+    def is_text(self) -> bool:
+        """Say whether the column holds text rather than whole numbers."""
+        return bool(self.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table: ``label`` is the column that names a row, ``key`` the one that names its parent."""
+
+    name: str
+    nouns: tuple[str, ...]
+    label: Column
+    columns: tuple[Column, ...]
+    key: str = ""
+
+    @property
+    def texts(self) -> tuple[Column, ...]:
+        """List the text columns that have few values."""
+        return tuple(column for column in self.columns if column.is_text)
+
+    @property
+    def numbers(self) -> tuple[Column, ...]:
+        """List the columns of numbers."""
+        return tuple(column for column in self.columns if not column.is_text)
+
+    @property
+    def ddl(self) -> str:
+        """Write the table's definition as one compact line."""
+        parts = ["id INTEGER", f"{self.label.name} TEXT"]
+        parts += [f"{c.name} {'TEXT' if c.is_text else 'INTEGER'}" for c in self.columns]
+        parts += [f"{self.key} INTEGER"] if self.key else []
+        return f"CREATE TABLE {self.name} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Domain:
+    """Two tables that can be joined: each child row belongs to one parent row."""
+
+    parent: Table
+    child: Table
+
+
+def _text(name: str, values: tuple[str, ...], *phrases: str) -> Column:
+    return Column(name=name, phrases=phrases or (name,), values=values)
+
+
+def _number(name: str, span: tuple[int, int, int], *phrases: str) -> Column:
+    low, high, step = span
+    return Column(name=name, phrases=phrases or (name,), low=low, high=high, step=step)
+
+
+def _people(name: str = "name") -> Column:
+    return Column(name=name, phrases=(name,), values=GIVEN_NAMES)
+
+
+def _titles(name: str = "title") -> Column:
+    return Column(name=name, phrases=(name,), values=ADJECTIVES)
+
+
+_CITY = _text("city", CITIES, "city")
+_COUNTRY = _text("country", COUNTRIES, "country")
+_YEAR = (1990, 2025, 5)
+
+DOMAINS: tuple[Domain, ...] = (
+    Domain(
+        parent=Table(
+            name="departments",
+            nouns=("departments",),
+            label=_titles("name"),
+            columns=(_CITY, _number("budget", (100, 900, 50)), _number("floor", (1, 9, 1))),
+        ),
+        child=Table(
+            name="employees",
+            nouns=("employees", "staff members", "workers"),
+            label=_people(),
+            columns=(
+                _text("role", ("analyst", "clerk", "driver", "engineer", "manager"), "role", "job"),
+                _number("age", (20, 65, 5)),
+                _number("salary", (30, 120, 5), "salary", "pay"),
+            ),
+            key="department_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="directors",
+            nouns=("directors", "film makers"),
+            label=_people(),
+            columns=(_COUNTRY, _number("born", (1940, 1990, 5), "birth year"), _number("awards", (0, 9, 1), "award count")),
+        ),
+        child=Table(
+            name="films",
+            nouns=("films", "movies"),
+            label=_titles(),
+            columns=(
+                _text("genre", ("comedy", "crime", "drama", "horror", "western"), "genre", "kind"),
+                _number("year", _YEAR, "year", "release year"),
+                _number("rating", (1, 10, 1), "rating", "score"),
+                _number("minutes", (80, 180, 10), "running time", "length"),
+            ),
+            key="director_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="customers",
+            nouns=("customers", "clients", "buyers"),
+            label=_people(),
+            columns=(
+                _CITY,
+                _text("tier", ("basic", "silver", "gold"), "tier", "plan"),
+                _number("points", (0, 400, 20), "points"),
+            ),
+        ),
+        child=Table(
+            name="orders",
+            nouns=("orders", "purchases"),
+            label=_titles("product"),
+            columns=(
+                _text("status", ("open", "paid", "shipped", "returned"), "status", "state"),
+                _number("quantity", (1, 20, 1), "quantity", "size"),
+                _number("total", (20, 400, 20), "total", "amount"),
+            ),
+            key="customer_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="authors",
+            nouns=("authors", "writers"),
+            label=_people(),
+            columns=(_COUNTRY, _number("born", (1940, 1990, 5), "birth year")),
+        ),
+        child=Table(
+            name="books",
+            nouns=("books", "novels"),
+            label=_titles(),
+            columns=(
+                _text("language", ("Danish", "English", "French", "German", "Italian"), "language"),
+                _number("pages", (50, 800, 50), "page count", "length"),
+                _number("price", (5, 60, 5), "price", "cost"),
+                _number("year", _YEAR, "year", "publication year"),
+            ),
+            key="author_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="teams",
+            nouns=("teams", "clubs"),
+            label=_titles("name"),
+            columns=(_CITY, _number("founded", (1900, 2000, 10), "founding year"), _number("wins", (0, 40, 5), "win count")),
+        ),
+        child=Table(
+            name="players",
+            nouns=("players",),
+            label=_people(),
+            columns=(
+                _text("position", ("defender", "forward", "goalkeeper", "midfielder"), "position"),
+                _number("age", (15, 40, 5)),
+                _number("goals", (0, 30, 2), "goal count", "goals"),
+            ),
+            key="team_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="suppliers",
+            nouns=("suppliers", "vendors"),
+            label=_titles("name"),
+            columns=(_COUNTRY, _number("rating", (1, 10, 1), "rating", "score"),),
+        ),
+        child=Table(
+            name="products",
+            nouns=("products", "articles", "goods"),
+            label=_titles("name"),
+            columns=(
+                _text("category", ("furniture", "garden", "kitchen", "lighting", "toys"), "category"),
+                _text("color", ("black", "blue", "green", "red", "white"), "color", "colour"),
+                _number("price", (10, 200, 10), "price", "cost"),
+                _number("stock", (0, 300, 20), "stock"),
+            ),
+            key="supplier_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="airports",
+            nouns=("airports",),
+            label=_titles("name"),
+            columns=(_COUNTRY, _number("runways", (1, 6, 1), "runway count"), _number("gates", (10, 90, 5), "gate count")),
+        ),
+        child=Table(
+            name="flights",
+            nouns=("flights", "connections"),
+            label=_titles("carrier"),
+            columns=(
+                _text("destination", CITIES, "destination"),
+                _number("delay", (0, 90, 5), "delay"),
+                _number("seats", (50, 300, 50), "seat count", "seats"),
+                _number("fare", (50, 400, 50), "fare", "price"),
+            ),
+            key="airport_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="doctors",
+            nouns=("doctors", "physicians"),
+            label=_people(),
+            columns=(
+                _text("field", ("cardiology", "neurology", "surgery", "pediatrics"), "field"),
+                _number("experience", (2, 34, 2), "experience"),
+            ),
+        ),
+        child=Table(
+            name="patients",
+            nouns=("patients",),
+            label=_people(),
+            columns=(
+                _CITY,
+                _text("ward", ("north", "south", "east", "west"), "ward", "wing"),
+                _number("age", (5, 90, 5)),
+                _number("visits", (1, 20, 1), "visit count", "visits"),
+            ),
+            key="doctor_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="schools",
+            nouns=("schools",),
+            label=_titles("name"),
+            columns=(_CITY, _text("level", ("primary", "middle", "high"), "level"), _number("rooms", (5, 60, 5), "room count")),
+        ),
+        child=Table(
+            name="students",
+            nouns=("students", "pupils"),
+            label=_people(),
+            columns=(
+                _text("sport", ("chess", "hockey", "judo", "rowing", "tennis"), "sport"),
+                _number("grade", (1, 12, 1), "grade"),
+                _number("absences", (0, 30, 2), "absence count", "absences"),
+            ),
+            key="school_id",
+        ),
+    ),
+    Domain(
+        parent=Table(
+            name="artists",
+            nouns=("artists", "musicians", "singers"),
+            label=_people(),
+            columns=(
+                _COUNTRY,
+                _text("label", ("Apex", "Delta", "Nova", "Orbit"), "label", "record label"),
+                _number("albums", (1, 15, 1), "album count"),
+            ),
+        ),
+        child=Table(
+            name="songs",
+            nouns=("songs", "tracks"),
+            label=_titles(),
+            columns=(
+                _text("style", ("blues", "folk", "jazz", "metal", "pop"), "style"),
+                _number("seconds", (100, 400, 20), "duration", "length"),
+                _number("plays", (0, 900, 50), "play count", "plays"),
+                _number("year", _YEAR, "year", "release year"),
+            ),
+            key="artist_id",
+        ),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Predict peak memory of a training step from the model's shape.
+
+A prior, made of per-layer figures that a live-bytes tracker gave on meta tensors (no GPU check
+yet), so the plan says "predicted" and training checks the real free memory:
+
+    weights         bytes per parameter of the training dtype
+    trainables      fp32: gradient 4 + two moments 8 bytes each
+    activations     46-70 h bytes per token and layer; 2 h when checkpointed, plus one layer at peak
+    loss            rows are selected before the head: 10.5 V bytes per supervised token
+    reserve         1 GB and 8 % for the allocator and the CUDA context
+"""
+
+from expertflow.plan.records import ModelFacts
+
+ACTIVATION_BYTES_PER_HIDDEN = {"full": 70, "lora": 60, "qlora": 60}
+CHECKPOINT_BYTES_PER_HIDDEN = 2
+PEAK_LAYER_BYTES_PER_HIDDEN = 72
+LOSS_BYTES_PER_VOCAB = 10.5
+RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+NF4_BYTES = 0.52
+OPTIMIZER_BYTES = 12
+
+
+def predict_peak_bytes(
+    facts: ModelFacts,
+    *,
+    method: str,
+    precision: str,
+    n_params_total: int,
+    n_params_trainable: int,
+    tokens_per_micro_batch: int,
+    supervised_fraction: float,
+    checkpoint_activations: bool,
+) -> int:
+    """Predict the peak of one step in bytes, reserve included."""
+    frozen = n_params_total - n_params_trainable
+    frozen_bytes = NF4_BYTES if method == "qlora" else WEIGHT_BYTES[precision]
+    weights = frozen * frozen_bytes + n_params_trainable * (4 + OPTIMIZER_BYTES)
+    wide = 2 if precision == "fp32" else 1
+    h = facts.hidden_size * wide
+    if checkpoint_activations:
+        layers = facts.n_layers * CHECKPOINT_BYTES_PER_HIDDEN + PEAK_LAYER_BYTES_PER_HIDDEN
+    else:
+        layers = facts.n_layers * ACTIVATION_BYTES_PER_HIDDEN[method]
+    activations = tokens_per_micro_batch * h * layers
+    loss = tokens_per_micro_batch * supervised_fraction * LOSS_BYTES_PER_VOCAB * facts.vocab_size
+    return int((weights + activations + loss) * (1 + RESERVE_FRACTION) + RESERVE_BYTES)

@@ -1,0 +1,166 @@
+"""What the plan says: every setting resolved, each with its reason, and what it should cost."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from expertflow.hardware.records import GpuFacts
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """Shape of a dense decoder, as its config.json gives it."""
+
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    model_type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSpec:
+    """Adapter settings, as peft names them."""
+
+    r: int
+    alpha: int
+    dropout: float
+    targets: tuple[str, ...]
+    use_dora: bool
+    use_rslora: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSpec:
+    """Training settings as the manifest gives them; null means ``auto``."""
+
+    method: Literal["full", "lora", "qlora"]
+    lora: LoraSpec | None
+    batch_size: int | None
+    gradient_accumulation_steps: int | None
+    num_train_epochs: float
+    max_steps: int | None
+    target_tokens: int | None
+    min_epochs: float | None
+    max_epochs: float | None
+    learning_rate: float
+    lr_scheduler_type: Literal["cosine", "linear", "constant_with_warmup"]
+    warmup_ratio: float
+    warmup_steps_min: int
+    warmup_steps_max: int
+    override_min_warmup: bool
+    weight_decay: float
+    max_grad_norm: float
+    adam_beta1: float
+    adam_beta2: float
+    optim: str
+    bf16: bool
+    fp16: bool
+    use_tf32: bool
+    use_sdpa: bool
+    gradient_checkpointing: bool | None
+    dataloader_num_workers: int
+    dataloader_prefetch_factor: int
+    dataloader_persistent_workers: bool
+    save_steps: int | None
+    save_every_minutes: float
+    save_total_limit: int
+    eval_steps: int | None
+    logging_steps: int
+    n_threads: int | None
+    collection_interval_seconds: float | None
+    track_per_step_metrics: bool
+    gpu_memory_threshold_small_gb: float
+    gpu_memory_threshold_medium_gb: float
+    gpu_memory_threshold_large_gb: float
+    seed: int
+    hardware: str
+    gpu_table: tuple[dict[str, Any], ...]
+    price_usd_per_hour: float | None
+    price_as_of: str | None
+    max_usd: float | None
+    max_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostPlan:
+    """What a run should cost. Hours and dollars are null where speed or price is unknown."""
+
+    price_usd_per_hour: float | None
+    price_as_of: str | None
+    predicted_hours: float | None
+    predicted_hours_low: float | None
+    predicted_hours_high: float | None
+    predicted_usd: float | None
+    predicted_usd_low: float | None
+    predicted_usd_high: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why a setting has its value."""
+
+    setting: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPlan:
+    """Settings of a training run, all resolved.
+
+    ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
+    figure adds what gradient checkpointing computes again.
+    """
+
+    expert: str
+    method: Literal["full", "lora", "qlora"]
+    lora: LoraSpec | None
+    hardware: str
+    gpu: GpuFacts | None
+    world_size: int
+    micro_batch_size: int
+    n_accumulation_steps: int
+    global_batch_sequences: int
+    sequence_length_tokens: int
+    n_sequences: int
+    n_steps: int
+    n_steps_per_epoch: int
+    n_epochs: float
+    n_warmup_steps: int
+    learning_rate: float
+    lr_scheduler_type: Literal["cosine", "linear", "constant_with_warmup"]
+    weight_decay: float
+    max_grad_norm: float
+    adam_beta1: float
+    adam_beta2: float
+    optim: str
+    precision: Precision
+    use_tf32: bool
+    attention: str
+    checkpoint_activations: bool
+    save_steps: int
+    save_every_minutes: float
+    save_total_limit: int
+    eval_steps: int
+    logging_steps: int
+    n_threads: int | None
+    collection_interval_seconds: float
+    track_per_step_metrics: bool
+    seed: int
+    n_params_total: int
+    n_params_trainable: int
+    flops_per_token_model: float
+    flops_per_token_hardware: float
+    flops_convention: str
+    predicted_tokens: int
+    predicted_peak_bytes: int | None
+    predicted_peak_reason: str
+    cost: CostPlan
+    reasons: tuple[Reason, ...]

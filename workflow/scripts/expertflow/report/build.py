@@ -1,0 +1,300 @@
+"""Join all records to one report: plain JSON values, null where nothing was measured.
+
+Key names carry units. The few that do not (``batch_size``, ``warmup_steps``, ...) are paths that
+readers of older training reports already use. ``workflow/schemas/report.schema.yaml`` describes
+every key.
+"""
+
+from typing import Any
+
+from expertflow.core.records import to_json
+from expertflow.evaluate.records import EvaluationSide
+from expertflow.report import derive
+from expertflow.report.diagnose import accept, bottleneck, find
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.reasons import explain
+from expertflow.report.verdict import verdict
+
+SCHEMA_VERSION = 1
+
+
+def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, Any]:
+    """Build report.json from the records of every stage.
+
+    ``provenance`` is what only the caller knows (git, lockfile, inputs, command); its keys are
+    kept, and those that the records know are added.
+    """
+    report: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run": _run(inputs),
+        "model": _model(inputs),
+        "data": _data(inputs),
+        "training_parameters": _training_parameters(inputs),
+        "training_report": {"training": _training(inputs), "hardware": _hardware(inputs)},
+        "time": to_json(inputs.training.time),
+        "throughput": _throughput(inputs),
+        "cost": _cost(inputs),
+        "plan": _plan(inputs),
+        "evaluation": _evaluation(inputs),
+        "staging": to_json(inputs.staging),
+        "export": to_json(inputs.export),
+        "comparison": [],
+        "provenance": _provenance(inputs, provenance),
+    }
+    report["bottleneck"] = bottleneck(report)
+    report["findings"] = to_json(find(report))
+    report["acceptance"] = to_json(accept(report, inputs.spec.acceptance))
+    report["verdict"] = verdict(report)
+    report["unavailable"] = explain(report, inputs)
+    return report
+
+
+def _run(inputs: ReportInputs) -> dict[str, Any]:
+    training = inputs.training
+    return {
+        "id": f"{training.expert}-{training.fingerprint[:12]}",
+        "expert": training.expert,
+        "description": inputs.spec.description,
+        "preset": inputs.spec.preset,
+        "status": training.status,
+        "started_at": training.started_at,
+        "simulated": inputs.monitor.simulated,
+    }
+
+
+def _model(inputs: ReportInputs) -> dict[str, Any]:
+    model, plan, training = inputs.model, inputs.plan, inputs.training
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "revision": model.revision,
+        "licence": model.licence,
+        "params_total": training.n_params_total,
+        "params_trainable": training.n_params_trainable,
+        "method": training.method,
+        "lora": to_json(plan.lora),
+        "flops_per_token_model": plan.flops_per_token_model,
+        "flops_per_token_hardware": plan.flops_per_token_hardware,
+        "convention": plan.flops_convention,
+    }
+
+
+def _data(inputs: ReportInputs) -> dict[str, Any]:
+    documents, packing, training = inputs.documents, inputs.packing, inputs.training
+    rows = packing.train
+    n_cells = rows.n_tokens + rows.n_padding_tokens
+    n_seen = training.n_tokens + training.n_padding_tokens
+    return {
+        "records": documents.n_records,
+        "documents": documents.n_documents,
+        "documents_train": documents.n_train,
+        "documents_held_out": documents.n_held_out,
+        "rejected_by_reason": documents.n_rejected_by_reason,
+        "dropped_by_reason": documents.n_dropped_by_reason,
+        "sources": [to_json(source) for source in inputs.datasets.sources],
+        "packing": packing.packing,
+        "overflow": packing.overflow,
+        "seq_len": packing.sequence_length_tokens,
+        "seq_len_reason": packing.length_reason,
+        "sequences": rows.n_sequences,
+        "useful_tokens": rows.n_tokens,
+        "trained_tokens": training.n_tokens,
+        "target_tokens": training.n_target_tokens,
+        "padding_fraction": _share(training.n_padding_tokens, n_seen),
+        "fill_fraction": _share(rows.n_tokens, n_cells),
+        "truncated_fraction": _share(rows.n_tokens_dropped, rows.n_tokens_in),
+        "sum_len_sq": rows.sum_len_sq,
+        "length_histogram": to_json(packing.histogram),
+    }
+
+
+def _training_parameters(inputs: ReportInputs) -> dict[str, Any]:
+    plan, training = inputs.plan, inputs.training
+    return {
+        "warmup_steps": plan.n_warmup_steps,
+        "batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.n_accumulation_steps,
+        "world_size": training.world_size,
+        "global_batch_sequences": plan.global_batch_sequences,
+        "total_steps": plan.n_steps,
+        "num_train_epochs": plan.n_epochs,
+        "max_seq_length": plan.sequence_length_tokens,
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "tf32": plan.use_tf32,
+        "attention": training.attention,
+        "gradient_checkpointing": plan.checkpoint_activations,
+        "learning_rate": plan.learning_rate,
+        "lr_scheduler_type": plan.lr_scheduler_type,
+        "weight_decay": plan.weight_decay,
+        "max_grad_norm": plan.max_grad_norm,
+        "adam_beta1": plan.adam_beta1,
+        "adam_beta2": plan.adam_beta2,
+        "optim": plan.optim,
+        "save_steps": plan.save_steps,
+        "save_every_minutes": plan.save_every_minutes,
+        "eval_steps": plan.eval_steps,
+        "logging_steps": plan.logging_steps,
+        "seed": training.seed,
+    }
+
+
+def _training(inputs: ReportInputs) -> dict[str, Any]:
+    training = inputs.training
+    return {
+        "steps": training.n_steps,
+        "epochs": training.n_epochs,
+        "sessions": training.n_sessions,
+        "resumed_at_steps": list(training.resumed_at_steps),
+        "saves": training.n_saves,
+        "activated": list(training.activated),
+        "loss_first": training.loss_first,
+        "loss_last": training.loss_last,
+        "eval_points": to_json(training.eval_points),
+        "epoch_summaries": to_json(training.epoch_summaries),
+        "series_path": training.steps_path,
+    }
+
+
+def _hardware(inputs: ReportInputs) -> dict[str, Any]:
+    training, monitor = inputs.training, inputs.monitor
+    return {
+        "collection_interval_seconds": monitor.configured_interval_s,
+        "collection_interval_effective_seconds": monitor.effective_interval_s,
+        "samples": monitor.n_samples,
+        "series_path": training.gpu_path,
+        "device": training.device,
+        "threads": training.n_threads,
+        "gpu": _gpu(inputs),
+        "any_kernel_percent": to_json(monitor.any_kernel_percent),
+        "tensor_active_percent": None,
+        "power_w": to_json(monitor.power_w),
+        "temperature_c": to_json(monitor.temperature_c),
+        "memory_used_bytes": to_json(monitor.memory_used_bytes),
+        "memory_peak_allocated_bytes": training.peak_memory_allocated_bytes,
+        "memory_peak_reserved_bytes": training.peak_memory_reserved_bytes,
+        "memory_spilled_bytes": None,
+        "host_memory_peak_bytes": training.peak_host_rss_bytes,
+        "cpu_percent": to_json(monitor.cpu_percent),
+        "ram_used_bytes": to_json(monitor.ram_used_bytes),
+        "energy_j": monitor.energy_j,
+        "energy_source": _energy_source(inputs),
+        "throttle_s": None,
+        "assessment": list(monitor.assessment),
+    }
+
+
+def _gpu(inputs: ReportInputs) -> dict[str, Any]:
+    monitor, peak = inputs.monitor, derive.peak(inputs.plan, inputs.training)
+    return {
+        "name": inputs.training.gpu_name,
+        "driver": monitor.driver,
+        "peak_flops_per_s": peak.flops_per_s,
+        "peak_bf16_flops_per_s": peak.flops_per_s if inputs.training.precision == "bf16" else None,
+        "peak_source": peak.source,
+        "memory_total_bytes": monitor.memory_total_bytes,
+        "power_limit_w": monitor.power_limit_w,
+    }
+
+
+def _energy_source(inputs: ReportInputs) -> str | None:
+    counted = any(sample.energy_j is not None for sample in inputs.samples)
+    return "energy counter" if inputs.monitor.energy_j is not None and counted else None
+
+
+def _throughput(inputs: ReportInputs) -> dict[str, Any]:
+    plan = inputs.plan
+    return {
+        "useful_tokens_per_s": derive.tokens_per_s(inputs.training).value,
+        "mfu_fraction": derive.utilisation(inputs, plan.flops_per_token_model).value,
+        "hfu_fraction": derive.utilisation(inputs, plan.flops_per_token_hardware).value,
+        "goodput_fraction": derive.goodput(inputs.training.time).value,
+    }
+
+
+def _cost(inputs: ReportInputs) -> dict[str, Any]:
+    return {
+        "usd": derive.cost_usd(inputs).value,
+        "usd_per_hour": inputs.plan.cost.price_usd_per_hour,
+        "rate_as_of": inputs.plan.cost.price_as_of,
+        "usd_per_million_tokens": derive.cost_usd_per_million_tokens(inputs).value,
+    }
+
+
+def _plan(inputs: ReportInputs) -> dict[str, Any]:
+    plan, cost = inputs.plan, inputs.plan.cost
+    return {
+        "hardware": plan.hardware,
+        "steps": plan.n_steps,
+        "trained_tokens": plan.predicted_tokens,
+        "memory_peak_bytes": plan.predicted_peak_bytes,
+        "memory_reason": plan.predicted_peak_reason,
+        "hours": cost.predicted_hours,
+        "usd": cost.predicted_usd,
+        "band": {
+            "hours_low": cost.predicted_hours_low,
+            "hours_high": cost.predicted_hours_high,
+            "usd_low": cost.predicted_usd_low,
+            "usd_high": cost.predicted_usd_high,
+        },
+        "cost_reason": cost.reason,
+        "reasons": to_json(plan.reasons),
+    }
+
+
+def _evaluation(inputs: ReportInputs) -> dict[str, Any]:
+    record = inputs.evaluation
+    change = derive.score_difference(record.before.score, record.after.score)
+    return {
+        "task": record.task,
+        "metric": record.after.score.metric if record.after.score else None,
+        "held_out_documents": record.n_held_out_documents,
+        "documents_shared_with_training": record.n_documents_shared_with_training,
+        "before": _side(record.before),
+        "after": _side(record.after),
+        "delta": {
+            "held_out_loss": record.after.held_out_loss - record.before.held_out_loss,
+            **to_json(change),
+        },
+        "samples": to_json(record.samples),
+        "wall_s": record.wall_s,
+    }
+
+
+def _side(side: EvaluationSide) -> dict[str, Any]:
+    score = side.score
+    return {
+        "held_out_loss": side.held_out_loss,
+        "perplexity": side.perplexity,
+        "n_target_tokens": side.n_target_tokens,
+        "value_fraction": score.value_fraction if score else None,
+        "ci95": to_json(score.ci95) if score else None,
+        "n_examples": score.n_examples if score else None,
+        "n_correct": score.n_correct if score else None,
+        "n_by_kind": dict(score.n_by_kind) if score else None,
+        "generation_s": side.generation_s,
+    }
+
+
+def _provenance(inputs: ReportInputs, given: dict[str, Any]) -> dict[str, Any]:
+    training = inputs.training
+    return {
+        "git": None,
+        "lockfile_sha256": None,
+        "input_sha256": {},
+        "command": None,
+        "host_hash": None,
+        "torch": training.versions.get("torch"),
+        "driver": inputs.monitor.driver,
+        "versions": dict(training.versions),
+        "fingerprint": training.fingerprint,
+        "documents_sha256": inputs.documents.sha256,
+        "packing_sha256": training.packing_sha256,
+        "tokenizer_sha256": inputs.packing.tokenizer_sha256,
+        "weights_sha256": training.weights_sha256,
+        **given,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

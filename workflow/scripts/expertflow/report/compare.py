@@ -1,0 +1,82 @@
+"""Lay several experts side by side: results/index.json, and the same facts as a page."""
+
+from typing import Any
+
+from expertflow.report import format as f
+from expertflow.report import view
+from expertflow.report.diagnose import look_up
+from expertflow.report.page import style, templates
+
+Report = dict[str, Any]
+
+SCHEMA_VERSION = 1
+
+
+def build_index(reports: list[Report]) -> dict[str, Any]:
+    """Give one row an expert, ordered by name; a null keeps the reason its report gives."""
+    rows = [_row(report) for report in reports]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "experts": sorted(rows, key=lambda row: (row["expert"], row["run_id"])),
+    }
+
+
+def _row(report: Report) -> dict[str, Any]:
+    run, evaluation = report["run"], report["evaluation"]
+    before, after, delta = evaluation["before"], evaluation["after"], evaluation["delta"]
+    figures = {
+        "useful_tokens_per_s": "throughput.useful_tokens_per_s",
+        "mfu_fraction": "throughput.mfu_fraction",
+        "usd": "cost.usd",
+        "before_fraction": "evaluation.before.value_fraction",
+        "after_fraction": "evaluation.after.value_fraction",
+        "delta_fraction": "evaluation.delta.value_fraction",
+    }
+    reasons = report["unavailable"]
+    return {
+        "expert": run["expert"],
+        "run_id": run["id"],
+        "description": run["description"],
+        "preset": run["preset"],
+        "simulated": run["simulated"],
+        "model": report["model"]["name"],
+        "method": report["model"]["method"],
+        "task": evaluation["task"],
+        "metric": evaluation["metric"],
+        "verdict": report["verdict"],
+        **{name: look_up(report, path) for name, path in figures.items()},
+        "before_ci95": before["ci95"],
+        "after_ci95": after["ci95"],
+        "delta_ci95": delta["ci95"],
+        "n_examples": after["n_examples"],
+        "held_out_loss_before": before["held_out_loss"],
+        "held_out_loss_after": after["held_out_loss"],
+        "wall_s": report["time"]["wall_s"],
+        "unavailable": {name: reasons[path] for name, path in figures.items() if path in reasons},
+    }
+
+
+def render_index(index: dict[str, Any]) -> str:
+    """Render the page that links to each expert's own report (``{expert}/report.html``)."""
+    rows = index["experts"]
+    return (
+        templates()
+        .get_template("index.html.j2")
+        .render(style=style(), rows=rows, cell=_cell, sentence=_sentence(rows))
+    )
+
+
+def _cell(row: dict[str, Any], name: str, show: str) -> view.Cell:
+    """Show one figure of a row, or the reason why it is missing."""
+    if row[name] is None:
+        reason = row["unavailable"].get(name, "no reason was recorded")
+        return view.Cell(text=view.NOT_MEASURED, reason=reason)
+    return view.Cell(text=getattr(f, show)(row[name]))
+
+
+def _sentence(rows: list[dict[str, Any]]) -> str:
+    learned = sum(row["verdict"]["learned"] == "yes" for row in rows)
+    prices = [row["usd"] for row in rows if row["usd"] is not None]
+    wall = f.duration(sum(row["wall_s"] for row in rows))
+    cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
+    return f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."

@@ -1,0 +1,160 @@
+"""Write numbers for people: two or three digits that matter, a unit, and a space that holds."""
+
+import re
+from typing import Any
+
+NBSP = "\u00a0"
+MINUS = "\u2212"
+THOUSANDS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def count(value: float) -> str:
+    """Group the digits of a whole number.
+
+    >>> count(20000)
+    '20,000'
+    """
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Keep three digits and name the power of a thousand.
+
+    >>> [short(x) for x in (36412, 96_100_000, 812.4)]
+    ['36.4k', '96.1M', '812']
+    """
+    for scale, name in THOUSANDS:
+        if abs(value) >= 0.9995 * scale:
+            return f"{_three_digits(value / scale)}{name}"
+    return _three_digits(value)
+
+
+def percent(fraction: float) -> str:
+    """Write a fraction as a percentage, with a decimal only where it is small.
+
+    >>> percent(0.934).replace(NBSP, " "), percent(0.0312).replace(NBSP, " ")
+    ('93 %', '3.1 %')
+    """
+    value = 100 * fraction
+    digits = 0 if abs(value) >= 9.95 or value == 0 else 1
+    return f"{value:.{digits}f}{NBSP}%".replace("-", MINUS)
+
+
+def tenths(fraction: float) -> str:
+    """Write a fraction as a percentage with one decimal: figures that are compared."""
+    return f"{100 * fraction:.1f}{NBSP}%"
+
+
+def signed_percent(fraction: float) -> str:
+    """Write a relative difference with its sign: plan against actual."""
+    return signed(100 * fraction, 0 if abs(fraction) >= 0.0995 else 1) + f"{NBSP}%"
+
+
+def points(fraction: float) -> str:
+    """Write a difference of two fractions in percentage points, with its sign."""
+    return signed(100 * fraction, 1)
+
+
+def signed(value: float, digits: int) -> str:
+    """Write a number with its sign; a rounded zero has none."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", MINUS) if float(text) else text[1:]
+
+
+def loss(value: float) -> str:
+    """Write a loss, in nats a token."""
+    return f"{value:.3f}".replace("-", MINUS)
+
+
+def usd(value: float) -> str:
+    """Write dollars: cents, or what is left of them below one.
+
+    >>> usd(1.864), usd(0.00123)
+    ('$1.86', '$0.0012')
+    """
+    return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in the unit that keeps the number between 1 and 100.
+
+    >>> [duration(x).replace(NBSP, " ") for x in (0.42, 45.04, 2712, 9000)]
+    ['0.42 s', '45 s', '45 min', '2.5 h']
+    """
+    for scale, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * scale:
+            return f"{_two_digits(seconds / scale)}{NBSP}{unit}"
+    return f"{_two_digits(seconds)}{NBSP}s"
+
+
+def flops(flops_per_s: float) -> str:
+    """Write a rate of arithmetic in TFLOP/s."""
+    return f"{_three_digits(flops_per_s / 1e12)}{NBSP}TFLOP/s"
+
+
+def hours(value: float) -> str:
+    """Write a time given in hours."""
+    return duration(3600 * value)
+
+
+def size(n_bytes: float) -> str:
+    """Write bytes in decimal units, as card makers do."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n_bytes >= 0.9995 * scale:
+            return f"{_three_digits(n_bytes / scale)}{NBSP}{unit}"
+    return f"{n_bytes:.0f}{NBSP}B"
+
+
+def energy(joules: float) -> str:
+    """Write energy in watt-hours, or kilowatt-hours from one tenth of them on."""
+    hours = joules / 3600
+    if hours >= 100:
+        return f"{_two_digits(hours / 1000)}{NBSP}kWh"
+    return f"{_two_digits(hours)}{NBSP}Wh"
+
+
+def words(name: str) -> str:
+    """Turn a key into words: ``execution_accuracy`` reads better in a sentence without the bar."""
+    return name.replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    """Start with a capital and leave the rest alone: names keep theirs."""
+    return text[:1].upper() + text[1:]
+
+
+def hold(text: str) -> str:
+    """Tie numbers to their units in a running text, so that no line breaks between them.
+
+    >>> hold("95 % of 12 min") == f"95{NBSP}% of 12{NBSP}min"
+    True
+    """
+    return re.sub(r"(?<=\d) (?=(?:%|s|min|h|points|[kMGT]?B)(?!\w))", NBSP, text)
+
+
+def plain(value: Any) -> str:
+    """Write a value of unknown type shortly: settings, acceptance values, provenance."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def clip(text: str, n_chars: int) -> str:
+    """Cut a long text, and say how much is gone."""
+    gone = len(text) - n_chars
+    return text if gone <= 0 else f"{text[:n_chars]}\u2026 ({gone:,} more characters)"
+
+
+def _three_digits(value: float) -> str:
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f}"
+
+
+def _two_digits(value: float) -> str:
+    digits = 0 if value >= 9.95 or value == 0 else 1 if value >= 0.995 else 2
+    text = f"{value:.{digits}f}"
+    return text.removesuffix(".0")

@@ -1,0 +1,105 @@
+"""Render report.html: one file that needs no network, no script, and no second look at the data.
+
+Texts from data sets, models and manifests are hostile until escaped: the templates escape all of
+them. Only the charts are trusted; they hold numbers and texts of this package.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from expertflow.report import format as f
+from expertflow.report import view
+from expertflow.report.inputs import ReportInputs
+
+Report = dict[str, Any]
+
+N_SAMPLES = 6
+N_ROWS = 60  # longer tables end with a hint at report.json
+N_CHARS = 1_600
+MAX_PAGE_BYTES = 400_000
+
+
+@cache
+def templates() -> Environment:
+    """Open the templates beside this module, with escaping on for all of them."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = ("count", "short", "percent", "tenths", "points", "loss", "usd", "duration", "size",
+             "energy", "words", "plain", "signed", "sentence", "hold")  # fmt: skip
+    environment.filters |= {name: getattr(f, name) for name in names}
+    environment.filters["clip"] = lambda text: f.clip(str(text), N_CHARS)
+    return environment
+
+
+def render_page(report: Report, inputs: ReportInputs) -> str:
+    """Render the report with its charts; the series for them come from the inputs."""
+    from expertflow.report import charts  # loads altair, which takes a second
+
+    evaluation = report["evaluation"]
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            unavailable=report["unavailable"],
+            unavailable_rows=list(report["unavailable"].items())[:N_ROWS],
+            evaluation_marked=bool(inputs.training.eval_points and inputs.steps),
+            style=style(),
+            subject=view.subject(report),
+            preset_note=view.preset_note(report),
+            tiles=view.tiles(report),
+            parts=view.time_parts(report),
+            plan_rows=view.plan_rows(report),
+            cell=lambda path, show="plain": view.cell(report, path, getattr(f, show)),
+            kinds=_kinds(evaluation),
+            samples=evaluation["samples"][:N_SAMPLES],
+            n_samples=len(evaluation["samples"]),
+            settings=list(report["training_parameters"].items()),
+            provenance=_flat(report["provenance"])[:N_ROWS],
+            n_rows=N_ROWS,
+            loss_chart=_trusted(charts.loss_chart(inputs)),
+            timeline=[_trusted(chart) for chart in charts.timeline_charts(inputs)],
+            length_chart=_trusted(charts.length_chart(inputs)),
+        )
+    )
+
+
+def style() -> Markup:
+    """Read the style sheet that all pages carry inside."""
+    return Markup(Path(__file__).with_name("style.css").read_text(encoding="utf-8"))
+
+
+def _trusted(chart: Any) -> dict[str, Any] | None:
+    if chart is None:
+        return None
+    return {
+        "title": chart.title,
+        "unit": chart.unit,
+        "wide": Markup(chart.wide),
+        "narrow": Markup(chart.narrow),
+    }
+
+
+def _kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """List the kinds of verdicts with their counts before and after, correct ones first."""
+    before = evaluation["before"]["n_by_kind"] or {}
+    after = evaluation["after"]["n_by_kind"] or {}
+    names = sorted({*before, *after}, key=lambda name: (name != "correct", name))
+    return [(name, before.get(name, 0), after.get(name, 0)) for name in names]
+
+
+def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        return [row for key, item in value.items() for row in _flat(item, f"{path}.{key}")]
+    if isinstance(value, list | tuple):
+        return [(path[1:], ", ".join(map(f.plain, value)))]
+    return [(path[1:], "" if value in (None, {}) else f.plain(value))]

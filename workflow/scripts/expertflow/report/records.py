@@ -1,0 +1,45 @@
+"""What the report adds to the records it reads: findings and acceptance verdicts."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something worth changing, with what was seen and where the threshold comes from."""
+
+    code: str
+    severity: Literal["info", "warning", "problem"]
+    evidence: str
+    threshold: str
+    threshold_origin: str
+    recommendation: str
+    worth_usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceRule:
+    """A bar of the manifest, over a dotted path of report.json."""
+
+    path: str
+    op: Literal[">", ">=", "<", "<=", "=="]
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceVerdict:
+    """``not measured`` where the path holds null."""
+
+    rule: str
+    verdict: Literal["pass", "fail", "not measured"]
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportSpec:
+    """Settings of ``build_report``."""
+
+    expert: str
+    preset: str
+    description: str
+    acceptance: tuple[AcceptanceRule, ...]

@@ -1,0 +1,100 @@
+"""Thin long series out for drawing: a few hundred bins, with the spread inside each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from expertflow.hardware.records import GpuSample
+from expertflow.train.records import EvalPoint, StepRecord
+
+T = TypeVar("T")
+
+N_BINS = 180
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One bin of a series: where it lies, its mean, and the least and greatest value inside."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A stretch of time, in seconds."""
+
+    start_s: float
+    end_s: float
+
+
+def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
+    """Reduce (x, y) pairs, ordered by x, to ``n_bins`` bins of equal counts; nulls are left out."""
+    known = [(x, y) for x, y in values if y is not None]
+    return [
+        Point(
+            x=sum(x for x, _ in part) / len(part),
+            y=sum(y for _, y in part) / len(part),
+            low=min(y for _, y in part),
+            high=max(y for _, y in part),
+        )
+        for part in _parts(known, n_bins)
+    ]
+
+
+def training_loss(steps: Sequence[StepRecord]) -> list[Point]:
+    """Give the loss over steps."""
+    return envelope((step.step, step.loss) for step in steps)
+
+
+def tokens_per_s(steps: Sequence[StepRecord]) -> list[Point]:
+    """Give useful tokens a second over elapsed seconds; pauses between steps count as time."""
+    points = []
+    for part in _parts(list(zip(steps, durations_s(steps), strict=True)), N_BINS):
+        seconds = sum(took_s for _, took_s in part)
+        if seconds > 0:
+            rate = sum(step.n_tokens for step, _ in part) / seconds
+            middle_s = (part[0][0].elapsed_s + part[-1][0].elapsed_s) / 2
+            points.append(Point(x=middle_s, y=rate, low=rate, high=rate))
+    return points
+
+
+def durations_s(steps: Sequence[StepRecord]) -> list[float]:
+    """Give the time from the end of one step to the end of the next, pauses included.
+
+    Where the step before is not on record (the first one, or a run that keeps one line per log
+    interval), or where a resumed run set its clock back, the step's own time is all that is known.
+    """
+    result = [step.step_s for step in steps[:1]]
+    for before, step in pairwise(steps):
+        gap_s = step.elapsed_s - before.elapsed_s
+        follows = step.step == before.step + 1 and gap_s > 0
+        result.append(gap_s if follows else step.step_s)
+    return result
+
+
+def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Span]:
+    """Place each held-out evaluation behind the step that it followed, or before the first one."""
+    end_s = {step.step: step.elapsed_s for step in steps}
+    if steps and steps[0].step == 1:
+        before_s = sum(point.eval_s for point in points if point.step == 0)
+        end_s[0] = steps[0].elapsed_s - steps[0].step_s - before_s
+    return [
+        Span(start_s=end_s[point.step], end_s=end_s[point.step] + point.eval_s)
+        for point in points
+        if point.step in end_s
+    ]
+
+
+def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
+    """Give one field of the hardware samples over elapsed seconds."""
+    readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
+    return envelope((x, None if y is None else y * scale) for x, y in readings)
+
+
+def _parts(items: Sequence[T], n_parts: int) -> list[Sequence[T]]:
+    size = max(1, -(-len(items) // n_parts))
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,0 +1,98 @@
+"""What the token stages say: shards of tokens and packed rows.
+
+A *sequence* is one packed row of ``sequence_length_tokens`` ids; it holds whole documents, or parts
+of one that is longer than a row.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenShardRecord:
+    """Token ids of the kept documents of one shard."""
+
+    source: str
+    shard: str
+    path: str
+    sha256: str
+    n_documents: int
+    n_tokens: int
+    n_supervised_tokens: int
+    engine: str
+    engine_version: str
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingSpec:
+    """Settings of ``pack_sequences``. Null ``sequence_length_tokens`` lets packing choose."""
+
+    sequence_length_tokens: int | None
+    packing: Literal["bfd", "concat", "none"]
+    overflow: Literal["split", "truncate", "drop"]
+    group_by_length: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthChoice:
+    """What one sequence length would do to the documents at hand."""
+
+    sequence_length_tokens: int
+    n_over_long_documents: int
+    n_over_long_tokens: int
+    n_sequences: int
+    fill_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthHistogram:
+    """Document lengths in tokens: ``counts[i]`` lie in [edges[i], edges[i + 1])."""
+
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedSplit:
+    """Rows of one split. ``sum_len_sq`` is the sum of squared document lengths after packing."""
+
+    path: str
+    sha256: str
+    n_documents: int
+    n_documents_split: int
+    n_documents_truncated: int
+    n_documents_dropped: int
+    n_tokens_in: int
+    n_tokens: int
+    n_tokens_dropped: int
+    n_supervised_tokens: int
+    n_target_tokens: int
+    n_padding_tokens: int
+    n_sequences: int
+    n_sequences_lower_bound: int
+    sum_len_sq: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingRecord:
+    """Both splits of an expert in packed rows, with the length that was used and why."""
+
+    expert: str
+    packing: str
+    overflow: str
+    sequence_length_tokens: int
+    length_reason: str
+    seed: int
+    engine: str
+    engine_version: str
+    tokenizer_sha256: str
+    train: PackedSplit
+    held_out: PackedSplit
+    histogram: LengthHistogram
+    choices: tuple[LengthChoice, ...]

@@ -1,0 +1,112 @@
+"""The training job: lock the state, watch the machine, train or find it done, publish."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertflow.core.files import write_text
+from expertflow.core.records import read_record, write_record
+from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.records import TrainPlan
+from expertflow.stage.copy import ensure_staged
+from expertflow.stage.records import StagingRecord
+from expertflow.tokens.records import PackingRecord
+from expertflow.train import checkpoint, publish
+from expertflow.train.expert import train_expert
+from expertflow.train.preflight import preflight, versions
+from expertflow.train.records import ModelRecord
+
+MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
+MONITOR_STOP_S = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingJob:
+    """Paths of one job: records to read, the state, what to publish."""
+
+    plan: Path
+    packing: Path
+    model: Path
+    staging: Path
+    state: Path
+    checkpoint: Path
+    output: Path
+    code: str
+
+
+def run_job(job: TrainingJob) -> None:
+    """Bring the job's state to its end and publish it.
+
+    Raises:
+        Interrupted: a signal came; the state is saved.
+        TrainingError, HardwareError: the run cannot go on.
+    """
+    plan = read_record(TrainPlan, job.plan)
+    packing = read_record(PackingRecord, job.packing)
+    model = read_record(ModelRecord, job.model)
+    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=job.code)
+    state = job.state / name
+    rows = _rows(read_record(StagingRecord, job.staging))
+    with checkpoint.locked(state):
+        outcome = publish.read_outcome(state)
+        if outcome is None:
+            readings = preflight(plan, state)
+            write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
+            with watched(state, interval_s=plan.collection_interval_seconds):
+                outcome = train_expert(
+                    plan=plan, packing=packing, model=model, rows=rows, state=state
+                )
+            publish.check_inputs_unmoved(packing, rows)
+            write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
+        outputs = {"checkpoint": job.checkpoint}
+        for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
+            outputs[file] = job.output.with_name(file)
+        publish.publish(state, outputs)
+        record = publish.training_record(
+            plan=plan,
+            packing=packing,
+            model=model,
+            monitor=read_record(MonitorRecord, state / "monitor.json"),
+            outcome=outcome,
+            outputs=outputs,
+            fingerprint=name,
+            versions=versions(),
+        )
+    write_record(job.output, record)
+
+
+@contextmanager
+def watched(state: Path, *, interval_s: float) -> Iterator[None]:
+    """Run the monitor as a process of its own beside the block.
+
+    A resumed run goes on with its file of samples, at the time where its clock stands.
+    """
+    saved = checkpoint.complete(state)
+    offset = 0.0
+    if saved and (state / "gpu.jsonl").is_file():
+        progress = json.loads((saved[-1] / checkpoint.PROGRESS).read_text(encoding="utf-8"))
+        offset = progress["clock"]["wall"]
+    command = [sys.executable, str(MONITOR), "--interval", str(interval_s), "--quiet"]
+    command += ["--samples", str(state / "gpu.jsonl"), "--offset", str(offset)]
+    command += ["--output", str(state / "monitor.json")]
+    # Its own group: a Ctrl-C meant for the trainer must not end it before the last sample.
+    monitor = subprocess.Popen(command, start_new_session=True)
+    try:
+        yield
+    finally:
+        monitor.send_signal(signal.SIGTERM)
+        monitor.wait(MONITOR_STOP_S)
+
+
+def _rows(staging: StagingRecord) -> Path:
+    """Give the rows' place on this machine; a retry on another node stages again."""
+    source = Path(staging.source)
+    if staging.target is None:
+        return source
+    ensure_staged(source=source, target=Path(staging.target), sha256=staging.source_sha256)
+    return Path(staging.target)

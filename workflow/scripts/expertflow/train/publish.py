@@ -1,0 +1,173 @@
+"""Lay a finished state out as declared results, and sum the run up as one record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.files import link_or_copy, link_or_copy_tree, remove, sha256_file, sha256_json
+from expertflow.core.records import to_json
+from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import (
+    NOT_ON_CPU,
+    EpochSummary,
+    EvalPoint,
+    ModelRecord,
+    TimeSpent,
+    TrainingRecord,
+)
+
+
+def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
+    """Name everything that decides the trained weights; prices and predictions do not."""
+    decided = to_json(plan)
+    for key in ("cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason"):
+        decided.pop(key)
+    rows = [packing.train.sha256, packing.held_out.sha256]
+    weights = [model.weights_sha256, model.tokenizer_sha256]
+    return sha256_json([decided, rows, weights, code])[:20]
+
+
+def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
+    """Make sure that the rows that were trained on are those of the manifest.
+
+    Snakemake does not notice an input that is edited while a job runs.
+
+    Raises:
+        TrainingError: they are not.
+    """
+    for name, split in (("train", packing.train), ("held_out", packing.held_out)):
+        if sha256_file(rows / name / ROWS_FILE) != split.sha256:
+            raise TrainingError(
+                f"{rows / name}: changed during training; run again to train on what is there now"
+            )
+
+
+def publish(state: Path, outputs: dict[str, Path]) -> None:
+    """Link the model and the logs of a finished state to their places in results/."""
+    remove(outputs["checkpoint"])
+    link_or_copy_tree(state / "final", outputs["checkpoint"])
+    for name in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
+        remove(outputs[name])
+        link_or_copy(state / name, outputs[name])
+
+
+def training_record(
+    *,
+    plan: TrainPlan,
+    packing: PackingRecord,
+    model: ModelRecord,
+    monitor: MonitorRecord,
+    outcome: dict[str, Any],
+    outputs: dict[str, Path],
+    fingerprint: str,
+    versions: dict[str, str],
+) -> TrainingRecord:
+    """Sum up a finished run."""
+    points = tuple(EvalPoint(**point) for point in outcome["eval_points"])
+    on_cpu = outcome["device"] == "cpu"
+    asked = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s")
+    unavailable = dict.fromkeys(asked, NOT_ON_CPU) if on_cpu else _not_on_gpu()
+    unavailable["time.h2d_s"] = (
+        NOT_ON_CPU if on_cpu else "copies overlap with compute; no events recorded"
+    )
+    return TrainingRecord(
+        expert=plan.expert,
+        fingerprint=fingerprint,
+        status="finished",
+        method=plan.method,
+        base_model=model.name,
+        gpu_name=monitor.gpu_name if not on_cpu else None,
+        precision=plan.precision,
+        attention=plan.attention,
+        world_size=plan.world_size,
+        seed=plan.seed,
+        n_params_total=plan.n_params_total,
+        n_params_trainable=plan.n_params_trainable,
+        n_steps=plan.n_steps,
+        n_epochs=plan.n_epochs,
+        eval_points=points,
+        epoch_summaries=epoch_summaries(outcome["epochs"], points, plan.n_steps_per_epoch),
+        time=time_spent(outcome["clock"], on_cpu=on_cpu),
+        n_sessions=1 + len(outcome["resumed_at_steps"]),
+        packing_sha256=sha256_json([packing.train.sha256, packing.held_out.sha256]),
+        checkpoint_path=str(outputs["checkpoint"]),
+        steps_path=str(outputs["steps.jsonl"]),
+        gpu_path=str(outputs["gpu.jsonl"]),
+        versions=versions,
+        unavailable=unavailable,
+        activated=tuple(outcome["activated"]),
+        resumed_at_steps=tuple(outcome["resumed_at_steps"]),
+        **{key: outcome[key] for key in _SAME_NAMES},
+    )
+
+
+_SAME_NAMES = (
+    "started_at", "device", "n_threads", "n_tokens", "n_target_tokens", "n_padding_tokens",
+    "loss_first", "loss_last", "n_saves", "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes", "peak_host_rss_bytes", "weights_sha256",
+)  # fmt: skip
+
+
+def epoch_summaries(
+    epochs: dict[str, list[float]], points: tuple[EvalPoint, ...], steps_per_epoch: int
+) -> tuple[EpochSummary, ...]:
+    """Give one entry per epoch started; its held-out loss is the last one measured within it."""
+    summaries = []
+    for epoch, (n, loss_sum, tokens, seconds) in sorted((int(k), v) for k, v in epochs.items()):
+        first, last = epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch
+        losses = [p.loss for p in points if first < p.step <= last]
+        summaries.append(
+            EpochSummary(
+                epoch=epoch + 1,
+                steps=int(n),
+                loss_mean=loss_sum / n,
+                eval_loss=losses[-1] if losses else None,
+                tokens=int(tokens),
+                seconds=seconds,
+                tokens_per_s=tokens / seconds,
+            )
+        )
+    return tuple(summaries)
+
+
+def time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
+    """Split wall time into its parts.
+
+    Host times of forward, backward and optimizer mean something on a CPU only: a GPU runs behind.
+    """
+    parts = {name: clock.get(name, 0.0) for name in ("startup", "data_wait", "checkpoint", "eval")}
+    train = clock.get("steps", 0.0) - parts["data_wait"]
+    return TimeSpent(
+        wall_s=clock["wall"],
+        startup_s=parts["startup"],
+        data_wait_s=parts["data_wait"],
+        h2d_s=None,
+        train_s=train,
+        forward_s=clock.get("forward") if on_cpu else None,
+        backward_s=clock.get("backward") if on_cpu else None,
+        optimizer_s=clock.get("optimizer") if on_cpu else None,
+        checkpoint_s=parts["checkpoint"],
+        eval_s=parts["eval"],
+        other_s=clock["wall"] - train - sum(parts.values()),
+        gpu_idle_s=None,
+    )
+
+
+def read_outcome(state: Path) -> dict[str, Any] | None:
+    """Read what a finished run left; null when there is none."""
+    path = state / "outcome.json"
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def _not_on_gpu() -> dict[str, str]:
+    reason = "the device runs behind the host and no events were recorded"
+    return dict.fromkeys(
+        ("time.forward_s", "time.backward_s", "time.optimizer_s", "time.gpu_idle_s"), reason
+    )

@@ -1,0 +1,148 @@
+"""What training says: the base model, each step, and the run as a whole."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from expertflow.plan.records import ModelFacts
+
+NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``."""
+
+    model: str
+    revision: str | None
+    licence: str | None
+    vocab_size: int
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    tokenizer: str | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRecord:
+    """A base model and tokenizer on disk, with hashes."""
+
+    name: str
+    kind: Literal["builtin", "local", "hub"]
+    revision: str | None
+    path: str
+    licence: str | None
+    facts: ModelFacts
+    n_parameters: int
+    n_weight_bytes: int
+    tokenizer_sha256: str
+    weights_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One optimiser step. Times are host seconds; tokens are without padding."""
+
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    n_tokens: int
+    n_target_tokens: int
+    step_s: float
+    data_wait_s: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalPoint:
+    """Held-out loss in nats per supervised token, after ``step`` steps."""
+
+    step: int
+    loss: float
+    n_target_tokens: int
+    eval_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochSummary:
+    """One entry per epoch started. The last one may be partial."""
+
+    epoch: int
+    steps: int
+    loss_mean: float
+    eval_loss: float | None
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeSpent:
+    """Where wall time went. The parts without an ``on device`` note add up to ``wall_s``.
+
+    ``train_s`` is forward + backward + optimizer; its three parts are null where the device runs
+    asynchronously and no events were recorded.
+    """
+
+    wall_s: float
+    startup_s: float
+    data_wait_s: float
+    h2d_s: float | None
+    train_s: float
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
+    checkpoint_s: float
+    eval_s: float
+    other_s: float
+    gpu_idle_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRecord:
+    """A finished training run. Sessions are processes: more than one means it was resumed."""
+
+    expert: str
+    fingerprint: str
+    status: Literal["finished"]
+    started_at: str
+    method: str
+    base_model: str
+    device: str
+    gpu_name: str | None
+    precision: str
+    attention: str
+    activated: tuple[str, ...]
+    world_size: int
+    n_threads: int
+    seed: int
+    n_params_total: int
+    n_params_trainable: int
+    n_steps: int
+    n_epochs: float
+    n_tokens: int
+    n_target_tokens: int
+    n_padding_tokens: int
+    loss_first: float
+    loss_last: float
+    eval_points: tuple[EvalPoint, ...]
+    epoch_summaries: tuple[EpochSummary, ...]
+    time: TimeSpent
+    n_sessions: int
+    resumed_at_steps: tuple[int, ...]
+    n_saves: int
+    peak_memory_allocated_bytes: int | None
+    peak_memory_reserved_bytes: int | None
+    peak_host_rss_bytes: int
+    packing_sha256: str
+    weights_sha256: str
+    checkpoint_path: str
+    steps_path: str
+    gpu_path: str
+    versions: dict[str, str]
+    unavailable: dict[str, str]

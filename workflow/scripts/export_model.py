@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Write the model that people load: merged, checked, with tokenizer and model card."""
+
+import json
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.core.records import read_record, write_record
+from expertflow.data.records import DatasetManifest
+from expertflow.evaluate.records import EvaluationRecord
+from expertflow.export.card import card_facts
+from expertflow.export.merge import export_model
+from expertflow.train.model import DTYPES, load_trained
+from expertflow.train.records import ModelRecord, TrainingRecord
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    for name in ("datasets", "model", "training", "evaluation"):
+        parser.add_argument(f"--{name}", type=Path, required=True, help=f"{name}.json")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="trained model")
+    parser.add_argument("--directory", type=Path, required=True, help="folder to write")
+    parser.add_argument("--output", type=Path, required=True, help="export.json to write")
+    args = parser.parse_args()
+    spec = json.loads(args.spec)
+    model = read_record(ModelRecord, args.model)
+    record = export_model(
+        expert=spec["expert"],
+        model=load_trained(
+            args.checkpoint, base=model.path, dtype=DTYPES["fp32"], attention_name="sdpa"
+        ),
+        tokenizer=Path(model.path),
+        decoding=spec["decoding"],
+        card=card_facts(
+            description=spec["description"],
+            datasets=read_record(DatasetManifest, args.datasets),
+            model=model,
+            training=read_record(TrainingRecord, args.training),
+            evaluation=read_record(EvaluationRecord, args.evaluation),
+        ),
+        output=args.directory,
+    )
+    write_record(args.output, record)
+    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+
+
+if __name__ == "__main__":
+    cli.run(main)

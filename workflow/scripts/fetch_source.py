@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Make a local, hub or git source readable on this disk, as its lock pins it."""
+
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.core.records import read_record, write_record
+from expertflow.data.fetch import fetch_source
+from expertflow.data.records import ExpertLock, SourceSpec
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--lock", type=Path, required=True, help="sources.lock.json")
+    parser.add_argument("--directory", type=Path, required=True, help="where extracted files go")
+    parser.add_argument("--output", type=Path, required=True, help="record to write")
+    args = parser.parse_args()
+    source = cli.spec_from_text(SourceSpec, args.spec)
+    lock = read_record(ExpertLock, args.lock)
+    pinned = next(s for s in lock.sources if s.name == source.name)
+    write_record(args.output, fetch_source(source, pinned, args.directory))
+    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Validate and render one shard of a source into documents."""
+
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.core.records import read_record, write_record
+from expertflow.data.prepare import prepare_shard
+from expertflow.data.records import DatasetManifest, PrepareSpec, SourceRecord
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--datasets", type=Path, required=True, help="datasets.json")
+    parser.add_argument("--source", type=Path, required=True, help="record of the source")
+    parser.add_argument("--shard", required=True, help="name of the shard, e.g. 000")
+    parser.add_argument("--documents", type=Path, required=True, help="Arrow file to write")
+    parser.add_argument("--rejected", type=Path, required=True, help="JSONL of rejects to write")
+    parser.add_argument("--output", type=Path, required=True, help="record to write")
+    args = parser.parse_args()
+    source = read_record(SourceRecord, args.source)
+    shards = read_record(DatasetManifest, args.datasets).shards
+    plan = next(s for s in shards if (s.source, s.shard) == (source.name, args.shard))
+    record = prepare_shard(
+        spec=cli.spec_from_text(PrepareSpec, args.spec),
+        source=source,
+        plan=plan,
+        output=args.documents,
+        rejected=args.rejected,
+    )
+    write_record(args.output, record)
+    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+
+
+if __name__ == "__main__":
+    cli.run(main)
