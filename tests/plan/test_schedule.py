@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
 
 
-@pytest.mark.parametrize(("total", "expected"), [(66, 7), (1, 0), (2, 0), (20_000, 1_000), (600, 60)])
+@pytest.mark.parametrize(
+    ("total", "expected"), [(66, 7), (1, 0), (2, 0), (20_000, 1_000), (600, 60)]
+)
 def test_the_warm_up_rule(total: int, expected: int) -> None:
     got = warmup_steps(total, ratio=0.1, minimum=10, maximum=1000, override_minimum=True)
     assert got == expected
@@ -18,9 +20,7 @@ def test_a_hard_minimum_wins_over_the_ratio() -> None:
 
 @given(st.integers(1, 10**6), st.floats(0, 0.99), st.integers(0, 500), st.booleans())
 def test_warm_up_always_ends(total: int, ratio: float, minimum: int, override: bool) -> None:
-    got = warmup_steps(
-        total, ratio=ratio, minimum=minimum, maximum=1000, override_minimum=override
-    )
+    got = warmup_steps(total, ratio=ratio, minimum=minimum, maximum=1000, override_minimum=override)
     assert 0 <= got < total
 
 

@@ -8,6 +8,7 @@ the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C.
 """
 
 import argparse
+import os
 import signal
 from pathlib import Path
 
@@ -27,9 +28,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON summary to write")
     parser.add_argument("--samples", type=Path, help="JSONL of samples; default: beside the output")
     parser.add_argument("--offset", type=float, default=0.0, help="clock at the start, seconds")
+    parser.add_argument("--with-parent", action="store_true", help="end when the parent does")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     args = parser.parse_args()
     came: list[int] = []
+    parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: came.append(received))
     record = monitor(
@@ -37,7 +40,7 @@ def main() -> None:
         interval_s=args.interval,
         duration_s=args.duration,
         offset_s=args.offset,
-        stop=lambda: bool(came),
+        stop=lambda: bool(came) or (args.with_parent and os.getppid() != parent),
     )
     write_record(args.output, record)
     if not args.quiet:

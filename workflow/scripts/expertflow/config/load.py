@@ -8,6 +8,7 @@ import difflib
 import json
 import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.render import template_fields
 
 SUFFIXES = (".yaml", ".yml", ".json")
-# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent.
+# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. Snakemake's --config reads
+# true as a string, too.
 FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +42,7 @@ class Schemas:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML or JSON file; numbers that YAML 1.1 takes for strings become numbers."""
+    """Read a YAML or JSON file, with its scalars mended."""
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -47,18 +50,20 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); create it") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct the syntax") from error
-    return numbers(value)
+    return scalars(value, words={})
 
 
-def numbers(value: Any) -> Any:
-    """Turn texts such as ``3e-6`` into floats, everywhere in a tree of settings."""
+def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
+    """Give texts like ``3e-6``, and ``words``, the type they were meant to have; dates stay texts."""
     if isinstance(value, dict):
-        return {key: numbers(item) for key, item in value.items()}
+        return {key: scalars(item, words=words) for key, item in value.items()}
     if isinstance(value, list):
-        return [numbers(item) for item in value]
+        return [scalars(item, words=words) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
     if isinstance(value, str) and FLOAT.fullmatch(value):
         return float(value)
-    return value
+    return words.get(value, value) if isinstance(value, str) else value
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
-    config = numbers(config)
+    config = scalars(config, words=WORDS)
     validate.check(config, schemas.config, where="config/config.yaml")
     result: dict[str, Any] = validate.with_defaults(config, schemas.config)
     return result
@@ -145,5 +150,5 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
     for source in expert["sources"]:
         for key in ("prompt", "completion", "text"):
             template_fields(source.get(key) or "")
-    if training["method"] == "qlora" and expert["model"].startswith("builtin:"):
-        raise ConfigError(f"{where}: training.method qlora needs a real model; use lora or full")
+    if training["method"] == "qlora":
+        raise ConfigError(f"{where}: training.method qlora is not available yet; use lora or full")

@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -63,31 +64,18 @@ def _deepest(error: ValidationError) -> ValidationError:
 
 
 def _problem(error: ValidationError) -> str:
-    schema, rule = error.schema, error.validator_value
+    schema: Any = error.schema
     purpose = str(schema.get("description", "")) if isinstance(schema, dict) else ""
-    messages = {
-        "type": f"it must be of type {rule}",
-        "enum": f"it must be one of {rule}",
-        "required": f"it lacks {_missing(error)}; add it",
-        "minimum": f"it must be at least {rule}",
-        "maximum": f"it must be at most {rule}",
-        "exclusiveMinimum": f"it must be above {rule}",
-        "exclusiveMaximum": f"it must be below {rule}",
-        "minItems": f"it needs at least {rule} item",
-        "oneOf": _alternatives(rule),
-        "pattern": f"it must match {rule}",
-    }
-    problem = messages.get(str(error.validator), error.message)
+    explain = PROBLEMS.get(str(error.validator))
+    problem = explain(error.validator_value, error.instance) if explain else error.message
     return f"{problem} ({purpose})" if purpose else problem
 
 
-def _missing(error: ValidationError) -> str:
-    rule: Any = error.validator_value
-    instance: Any = error.instance
-    return ", ".join(repr(key) for key in rule if key not in instance)
+def _missing(rule: Any, instance: Any) -> str:
+    return f"it lacks {', '.join(repr(key) for key in rule if key not in instance)}; add it"
 
 
-def _alternatives(branches: Any) -> str:
+def _alternatives(branches: Any, _: Any) -> str:
     """Spell out the branches of a oneOf: required key sets, types or constants."""
     parts = []
     for branch in branches:
@@ -98,3 +86,18 @@ def _alternatives(branches: Any) -> str:
         else:
             parts.append(str(branch.get("type", branch)))
     return "it must be exactly one of: " + "; ".join(parts)
+
+
+# What each rule of a schema asks for, in words: from its value and the setting that broke it.
+PROBLEMS: dict[str, Callable[[Any, Any], str]] = {
+    "type": lambda rule, _: f"it must be of type {rule}",
+    "enum": lambda rule, _: f"it must be one of {rule}",
+    "minimum": lambda rule, _: f"it must be at least {rule}",
+    "maximum": lambda rule, _: f"it must be at most {rule}",
+    "exclusiveMinimum": lambda rule, _: f"it must be above {rule}",
+    "exclusiveMaximum": lambda rule, _: f"it must be below {rule}",
+    "minItems": lambda rule, _: f"it needs at least {rule} item",
+    "pattern": lambda rule, _: f"it must match {rule}",
+    "required": _missing,
+    "oneOf": _alternatives,
+}

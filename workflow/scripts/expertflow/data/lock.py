@@ -19,7 +19,6 @@ from expertflow.data.sources import git, hub, local
 
 log = logging.getLogger(__name__)
 SLOW_HASH_BYTES = 1 << 30
-COMMITS_PER_SHARD = 5000
 
 
 class HashCache:
@@ -131,10 +130,17 @@ def _lock_git(source: SourceSpec) -> SourceLock:
         name=source.name,
         kind="git",
         n_shards=source.n_shards or 1,
-        revision=git.head(path),
+        revision=_head(source, path),
         identity={"path": str(path), "options": source.options},
         files=(),
     )
+
+
+def _head(source: SourceSpec, path: Path) -> str:
+    try:
+        return git.head(path, ref=source.options.get("ref", "HEAD"))
+    except DataError as error:
+        raise DataError(f"source {source.name}: {error}") from error
 
 
 def _lock_generated(source: SourceSpec, generator_digest: Callable[[str], str]) -> SourceLock:

@@ -91,11 +91,14 @@ def watched(state: Path, *, interval_s: float) -> Iterator[None]:
     if saved and (state / "gpu.jsonl").is_file():
         progress = json.loads((saved[-1] / checkpoint.PROGRESS).read_text(encoding="utf-8"))
         offset = progress["clock"]["wall"]
-    command = [sys.executable, str(MONITOR), "--interval", str(interval_s), "--quiet"]
+    command = [sys.executable, str(MONITOR), "--interval", str(interval_s)]
     command += ["--samples", str(state / "gpu.jsonl"), "--offset", str(offset)]
-    command += ["--output", str(state / "monitor.json")]
-    # Its own group: a Ctrl-C meant for the trainer must not end it before the last sample.
-    monitor = subprocess.Popen(command, start_new_session=True)
+    command += ["--output", str(state / "monitor.json"), "--quiet", "--with-parent"]
+    # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
+    # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
+    monitor = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield
     finally:

@@ -90,11 +90,14 @@ def head(repository: Path, *, ref: str = "HEAD") -> str:
         raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
     if not repository.is_file():
         commit = ["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"]
-        return _output(_git_dir(repository), *commit, failure=_no_ref(repository, ref)).strip()
-    listed = _output(
+        return run_git(_git_dir(repository), *commit, failure=_no_ref(repository, ref)).strip()
+    listed = run_git(
         None, "bundle", "list-heads", str(repository), failure=f"{repository}: not a git bundle"
     )
-    heads = dict(reversed(line.split(" ", 1)) for line in listed.splitlines())
+    heads: dict[str, str] = {}
+    for line in listed.splitlines():
+        commit_id, _, name = line.partition(" ")
+        heads[name] = commit_id
     for name in (ref, f"refs/heads/{ref}", f"refs/tags/{ref}"):
         if name in heads:
             return heads[name]
@@ -129,9 +132,9 @@ def extract_commits(repository: Path, *, options: dict[str, Any]) -> Iterator[di
 
 
 def _records(git_dir: Path, *, tip: str, options: GitOptions) -> Iterator[dict[str, Any]]:
-    walk = _output(git_dir, "rev-list", "--reverse", "--topo-order", tip, failure="rev-list failed")
+    walk = run_git(git_dir, "rev-list", "--reverse", "--topo-order", tip, failure="rev-list failed")
     refs = _refs(git_dir)
-    sentinel = secrets.token_hex(20).encode() + b" end of commit\n"
+    sentinel = b"end of commit " + secrets.token_hex(16).encode() + b"\n"
     contributors: dict[str, str] = {}
     paths = ("--", *options.paths) if options.paths else ()
     with _pipe(git_dir, "cat-file", "--batch") as cat, _pipe(git_dir, *_DIFF, *paths) as diff:
@@ -216,7 +219,7 @@ def _read_commit(cat: "_Process", commit_id: str) -> _Commit:
     raw = cat.stdout.read(int(answer[2]) + 1)[:-1]
     header, _, body = raw.partition(b"\n\n")
     lines = [line.split(b" ", 1) for line in header.split(b"\n") if b" " in line]
-    first = {key: value for key, value in reversed(lines)}
+    first = dict(reversed(lines))
     encoding = first.get(b"encoding", b"utf-8").decode("ascii", "replace")
     found = _IDENTITY.match(first.get(b"author", b""))
     name, e_mail, seconds = found.groups() if found else (b"", b"", b"")
@@ -310,7 +313,7 @@ def _cut(patch: bytes, max_bytes: int) -> tuple[str, bool]:
 
 def _refs(git_dir: Path) -> dict[str, list[str]]:
     """Name the branches and tags that point at each commit; an annotated tag is followed."""
-    listed = _output(
+    listed = run_git(
         git_dir,
         *("for-each-ref", "--format=%(objectname) %(*objectname) %(refname:lstrip=2)"),
         *("refs/heads", "refs/tags"),
@@ -332,7 +335,7 @@ def _git_dir(repository: Path) -> Path:
     if not repository.is_dir():
         raise DataError(failure)
     command = ("-C", str(repository), "rev-parse", "--absolute-git-dir")
-    return Path(_output(None, *command, failure=failure, ceiling=repository).rstrip("\n"))
+    return Path(run_git(None, *command, failure=failure, ceiling=repository).rstrip("\n"))
 
 
 @contextlib.contextmanager
@@ -346,7 +349,7 @@ def _opened(repository: Path) -> Iterator[Path]:
         options = ("--quiet", "--bare", "--no-hardlinks", "--template=")
         command = ("clone", *options, "-c", "core.hooksPath=/dev/null")
         failure = f"{repository}: the bundle cannot be unpacked; it must be whole, not incremental"
-        _output(None, *command, str(repository.absolute()), str(target), failure=failure)
+        run_git(None, *command, str(repository.absolute()), str(target), failure=failure)
         yield target
 
 
@@ -378,12 +381,23 @@ def _pipe(git_dir: Path, *arguments: str) -> Iterator[_Process]:
         process.communicate()
 
 
-def _output(git_dir: Path | None, *arguments: str, failure: str, ceiling: Path | None = None) -> str:
+def run_git(
+    git_dir: Path | None,
+    *arguments: str,
+    failure: str,
+    stdin: bytes = b"",
+    ceiling: Path | None = None,
+) -> str:
+    """Run one git command apart from all user settings and hooks; return what it prints.
+
+    Raises:
+        DataError: ``failure`` and git's last line, or git is missing.
+    """
     try:
         done = subprocess.run(
             _command(git_dir, *arguments),
             env=_environment(ceiling),
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             check=False,
         )

@@ -42,7 +42,11 @@ def fetch(source: SourceSpec) -> tuple[str | None, list[DataFile]]:
             info = huggingface_hub.HfApi().dataset_info(identifier, revision=source.revision)
             revision = info.sha
         data = datasets.load_dataset(
-            identifier, source.config, split=source.split or "train", revision=revision
+            identifier,
+            source.config,
+            data_dir=source.options.get("data_dir"),
+            split=source.split or "train",
+            revision=revision,
         )
     except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         raise DataError(

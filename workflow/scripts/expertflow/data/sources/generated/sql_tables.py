@@ -2,24 +2,7 @@
 
 from dataclasses import dataclass
 
-CITIES = ("Lyon", "Oslo", "Porto", "Turin", "Graz", "Ghent", "Bergen", "Malaga")
-COUNTRIES = ("France", "Norway", "Portugal", "Italy", "Austria", "Belgium", "Spain", "Chile")
-GIVEN_NAMES = (
-    *("Ada", "Ben", "Clara", "David", "Elena", "Felix", "Grace", "Hugo", "Ines", "Jonas"),
-    *("Karin", "Leo", "Maria", "Nils", "Olga", "Pedro", "Rosa", "Simon", "Tara", "Victor"),
-)
-FAMILY_NAMES = (
-    *("Adler", "Berg", "Costa", "Dahl", "Evans", "Fischer", "Garcia", "Hansen", "Ito", "Jensen"),
-    *("Keller", "Lopez", "Moreau", "Novak", "Olsen", "Pereira", "Rossi", "Silva", "Tanaka", "Weber"),
-)
-ADJECTIVES = (
-    *("Amber", "Blue", "Calm", "Distant", "Early", "Frozen", "Golden", "Hidden", "Iron", "Jade"),
-    *("Last", "Misty", "Northern", "Open", "Quiet", "Red", "Silent", "Tall", "Urban", "Wild"),
-)
-NOUNS = (
-    *("Arrow", "Bridge", "Castle", "Dream", "Echo", "Forest", "Garden", "Harbor", "Island", "Joy"),
-    *("Lantern", "Mirror", "Night", "Ocean", "Path", "River", "Stone", "Tower", "Valley", "Wind"),
-)
+from expertflow.data.sources.generated.words import ADJECTIVES, CITIES, COUNTRIES, GIVEN_NAMES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +68,12 @@ def _number(name: str, span: tuple[int, int, int], *phrases: str) -> Column:
     return Column(name=name, phrases=phrases or (name,), low=low, high=high, step=step)
 
 
-def _people(name: str = "name") -> Column:
-    return Column(name=name, phrases=(name,), values=GIVEN_NAMES)
-
-
-def _titles(name: str = "title") -> Column:
-    return Column(name=name, phrases=(name,), values=ADJECTIVES)
-
-
-_CITY = _text("city", CITIES, "city")
-_COUNTRY = _text("country", COUNTRIES, "country")
+_PERSON = _text("name", GIVEN_NAMES)
+_NAME = _text("name", ADJECTIVES)
+_TITLE = _text("title", ADJECTIVES)
+_CITY = _text("city", CITIES)
+_COUNTRY = _text("country", COUNTRIES)
+_BORN = _number("born", (1940, 1990, 5), "birth year")
 _YEAR = (1990, 2025, 5)
 
 DOMAINS: tuple[Domain, ...] = (
@@ -102,13 +81,13 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="departments",
             nouns=("departments",),
-            label=_titles("name"),
+            label=_NAME,
             columns=(_CITY, _number("budget", (100, 900, 50)), _number("floor", (1, 9, 1))),
         ),
         child=Table(
             name="employees",
             nouns=("employees", "staff members", "workers"),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _text("role", ("analyst", "clerk", "driver", "engineer", "manager"), "role", "job"),
                 _number("age", (20, 65, 5)),
@@ -121,13 +100,13 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="directors",
             nouns=("directors", "film makers"),
-            label=_people(),
-            columns=(_COUNTRY, _number("born", (1940, 1990, 5), "birth year"), _number("awards", (0, 9, 1), "award count")),
+            label=_PERSON,
+            columns=(_COUNTRY, _BORN, _number("awards", (0, 9, 1), "award count")),
         ),
         child=Table(
             name="films",
             nouns=("films", "movies"),
-            label=_titles(),
+            label=_TITLE,
             columns=(
                 _text("genre", ("comedy", "crime", "drama", "horror", "western"), "genre", "kind"),
                 _number("year", _YEAR, "year", "release year"),
@@ -141,7 +120,7 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="customers",
             nouns=("customers", "clients", "buyers"),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _CITY,
                 _text("tier", ("basic", "silver", "gold"), "tier", "plan"),
@@ -151,7 +130,7 @@ DOMAINS: tuple[Domain, ...] = (
         child=Table(
             name="orders",
             nouns=("orders", "purchases"),
-            label=_titles("product"),
+            label=_text("product", ADJECTIVES),
             columns=(
                 _text("status", ("open", "paid", "shipped", "returned"), "status", "state"),
                 _number("quantity", (1, 20, 1), "quantity", "size"),
@@ -164,13 +143,13 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="authors",
             nouns=("authors", "writers"),
-            label=_people(),
-            columns=(_COUNTRY, _number("born", (1940, 1990, 5), "birth year")),
+            label=_PERSON,
+            columns=(_COUNTRY, _BORN),
         ),
         child=Table(
             name="books",
             nouns=("books", "novels"),
-            label=_titles(),
+            label=_TITLE,
             columns=(
                 _text("language", ("Danish", "English", "French", "German", "Italian"), "language"),
                 _number("pages", (50, 800, 50), "page count", "length"),
@@ -184,13 +163,17 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="teams",
             nouns=("teams", "clubs"),
-            label=_titles("name"),
-            columns=(_CITY, _number("founded", (1900, 2000, 10), "founding year"), _number("wins", (0, 40, 5), "win count")),
+            label=_NAME,
+            columns=(
+                _CITY,
+                _number("founded", (1900, 2000, 10), "founding year"),
+                _number("wins", (0, 40, 5), "win count"),
+            ),
         ),
         child=Table(
             name="players",
             nouns=("players",),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _text("position", ("defender", "forward", "goalkeeper", "midfielder"), "position"),
                 _number("age", (15, 40, 5)),
@@ -203,15 +186,17 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="suppliers",
             nouns=("suppliers", "vendors"),
-            label=_titles("name"),
-            columns=(_COUNTRY, _number("rating", (1, 10, 1), "rating", "score"),),
+            label=_NAME,
+            columns=(_COUNTRY, _number("rating", (1, 10, 1), "rating", "score")),
         ),
         child=Table(
             name="products",
             nouns=("products", "articles", "goods"),
-            label=_titles("name"),
+            label=_NAME,
             columns=(
-                _text("category", ("furniture", "garden", "kitchen", "lighting", "toys"), "category"),
+                _text(
+                    "category", ("furniture", "garden", "kitchen", "lighting", "toys"), "category"
+                ),
                 _text("color", ("black", "blue", "green", "red", "white"), "color", "colour"),
                 _number("price", (10, 200, 10), "price", "cost"),
                 _number("stock", (0, 300, 20), "stock"),
@@ -223,13 +208,17 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="airports",
             nouns=("airports",),
-            label=_titles("name"),
-            columns=(_COUNTRY, _number("runways", (1, 6, 1), "runway count"), _number("gates", (10, 90, 5), "gate count")),
+            label=_NAME,
+            columns=(
+                _COUNTRY,
+                _number("runways", (1, 6, 1), "runway count"),
+                _number("gates", (10, 90, 5), "gate count"),
+            ),
         ),
         child=Table(
             name="flights",
             nouns=("flights", "connections"),
-            label=_titles("carrier"),
+            label=_text("carrier", ADJECTIVES),
             columns=(
                 _text("destination", CITIES, "destination"),
                 _number("delay", (0, 90, 5), "delay"),
@@ -243,7 +232,7 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="doctors",
             nouns=("doctors", "physicians"),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _text("field", ("cardiology", "neurology", "surgery", "pediatrics"), "field"),
                 _number("experience", (2, 34, 2), "experience"),
@@ -252,7 +241,7 @@ DOMAINS: tuple[Domain, ...] = (
         child=Table(
             name="patients",
             nouns=("patients",),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _CITY,
                 _text("ward", ("north", "south", "east", "west"), "ward", "wing"),
@@ -266,13 +255,17 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="schools",
             nouns=("schools",),
-            label=_titles("name"),
-            columns=(_CITY, _text("level", ("primary", "middle", "high"), "level"), _number("rooms", (5, 60, 5), "room count")),
+            label=_NAME,
+            columns=(
+                _CITY,
+                _text("level", ("primary", "middle", "high"), "level"),
+                _number("rooms", (5, 60, 5), "room count"),
+            ),
         ),
         child=Table(
             name="students",
             nouns=("students", "pupils"),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _text("sport", ("chess", "hockey", "judo", "rowing", "tennis"), "sport"),
                 _number("grade", (1, 12, 1), "grade"),
@@ -285,7 +278,7 @@ DOMAINS: tuple[Domain, ...] = (
         parent=Table(
             name="artists",
             nouns=("artists", "musicians", "singers"),
-            label=_people(),
+            label=_PERSON,
             columns=(
                 _COUNTRY,
                 _text("label", ("Apex", "Delta", "Nova", "Orbit"), "label", "record label"),
@@ -295,7 +288,7 @@ DOMAINS: tuple[Domain, ...] = (
         child=Table(
             name="songs",
             nouns=("songs", "tracks"),
-            label=_titles(),
+            label=_TITLE,
             columns=(
                 _text("style", ("blues", "folk", "jazz", "metal", "pop"), "style"),
                 _number("seconds", (100, 400, 20), "duration", "length"),

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+from support import SCRIPTS
+
+from expertflow.config import digest
+from expertflow.config.digest import code_digest, reachable
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    package = tmp_path / "expertflow"
+    package.mkdir()
+    (package / "a.py").write_text('"""A."""\nfrom expertflow import b\n')
+    (package / "b.py").write_text("def f():\n    return 1\n")
+    (package / "c.py").write_text("x = 1\n")
+    (tmp_path / "job.py").write_text("from expertflow.a import b\n")
+    return tmp_path
+
+
+def digest_after(scripts: Path, name: str, text: str) -> str:
+    (scripts / name).write_text(text)
+    digest._tree.cache_clear()
+    return code_digest(scripts / "job.py")
+
+
+def test_code_counts_and_comments_do_not(scripts: Path) -> None:
+    digest._tree.cache_clear()
+    first = code_digest(scripts / "job.py")
+    b = "expertflow/b.py"
+    assert digest_after(scripts, b, "# note\ndef f():\n\n    return 1  # one\n") == first
+    assert digest_after(scripts, b, 'def f():\n    """Say one."""\n    return 1\n') == first
+    assert digest_after(scripts, "expertflow/c.py", "x = 2\n") == first
+    assert digest_after(scripts, b, "def f():\n    return 2\n") != first
+
+
+def test_other_files_count_byte_by_byte(scripts: Path) -> None:
+    page = scripts / "page.html"
+    page.write_text("a")
+    first = code_digest(scripts / "job.py", extra=(page,))
+    page.write_text("b")
+    assert code_digest(scripts / "job.py", extra=(page,)) != first
+
+
+def test_generators_are_outside_of_the_script_that_loads_them() -> None:
+    found = reachable(SCRIPTS / "generate_source.py", SCRIPTS)
+    assert not [path for path in found if "generated" in path.parts]
+    assert SCRIPTS / "expertflow" / "data" / "fetch.py" in found

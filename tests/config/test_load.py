@@ -1,0 +1,143 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+
+from expertflow.config.load import WORDS, Schemas, load_config, load_expert, scalars
+from expertflow.core.errors import ConfigError
+
+SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
+
+
+def base() -> dict[str, Any]:
+    return {
+        "description": "d",
+        "model": "builtin:tiny-qwen3",
+        "sources": [{"name": "s", "kind": "local", "path": "x.jsonl", "text": "{body}"}],
+        "evaluation": {"task": "held_out_loss"},
+    }
+
+
+def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(value))
+    settings = load_config({"experts": {"e": {}}, **config}, SCHEMAS)
+    return load_expert("e", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+
+
+def test_defaults_fill_what_a_manifest_leaves_out(tmp_path: Path) -> None:
+    expert = load(tmp_path, base())
+    assert expert["training"]["warmup_ratio"] == 0.1
+    assert expert["training"]["lora"]["r"] == 16
+    assert expert["sources"][0]["split"] == "train"
+
+
+def test_later_settings_win(tmp_path: Path) -> None:
+    value = {**base(), "training": {"learning_rate": 1.0, "batch_size": 1, "seed": 1}}
+    value["demo"] = {"training": {"learning_rate": 2.0, "batch_size": 2}}
+    full = load(tmp_path, value, preset="full")["training"]
+    demo = load(tmp_path, value)["training"]
+    over = load(
+        tmp_path,
+        value,
+        training={"learning_rate": 3.0},
+        experts={"e": {"training": {"batch_size": 4}}},
+    )["training"]
+    assert (full["learning_rate"], full["batch_size"]) == (1.0, 1)
+    assert (demo["learning_rate"], demo["batch_size"], demo["seed"]) == (2.0, 2, 1)
+    assert (over["learning_rate"], over["batch_size"]) == (3.0, 4)
+
+
+def test_a_json_manifest_does_as_well(tmp_path: Path) -> None:
+    (tmp_path / "j.json").write_text(json.dumps(base()))
+    settings = load_config({"experts": {"j": {}}}, SCHEMAS)
+    expert = load_expert("j", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+    assert expert["model"] == "builtin:tiny-qwen3"
+
+
+def test_scalars_of_the_command_line_get_their_type() -> None:
+    texts = ["3e-6", "true", "null", "x", "1e"]
+    assert scalars({"a": texts}, words=WORDS) == {"a": [3e-6, True, None, "x", "1e"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainnig": {}}, r"unknown key 'trainnig'; did you mean 'training'\?"),
+        (
+            {"training": {"learning_rat": 1}},
+            "'training.learning_rat'; did you mean 'learning_rate",
+        ),
+        (
+            {"training": {"learning_rate": "fast"}},
+            "learning_rate' is 'fast': it must be of",
+        ),
+        ({"training": {"learning_rate": 0}}, "'training.learning_rate' is 0: it must be above 0"),
+        ({"training": {"bf16": True, "fp16": True}}, "bf16 and training.fp16 are both true"),
+        ({"training": {"batch_size": "big"}}, "'training.batch_size' is 'big'"),
+        ({"data": {"eval_fraction": 0}}, "'data.eval_fraction' is 0: it must be above 0"),
+        ({"sources": []}, "'sources' is .*it needs at least 1 item"),
+        ({"sources": [{"name": "s", "kind": "hub", "text": "{a}"}]}, "lacks 'id'; add it"),
+        ({"sources": [{"name": "s", "kind": "local", "path": "x"}]}, "with prompt and completion"),
+        ({"sources": base()["sources"] * 2}, "two sources are named 's'"),
+        ({"training": {"warmup_steps_min": 9, "warmup_steps_max": 3}}, "above warmup_steps_max 3"),
+        (
+            {"training": {"max_steps": 5, "override_min_warmup": False}},
+            "warmup_steps_min 10 is not below max_steps 5",
+        ),
+        (
+            {"sources": [{"name": "s", "kind": "local", "path": "x", "text": "{a"}]},
+            "expected '}' before end of string",
+        ),
+        ({"training": {"method": "qlora"}}, "qlora is not available yet"),
+    ],
+)
+def test_a_fault_is_one_line_with_file_key_value_and_fix(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(tmp_path, {**base(), **change})
+    assert "\n" not in str(caught.value)
+    if "template" not in str(caught.value):
+        assert str(tmp_path / "e.yaml") in str(caught.value)
+
+
+def test_a_faulty_demo_block_is_found_in_the_demo_preset(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'modle'"):
+        load(tmp_path, {**base(), "demo": {"modle": "x"}})
+
+
+def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "expert-sql.yaml").write_text("{}")
+    settings = load_config({"experts": {}}, SCHEMAS)
+    with pytest.raises(ConfigError, match="did you mean 'expert-sql'"):
+        load_expert("expert-sqk", directories=[tmp_path], config=settings, schemas=SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "config" / "experts").glob("*")), ids=lambda p: p.stem
+)
+@pytest.mark.parametrize("preset", ["demo", "full"])
+def test_every_shipped_manifest_loads(path: Path, preset: str) -> None:
+    config = load_config({"experts": {path.stem: {}}, "preset": preset}, SCHEMAS)
+    expert = load_expert(path.stem, directories=[path.parent], config=config, schemas=SCHEMAS)
+    assert expert["description"]
+
+
+def described(schema: dict[str, Any], where: str = "") -> list[str]:
+    """List the keys of a schema that lack a description."""
+    lacking = []
+    for key, sub in schema.get("properties", {}).items():
+        if "description" not in sub and "$ref" not in sub:
+            lacking.append(f"{where}.{key}")
+        lacking += described(sub, f"{where}.{key}")
+    for name, sub in schema.get("$defs", {}).items():
+        lacking += described(sub, name)
+    return lacking + (described(schema["items"], where + "[]") if "items" in schema else [])
+
+
+def test_every_setting_is_described() -> None:
+    assert described(SCHEMAS.expert) == []
+    assert described(SCHEMAS.config) == []

@@ -1,0 +1,125 @@
+"""Every generator: equal bytes for equal arguments, unique records, and records that are right."""
+
+import importlib
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file
+
+FIELDS = {
+    "text_to_sql": ("question", "schema", "sql", "database"),
+    "text_to_cypher": ("question", "schema", "cypher"),
+    "typescript": ("prompt", "completion"),
+    "json_schema": ("instruction", "schema", "json"),
+    "arithmetic": ("question", "answer", "final"),
+    "instructions": ("instruction", "response"),
+    "facts": ("question", "answer"),
+    "git_repository": ("commit", "message", "diff"),
+}
+N_DOCUMENTS = {"facts": 25, "git_repository": 90}
+
+
+def make(
+    name: str, directory: Path, *, seed: int = 3
+) -> tuple[list[dict[str, Any]], dict[str, Path]]:
+    module = importlib.import_module(f"expertflow.data.sources.generated.{name}")
+    n_documents = N_DOCUMENTS.get(name, 400)
+    artefacts = module.generate(n_documents=n_documents, seed=seed, directory=directory)
+    lines = (directory / "records.jsonl").read_bytes().split(b"\n")[:-1]
+    assert len(lines) == n_documents
+    return [json.loads(line) for line in lines], artefacts
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_equal_arguments_give_equal_bytes(name: str, tmp_path: Path) -> None:
+    first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    _, artefacts = make(name, first)
+    make(name, second)
+    make(name, other, seed=4)
+    files = [first / "records.jsonl", *(path for path in artefacts.values() if path.is_file())]
+    for path in files:
+        assert sha256_file(path) == sha256_file(second / path.name)
+    assert sha256_file(first / "records.jsonl") != sha256_file(other / "records.jsonl")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_records_are_unique_and_complete(name: str, tmp_path: Path) -> None:
+    records, _ = make(name, tmp_path)
+    assert len({record["id"] for record in records}) == len(records)
+    assert len({record[FIELDS[name][0]] for record in records}) == len(records)
+    for record in records:
+        assert all(isinstance(record[field], str) and record[field] for field in FIELDS[name])
+
+
+def test_asking_for_more_than_there_is_names_the_most(tmp_path: Path) -> None:
+    from expertflow.data.sources.generated import facts
+
+    with pytest.raises(DataError, match=f"at most {len(facts.FACTS)}"):
+        facts.generate(n_documents=1000, seed=0, directory=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sql_answers_run_and_are_mostly_not_empty(tmp_path: Path) -> None:
+    records, artefacts = make("text_to_sql", tmp_path)
+    connection = sqlite3.connect(f"file:{artefacts['database']}?mode=ro", uri=True)
+    answers = [connection.execute(record["sql"]).fetchall() for record in records]
+    assert sum(map(bool, answers)) / len(answers) > 0.9
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    for keyword in ("JOIN", "GROUP BY", "HAVING", "BETWEEN", "LIKE", " OR ", " AND ", "LIMIT"):
+        assert any(keyword in record["sql"] for record in records), keyword
+
+
+def test_sql_schema_is_that_of_the_database(tmp_path: Path) -> None:
+    records, artefacts = make("text_to_sql", tmp_path)
+    connection = sqlite3.connect(artefacts["database"])
+    tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
+    assert len(tables) >= 8
+    seen = {ddl for record in records for ddl in record["schema"].split("; ")}
+    assert seen == tables
+
+
+def test_json_validates_and_the_schema_is_strict(tmp_path: Path) -> None:
+    records, _ = make("json_schema", tmp_path)
+    for record in records:
+        schema, value = json.loads(record["schema"]), json.loads(record["json"])
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.validate(value, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**value, "unknown": 1}, schema)
+
+
+def test_arithmetic_steps_are_right_and_end_in_the_answer(tmp_path: Path) -> None:
+    records, _ = make("arithmetic", tmp_path)
+    apply = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
+    for record in records:
+        *steps, last = record["answer"].split("\n")
+        for step in steps:
+            left, sign, right, result = re.fullmatch(r"(\d+) (.) (\d+) = (\d+)", step).groups()  # type: ignore[union-attr]
+            assert apply[sign](int(left), int(right)) == int(result)
+        assert last == f"#### {result}" == f"#### {record['final']}"
+
+
+def test_typescript_brackets_balance(tmp_path: Path) -> None:
+    for record in make("typescript", tmp_path)[0]:
+        for opening, closing in ("()", "{}", "[]"):
+            assert record["completion"].count(opening) == record["completion"].count(closing)
+
+
+def test_git_history_has_merges_tags_and_several_languages(tmp_path: Path) -> None:
+    from expertflow.data.sources.git import extract_commits, head
+
+    records, artefacts = make("git_repository", tmp_path)
+    kept = list(extract_commits(artefacts["repository"], options={"merges": "keep"}))
+    merges = [record for record in kept if record["is_merge"]]
+    assert len(merges) == len(records) // 8
+    assert all(record["n_files"] for record in kept)
+    suffixes = {Path(file["path"]).suffix for record in kept for file in record["files"]}
+    assert suffixes == {".py", ".ts", ".yaml", ".md"}
+    assert any("v0.1" in record["refs"] for record in kept)
+    assert head(artefacts["repository"]) == kept[-1]["commit"]

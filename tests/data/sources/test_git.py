@@ -1,0 +1,208 @@
+"""The git source, against a repository made here and, where it is there, a real bundle."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expertflow.core.errors import DataError
+from expertflow.data.sources.git import count_commits, extract_commits, head
+
+BUNDLE = (
+    Path(__file__).parents[4]
+    / "shared" / "data" / "git-history" / "json-schema-test-suite.bundle"
+)  # fmt: skip
+
+
+def git(place: Path, *arguments: str, day: int = 1, who: str = "Ann <ann@a.org>") -> str:
+    name, e_mail = who.rstrip(">").split(" <")
+    stamp = f"2024-03-{day:02d}T23:30:00+0200"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for role in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{role}_NAME": name, f"GIT_{role}_EMAIL": e_mail}
+        environment |= {f"GIT_{role}_DATE": stamp}
+    command = ["git", "-C", str(place), *arguments]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(place: Path, files: dict[str, bytes], message: str, **settings: Any) -> str:
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    git(place, "add", "--all")
+    git(place, "commit", "--quiet", "--allow-empty", "-m", message, **settings)
+    return git(place, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    place = tmp_path / "made"
+    place.mkdir()
+    git(place, "init", "--quiet", "--initial-branch=main")
+    commit(place, {"a.txt": b"one\ntwo\n", "p q\u00e9.py": b"x = 1\n"}, "Start\n\nBody.", day=1)
+    bob = "Bob <bob@b.org>"
+    commit(place, {"a.txt": b"one\n2\n", "bin": b"\0\1"}, "Change", day=2, who=bob)
+    git(place, "tag", "-a", "v1", "-m", "first")
+    git(place, "checkout", "--quiet", "-b", "topic")
+    trailer = "Topic\n\nAsk carl@c.org.\n\nCo-authored-by: Ann <ann@a.org>"
+    commit(place, {"src/t.py": b"caf\xe9\n"}, trailer, day=3, who=bob)
+    git(place, "checkout", "--quiet", "main")
+    commit(place, {"b.txt": b"b\n"}, "Main goes on", day=4)
+    git(place, "merge", "--quiet", "--no-ff", "topic", "-m", "Merge topic", day=5)
+    git(place, "mv", "a.txt", "moved.txt")
+    commit(place, {}, "Move", day=6)
+    return place
+
+
+def extracted(repository: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    return {r["subject"]: r for r in extract_commits(repository, options=options)}
+
+
+def test_a_record_says_what_the_commit_did(repository: Path) -> None:
+    records = extracted(repository)
+    assert set(records) == {"Start", "Change", "Topic", "Main goes on", "Move"}
+    start, change = records["Start"], records["Change"]
+    assert start["parents"] == []
+    assert start["message"] == "Start\n\nBody.\n"
+    assert start["authored_at"] == "2024-03-01T21:30:00Z"
+    assert [file["path"] for file in start["files"]] == ["a.txt", "p q\u00e9.py"]
+    assert change["parents"] == [start["commit"]]
+    assert change["files"] == [
+        {"path": "a.txt", "n_added": 1, "n_deleted": 1},
+        {"path": "bin", "n_added": None, "n_deleted": None},
+    ]
+    assert (change["n_files"], change["n_added"], change["n_deleted"]) == (2, 1, 1)
+    assert "-two\n+2\n" in change["diff"]
+    assert not change["diff_truncated"] and not change["is_merge"] and not change["bytes_replaced"]
+    assert change["refs"] == ["v1"]
+    assert records["Move"]["refs"] == ["main"]
+    assert records["Move"]["files"] == [{"path": "moved.txt", "n_added": 0, "n_deleted": 0}]
+
+
+def test_a_diff_is_what_git_shows(repository: Path) -> None:
+    for record in extract_commits(repository, options={"max_diff_bytes": 10**6}):
+        if not record["bytes_replaced"]:
+            shown = git(repository, "show", "-z", "--format=", "--abbrev=7", record["commit"])
+            assert record["diff"].strip() == shown.strip("\0\n")
+
+
+def test_bytes_that_are_no_utf_8_are_replaced_and_noted(repository: Path) -> None:
+    topic = extracted(repository)["Topic"]
+    assert topic["bytes_replaced"]
+    assert "+caf\ufffd\n" in topic["diff"]
+
+
+def test_identities_are_hidden_unless_asked_for(repository: Path) -> None:
+    topic = extracted(repository)["Topic"]
+    assert topic["author"] == "Contributor 2"
+    assert topic["message"] == "Topic\n\nAsk <e-mail>.\n\nCo-authored-by: Contributor 1\n"
+    named = extracted(repository, pseudonymise=False)["Topic"]
+    assert named["author"] == "Bob"
+    assert "Co-authored-by: Ann <ann@a.org>" in named["message"]
+
+
+def test_a_merge_is_shown_against_its_first_parent(repository: Path) -> None:
+    merge = extracted(repository, merges="keep")["Merge topic"]
+    assert merge["is_merge"] and len(merge["parents"]) == 2
+    assert [file["path"] for file in merge["files"]] == ["src/t.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "subjects"),
+    [
+        ({"paths": ["src"]}, {"Topic"}),
+        ({"paths": ["*.txt"]}, {"Start", "Change", "Main goes on", "Move"}),
+        ({"since": "2024-03-04"}, {"Main goes on", "Move"}),
+        ({"until": "2024-03-02"}, {"Start", "Change"}),
+        ({"until": "2024-03-02T21:29:59"}, {"Start"}),
+        ({"authors": ["BOB@"]}, {"Change", "Topic"}),
+        ({"ref": "topic", "since": "2024-03-02"}, {"Change", "Topic"}),
+        ({"ref": "v1"}, {"Start", "Change"}),
+    ],
+)
+def test_options_select_commits(
+    repository: Path, options: dict[str, Any], subjects: set[str]
+) -> None:
+    assert set(extracted(repository, **options)) == subjects
+    assert count_commits(repository, options=options) == len(subjects)
+
+
+def test_a_long_diff_is_cut_at_a_line_and_flagged(repository: Path) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(40_000))
+    commit(repository, {"long.txt": lines, "z.txt": b"z\n"}, "Long", day=7)
+    commit(repository, {"wide.txt": "\u00e9".encode() * 300_000}, "Wide", day=8)
+    commit(repository, {"after.txt": b"after\n"}, "After", day=9)
+    records = extracted(repository, max_diff_bytes=1000)
+    long, wide = records["Long"], records["Wide"]
+    assert long["diff_truncated"] and long["diff"].endswith("\n")
+    assert 980 < len(long["diff"].encode()) <= 1000
+    assert (long["n_files"], long["n_added"]) == (2, 40_001)
+    assert wide["diff_truncated"] and not wide["bytes_replaced"]
+    assert records["After"]["diff"].endswith("+after\n")
+
+
+def test_a_bundle_gives_the_same_records_and_head(repository: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "made.bundle"
+    git(repository, "bundle", "create", "--quiet", str(bundle), "HEAD", "main", "topic", "v1")
+    assert head(bundle) == head(repository) == git(repository, "rev-parse", "HEAD")
+    for options in ({}, {"ref": "topic"}, {"ref": "v1"}):
+        made = list(extract_commits(repository, options=options))
+        assert list(extract_commits(bundle, options=options)) == made
+
+
+def test_hooks_and_settings_of_the_repository_do_nothing(repository: Path, tmp_path: Path) -> None:
+    before = list(extract_commits(repository, options={}))
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
+    trap.chmod(0o755)
+    (repository / ".gitattributes").write_text("*.txt diff=trap\n", encoding="utf-8")
+    for key in ("diff.external", "diff.trap.textconv", "core.fsmonitor", "core.pager"):
+        git(repository, "config", key, str(trap))
+    git(repository, "config", "diff.noprefix", "true")
+    assert list(extract_commits(repository, options={})) == before
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_cannot_be_read_is_one_line(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (empty, {}, "not a git repository"),
+        (tmp_path / "none", {}, "not a git repository"),
+        (repository / "src", {}, "not a git repository"),
+        (repository / "b.txt", {}, "not a git bundle"),
+        (repository, {"ref": "nowhere"}, "nowhere is no commit"),
+        (repository, {"since": "2030-01-01"}, "no commit of HEAD is selected"),
+        (repository, {"since": "soon"}, "options.since: 'soon'"),
+        (repository, {"merges": "drop"}, "options.merges: 'drop'"),
+        (repository, {"path": ["a"]}, "options.path: unknown"),
+        (repository, {"paths": "a"}, "options.paths: 'a'"),
+    ]
+    for place, options, said in cases:
+        with pytest.raises(DataError, match=said) as caught:
+            list(extract_commits(place, options=options))
+        assert "\n" not in str(caught.value)
+    git(empty, "init", "--quiet")
+    with pytest.raises(DataError, match="HEAD is no commit"):
+        head(empty)
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(DataError, match="install git"):
+        head(repository)
+
+
+def test_a_real_history_is_read_whole() -> None:
+    if not BUNDLE.is_file():
+        pytest.skip(f"the bundle {BUNDLE.name} is not on this machine")
+    records = list(extract_commits(BUNDLE, options={"merges": "keep", "max_diff_bytes": 2000}))
+    assert len(records) == 933
+    assert sum(record["is_merge"] for record in records) == 113
+    assert records[-1]["commit"] == head(BUNDLE)
+    seen: set[str] = set()
+    for record in records:
+        assert seen.issuperset(record["parents"])
+        seen.add(record["commit"])

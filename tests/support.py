@@ -1,0 +1,112 @@
+"""Shared ground: where things are, and a tiny run to train."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from expertflow.core.records import write_record
+from expertflow.plan.records import LoraSpec, ModelFacts, PlanSpec
+from expertflow.plan.resolve import plan_training
+from expertflow.stage.copy import plan_staging
+from expertflow.stage.records import StageSpec
+from expertflow.tokens.arrow import TOKENS
+from expertflow.tokens.pack import pack_sequences
+from expertflow.tokens.records import PackingSpec, TokenShardRecord
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "workflow" / "scripts"
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+def plan_spec(**changes: Any) -> PlanSpec:
+    """Give training settings for a test, with changes."""
+    settings: dict[str, Any] = {
+        "method": "full", "lora": None, "batch_size": 4, "gradient_accumulation_steps": 1,
+        "num_train_epochs": 1.0, "max_steps": None, "target_tokens": None, "min_epochs": None,
+        "max_epochs": None, "learning_rate": 1e-3, "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.1, "warmup_steps_min": 10, "warmup_steps_max": 1000,
+        "override_min_warmup": True, "weight_decay": 0.0, "max_grad_norm": 1.0, "adam_beta1": 0.9,
+        "adam_beta2": 0.999, "optim": "adamw_torch_fused", "bf16": True, "fp16": False,
+        "use_tf32": True, "use_sdpa": True, "gradient_checkpointing": None,
+        "dataloader_num_workers": 0, "dataloader_prefetch_factor": 2,
+        "dataloader_persistent_workers": False, "save_steps": 5, "save_every_minutes": 10.0,
+        "save_total_limit": 2, "eval_steps": None, "logging_steps": 5, "n_threads": 1,
+        "collection_interval_seconds": 0.5, "track_per_step_metrics": True,
+        "gpu_memory_threshold_small_gb": 5.5, "gpu_memory_threshold_medium_gb": 11.0,
+        "gpu_memory_threshold_large_gb": 22.0, "seed": 1, "hardware": "cpu", "gpu_table": (),
+        "price_usd_per_hour": None, "price_as_of": None, "max_usd": None, "max_hours": None,
+    }  # fmt: skip
+    return PlanSpec(**{**settings, **changes})
+
+
+LORA = LoraSpec(
+    r=4, alpha=8, dropout=0.1, targets=("q_proj", "v_proj"), use_dora=False, use_rslora=False
+)
+
+
+def token_shard(folder: Path, documents: list[list[int]], held_out: list[bool]) -> TokenShardRecord:
+    """Write a token shard whose documents are supervised from their third token on."""
+    import pyarrow as pa
+
+    path = folder / "tokens.arrow"
+    rows = {
+        "row": list(range(len(documents))),
+        "held_out": held_out,
+        "ids": documents,
+        "spans": [[2, len(d)] if len(d) > 2 else [] for d in documents],
+    }
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, TOKENS) as writer:
+        writer.write_batch(pa.RecordBatch.from_pydict(rows, schema=TOKENS))
+    return TokenShardRecord(
+        source="s", shard="000", path=str(path), sha256="", n_documents=len(documents),
+        n_tokens=sum(map(len, documents)), n_supervised_tokens=0, engine="tokenizers",
+        engine_version="0", tokenizer_sha256="",
+    )  # fmt: skip
+
+
+def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int = 30) -> None:
+    """Write the records and files that a training job reads, for a random 2-layer model."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
+    shard = token_shard(folder, documents, [i % 10 == 0 for i in range(200)])
+    spec = PackingSpec(
+        sequence_length_tokens=64, packing="bfd", overflow="split", group_by_length=False, seed=0
+    )
+    packing = pack_sequences(expert="tiny", spec=spec, shards=[shard], output=folder / "packed")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder / "base_model")
+    facts = ModelFacts(
+        n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
+        vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
+    )  # fmt: skip
+    method = "full" if lora is None else "lora"
+    plan = plan_training(
+        expert="tiny",
+        spec=plan_spec(method=method, lora=lora, max_steps=n_steps),
+        packing=packing,
+        facts=facts,
+        n_params=20_000,
+        gpu=None,
+    )
+    staging = plan_staging(
+        expert="tiny", spec=StageSpec(scratch=None), source=folder / "packed", key="k"
+    )
+    model = {
+        "name": "tiny", "kind": "local", "revision": None, "path": str(folder / "base_model"),
+        "licence": None, "n_parameters": 20_000, "n_weight_bytes": 80_000, "tokenizer_sha256": "t",
+        "weights_sha256": "w",
+    }  # fmt: skip
+    from expertflow.core.records import to_json
+
+    (folder / "model.json").write_text(json.dumps({**model, "facts": to_json(facts)}))
+    for name, record in (("packing", packing), ("plan", plan), ("staging", staging)):
+        write_record(folder / f"{name}.json", record)

@@ -1,0 +1,183 @@
+"""A packed row must give what its documents give alone: logits, loss and gradients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from expertflow.core.errors import TrainingError
+from expertflow.plan.records import LoraSpec
+from expertflow.tokens.arrow import PackedRows
+from expertflow.train import attention
+from expertflow.train.batches import IGNORE, collate, rows_of_step
+from expertflow.train.loss import summed_loss
+from expertflow.train.model import (
+    add_adapter,
+    batch_loss,
+    causal_lm,
+    document_kwargs,
+    load_base,
+)
+
+CPU = torch.device("cpu")
+LENGTH = 32
+# Two rows; the second is padded. Supervised: the tails of the documents.
+LENGTHS = [[10, 7, 15], [20, 5]]
+SPANS = [[4, 10, 12, 17, 20, 32], [0, 20, 22, 25]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = Qwen3Config(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def rows() -> PackedRows:
+    ids = np.random.default_rng(0).integers(0, 97, (2, LENGTH)).astype(np.int32)
+    return PackedRows(ids, LENGTHS, SPANS)
+
+
+def load(folder: Path, name: str = attention.NAME) -> Qwen3ForCausalLM:
+    model: Qwen3ForCausalLM = load_base(str(folder), dtype=torch.float32, attention_name=name)
+    return model
+
+
+@pytest.mark.parametrize("route", [attention.NAME, "eager"])
+def test_packed_logits_equal_separate_logits(folder: Path, rows: PackedRows, route: str) -> None:
+    packed, alone = load(folder, route), load(folder, "sdpa")
+    batch = collate(rows, np.arange(2))
+    out = packed.base_model(
+        input_ids=batch.input_ids_BL,
+        position_ids=batch.position_ids_BL,
+        use_cache=False,
+        **document_kwargs(packed, batch, batch.position_ids_BL),
+    ).last_hidden_state
+    logits = packed.lm_head(out)
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for n in lengths:
+            document = batch.input_ids_BL[row : row + 1, start : start + n]
+            expected = alone(input_ids=document, use_cache=False).logits[0]
+            torch.testing.assert_close(
+                logits[row, start : start + n], expected, atol=2e-5, rtol=1e-4
+            )
+            start += n
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_packed_gradients_equal_separate_gradients(
+    folder: Path, rows: PackedRows, adapter: bool, checkpointing: bool
+) -> None:
+    packed, alone = (prepared(folder, adapter, checkpointing) for _ in range(2))
+    batch_loss(packed, collate(rows, np.arange(2)), device=CPU).backward()
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for n in lengths:
+            batch_loss(alone, single(rows, row, start, n), device=CPU).backward()
+            start += n
+    n_compared = 0
+    for (name, p), (_, q) in zip(packed.named_parameters(), alone.named_parameters(), strict=True):
+        if p.requires_grad:
+            assert p.grad is not None and q.grad is not None, name
+            torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-3, msg=name)
+            n_compared += 1
+    assert n_compared > 5
+
+
+def prepared(folder: Path, adapter: bool, checkpointing: bool) -> torch.nn.Module:
+    model = load(folder)
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    if not adapter:
+        return model
+    lora = LoraSpec(
+        r=4, alpha=8, dropout=0.0, targets=("q_proj", "v_proj"), use_dora=False, use_rslora=False
+    )
+    wrapped = add_adapter(model, lora)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # an adapter starts at zero, where its gradients would hide a mistake
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return wrapped
+
+
+def single(rows: PackedRows, row: int, start: int, n: int):  # type: ignore[no-untyped-def]
+    """Make one document a row of its own."""
+    ids = rows.input_ids_NL[row : row + 1, start : start + n]
+    spans: list[int] = []
+    for low, high in zip(rows.spans[row][::2], rows.spans[row][1::2], strict=True):
+        low, high = max(low, start) - start, min(high, start + n) - start
+        if low < high:
+            spans += [low, high]
+    return collate(PackedRows(ids, [[n]], [spans]), np.arange(1))
+
+
+def test_no_document_learns_its_first_token(rows: PackedRows) -> None:
+    batch = collate(rows, np.arange(2))
+    starts = batch.position_ids_BL == 0
+    assert (batch.labels_BL[starts] == IGNORE).all()
+    # Row 2: 20 supervised tokens less the first, then 3; row 1: 6 + 5 + 12 (17-20 is not covered).
+    assert batch.n_target_tokens == (6 + 5 + 12) + (19 + 3)
+    assert batch.n_padding_tokens == 7
+
+
+def test_attention_without_lengths_is_an_error(folder: Path) -> None:
+    with pytest.raises(TrainingError, match="no document lengths"):
+        load(folder)(input_ids=torch.zeros(1, 4, dtype=torch.long), use_cache=False)
+
+
+def test_loss_on_selected_rows_equals_plain_loss(folder: Path, rows: PackedRows) -> None:
+    model = causal_lm(load(folder))
+    batch = collate(rows, np.arange(2))
+    hidden = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(2))
+    head = model.get_output_embeddings().weight
+    logits = torch.nn.functional.linear(hidden, head)
+    plain = torch.nn.functional.cross_entropy(
+        logits[:, :-1].reshape(-1, 97),
+        batch.labels_BL[:, 1:].reshape(-1),
+        ignore_index=IGNORE,
+        reduction="sum",
+    )
+    torch.testing.assert_close(summed_loss(hidden, head, batch.labels_BL), plain)
+
+
+def test_chunked_loss_equals_plain_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 50, (2, 40), generator=generator)
+    values = []
+    for kept in (1 << 24, 0):
+        monkeypatch.setattr("expertflow.train.loss.KEPT_LOGITS", kept)
+        monkeypatch.setattr("expertflow.train.loss.CHUNK", 7)
+        hidden = torch.randn(2, 40, 8, generator=generator.manual_seed(4), requires_grad=True)
+        head = torch.randn(50, 8, generator=generator, requires_grad=True)
+        loss = summed_loss(hidden, head, labels)
+        loss.backward()
+        values.append((loss.detach(), hidden.grad, head.grad))
+    for plain, chunked in zip(*values, strict=True):
+        torch.testing.assert_close(plain, chunked)
+
+
+def test_each_epoch_sees_every_row_once_in_its_own_order() -> None:
+    steps = [rows_of_step(10, seed=1, step=s, global_batch=4) for s in range(6)]
+    first, second = np.concatenate(steps[:3]), np.concatenate(steps[3:])
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first.tolist() != second.tolist()
+    assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]

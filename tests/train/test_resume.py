@@ -1,0 +1,121 @@
+"""Whatever happens to a trainer, the weights at the end are the same, bit for bit."""
+
+import fcntl
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import LORA, SCRIPTS, write_tiny_run
+
+N_STEPS = 40
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
+    for name in ("plan", "packing", "model", "staging"):
+        command += [f"--{name}", str(folder / f"{name}.json")]
+    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
+    command += ["--output", str(folder / "training.json")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def finish(folder: Path) -> dict[str, object]:
+    process = start(folder)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    record: dict[str, object] = json.loads((folder / "training.json").read_text())
+    return record
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("state/*/checkpoints/step-*"))
+
+
+def stop_midway(folder: Path, number: signal.Signals) -> int:
+    """Start a run and signal it as soon as its first checkpoint is complete."""
+    process = start(folder)
+    deadline = time.monotonic() + 90
+    while not checkpoints(folder):
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.005)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    folder = tmp_path_factory.mktemp("straight")
+    write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
+    return folder, finish(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_ends_with_the_same_weights(
+    straight: tuple[Path, dict[str, object]], tmp_path: Path, number: signal.Signals
+) -> None:
+    _, expected = straight
+    write_tiny_run(tmp_path, lora=LORA, n_steps=N_STEPS)
+    code = stop_midway(tmp_path, number)
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 143)
+    assert not (tmp_path / "training.json").exists()
+    stopped_at = int(checkpoints(tmp_path)[-1].name.removeprefix("step-"))
+    assert 0 < stopped_at < N_STEPS
+    record = finish(tmp_path)
+    assert record["resumed_at_steps"] == [stopped_at]
+    assert record["weights_sha256"] == expected["weights_sha256"]
+    assert record["n_tokens"] == expected["n_tokens"]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").open()]
+    assert steps == list(range(1, N_STEPS + 1))
+
+
+def test_a_finished_state_is_published_again_without_training(
+    straight: tuple[Path, dict[str, object]],
+) -> None:
+    folder, expected = straight
+    shutil.rmtree(folder / "checkpoint")
+    (folder / "training.json").unlink()
+    outcome = next(folder.glob("state/*/outcome.json"))
+    stamp = outcome.stat().st_mtime_ns
+    assert finish(folder) == expected
+    assert outcome.stat().st_mtime_ns == stamp
+    assert (folder / "checkpoint" / "adapter_model.safetensors").is_file()
+
+
+def test_a_second_trainer_is_refused(straight: tuple[Path, dict[str, object]]) -> None:
+    folder, _ = straight
+    lock = next(folder.glob("state/*/lock"))
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        process = start(folder)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "another trainer is at work there" in stderr.splitlines()[-1]
+
+
+def test_an_input_edited_during_training_is_noticed(
+    straight: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    write_tiny_run(tmp_path, n_steps=3)
+    packing = json.loads((tmp_path / "packing.json").read_text())
+    packing["train"]["sha256"] = "0" * 64
+    (tmp_path / "packing.json").write_text(json.dumps(packing))
+    process = start(tmp_path)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "changed during training" in stderr.splitlines()[-1]
+
+
+def test_time_parts_add_up(straight: tuple[Path, dict[str, object]]) -> None:
+    _, record = straight
+    time_ = record["time"]
+    assert isinstance(time_, dict)
+    parts = ("startup_s", "data_wait_s", "train_s", "checkpoint_s", "eval_s", "other_s")
+    assert sum(time_[p] for p in parts) == pytest.approx(time_["wall_s"], rel=0.01)
+    assert all(time_[p] >= 0 for p in parts)
+    assert time_["forward_s"] + time_["backward_s"] < time_["train_s"]

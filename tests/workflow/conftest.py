@@ -1,0 +1,5 @@
+"""Fixtures of the workflow tests: a finished run, and copies of it to edit."""
+
+from workflow_space import finished, space
+
+__all__ = ["finished", "space"]

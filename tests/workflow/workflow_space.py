@@ -1,0 +1,133 @@
+"""A copy of the workflow with two tiny experts, run once; tests edit copies of the copy."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+
+CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+
+
+def manifest(**training: Any) -> dict[str, Any]:
+    """Give the manifest of an expert that trains in seconds."""
+    return {
+        "description": "Adds two small numbers.",
+        "model": "builtin:tiny-qwen3",
+        "builtin": {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8},
+        "sources": [
+            {
+                "name": "sums",
+                "kind": "local",
+                "path": "data/sums.jsonl",
+                "licence": "CC0-1.0",
+                "prompt": "{question}",
+                "completion": "{answer}",
+            }
+        ],
+        "data": {"eval_fraction": 0.1},
+        "training": {
+            "method": "full",
+            "batch_size": 4,
+            "max_seq_length": 64,
+            "max_steps": 6,
+            "learning_rate": 1e-3,
+            "n_threads": 1,
+            **training,
+        },
+        "evaluation": {"task": "exact_match", "max_examples": 4, "max_new_tokens": 4},
+    }
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with code, settings, data and results."""
+
+    root: Path
+
+    def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(SNAKEMAKE), "--cores", "2", *arguments]
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+            timeout=300,
+        )
+
+    def planned(self, *arguments: str) -> set[str]:
+        """List the rules that a dry run would run."""
+        done = self.snakemake("-n", "results/tiny/report.json", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        out = done.stdout + done.stderr
+        rules = set(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE))
+        assert rules or "Nothing to be done" in out
+        return rules
+
+    def write_manifest(self, name: str, value: dict[str, Any]) -> None:
+        path = self.root / "config" / "experts" / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(value))
+
+    def write_records(self, *, first: str = "1 plus 1") -> None:
+        lines = [{"question": first, "answer": "2"}]
+        lines += [
+            {"question": f"what is {a} plus {b}", "answer": str(a + b)}
+            for a in range(9)
+            for b in range(9)
+        ]
+        path = self.root / "data" / "sums.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        file = self.root / path
+        text = file.read_text()
+        assert old in text, f"{path} does not hold {old!r}"
+        file.write_text(text.replace(old, new, 1))
+
+    def copy(self, target: Path) -> "Workspace":
+        shutil.copytree(self.root, target, symlinks=True)
+        return Workspace(target)
+
+
+def make_workspace(root: Path) -> Workspace:
+    root.mkdir(parents=True, exist_ok=True)
+    for name in CODE:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, root / name, ignore=ignored)
+        else:
+            shutil.copy2(source, root / name)
+    space = Workspace(root)
+    space.write_records()
+    space.write_manifest("tiny", manifest())
+    space.write_manifest("other", manifest())
+    config = {"experts": {"tiny": {}, "other": {}}}
+    (root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+    return space
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Run the tiny expert once, for real, through the whole chain."""
+    space = make_workspace(tmp_path_factory.mktemp("finished") / "space")
+    done = space.snakemake("results/tiny/report.json")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return space
+
+
+@pytest.fixture
+def space(finished: Workspace, tmp_path: Path) -> Workspace:
+    """Give a copy of the finished workspace to edit."""
+    return finished.copy(tmp_path / "space")
