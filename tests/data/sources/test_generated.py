@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 

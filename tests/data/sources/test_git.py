@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git import count_commits, extract_commits, head
 

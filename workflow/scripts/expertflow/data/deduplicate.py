@@ -15,6 +15,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file, sha256_text
 from expertflow.data.records import DeduplicateSpec, DocumentsRecord, ShardRecord
 
+SALT = "held out: "
 KEEP = pa.schema(
     [
         ("source", pa.string()),
@@ -106,17 +107,18 @@ def cap(
 
 
 def held_out_groups(groups: set[str], fraction: float) -> set[str]:
-    """Choose the groups whose hash, read as a number in [0, 1), lies below ``fraction``.
+    """Choose the groups whose salted hash, as a number in [0, 1), lies below ``fraction``.
 
     At least one group is held out and at least one is left: a run on two records still tells what
-    it learned.
+    it learned. The salt matters: a data set may itself have been cut by a plain hash of the very
+    same key, and then its groups are not spread evenly any more.
     """
-    limit = int(fraction * 16**8)
-    chosen = {group for group in groups if int(group[:8], 16) < limit}
+    place = {group: int(sha256_text(SALT + group)[:8], 16) / 16**8 for group in groups}
+    chosen = {group for group in groups if place[group] < fraction}
     if not chosen and groups:
-        chosen = {min(groups)}
+        chosen = {min(groups, key=lambda group: place[group])}
     if chosen == groups and len(groups) > 1:
-        chosen.remove(max(groups))
+        chosen.remove(max(groups, key=lambda group: place[group]))
     return chosen
 
 
