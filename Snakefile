@@ -44,7 +44,7 @@ min_version("9.27")
 BASEDIR = Path(workflow.basedir)
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
-from expertflow.config.house import House, fail
+from expertflow.config.house import House
 
 # The user's own config/ in the working directory wins over the one beside this file.
 OWN_CONFIG = Path("config", "config.yaml")
@@ -56,11 +56,7 @@ configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "
 house = House(config=config, basedir=BASEDIR, main=workflow.is_main_process)
 house.set_environment()
 
-if workflow.is_main_process and "gpu" not in workflow.global_resources:
-    fail(
-        "resource gpu is undeclared, so Snakemake would start any number of trainings at once;"
-        " add --resources gpu=1, or use the profiles beside the Snakefile"
-    )
+house.refuse_unlimited_gpus(workflow.global_resources.get("gpu"))
 
 
 wildcard_constraints:

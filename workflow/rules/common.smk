@@ -5,11 +5,7 @@ def spec_of(rule):
     """Give the settings that a rule uses, as one canonical JSON text."""
 
     def spec(wildcards):
-        if workflow.execution_settings is not None and workflow.execution_settings.keep_incomplete:
-            fail(
-                "--keep-incomplete would record half-written outputs as complete; run without it:"
-                " training resumes from state/ anyway"
-            )
+        house.refuse_keep_incomplete(workflow.execution_settings)
         return house.spec(rule, wildcards)
 
     return spec

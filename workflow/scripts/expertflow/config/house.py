@@ -83,6 +83,26 @@ class House:
         os.environ["PATH"] = os.pathsep.join([interpreter, os.environ.get("PATH", "")])
         os.environ["EXPERTFLOW"] = str(self.scripts)
 
+    def refuse_unlimited_gpus(self, limit: Any) -> None:
+        """End the run if nothing bounds the trainings that may run at once.
+
+        Snakemake takes an undeclared resource, and one of 0, for any number.
+        """
+        if self.main and not (limit is not None and limit.value):
+            fail(
+                "resource gpu is not limited, so any number of trainings could start at once; add"
+                " --resources gpu=1, or use the profiles beside the Snakefile"
+            )
+
+    @staticmethod
+    def refuse_keep_incomplete(settings: Any) -> None:
+        """End the run if half-written outputs would stay: Snakemake records them as complete."""
+        if settings is not None and settings.keep_incomplete:
+            fail(
+                "--keep-incomplete would record half-written outputs as complete; run without it:"
+                " training resumes from state/ anyway"
+            )
+
     @staticmethod
     def reports_among(targets: Iterable[Any]) -> list[str]:
         """Pick the reports that a run was asked for by name; they are summed up at its end."""

@@ -54,7 +54,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
-    """Give texts like ``3e-6``, and ``words``, the type they were meant to have; dates stay texts."""
+    """Give texts like ``3e-6``, and ``words``, the type they mean; dates become texts."""
     if isinstance(value, dict):
         return {key: scalars(item, words=words) for key, item in value.items()}
     if isinstance(value, list):

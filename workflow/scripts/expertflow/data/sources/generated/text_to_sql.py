@@ -12,8 +12,8 @@ from expertflow.data.sources.generated.writing import unique_records, write_reco
 
 N_PARENT_ROWS = 24
 N_CHILD_ROWS = 160
-# SQLite writes its own version into bytes 96-99 of a database; a fixed one keeps the bytes equal
-# on every machine (https://www.sqlite.org/fileformat.html, section 1.3.15: for information only).
+# SQLite notes the version of the library in bytes 96-99 of a database, for information only
+# (https://www.sqlite.org/fileformat.html); a fixed one keeps the bytes equal on every machine.
 SQLITE_VERSION_BYTES = (3_040_000).to_bytes(4, "big")
 
 

@@ -1,0 +1,117 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import LORA, ROOT, plan_spec
+
+from expertflow.core.errors import ConfigError, HardwareError
+from expertflow.hardware.probe import gpu_by_name, resolve_gpu
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.records import ModelFacts, TrainPlan
+from expertflow.plan.resolve import plan_training
+from expertflow.tokens.records import LengthHistogram, PackedSplit, PackingRecord
+
+GPUS = ROOT / "config" / "hardware" / "gpus.yaml"
+TABLE: list[dict[str, Any]] = yaml.safe_load(GPUS.read_text())["gpus"]
+QWEN_06B = ModelFacts(
+    n_layers=28, hidden_size=1024, n_heads=16, n_kv_heads=8, head_dim=128, intermediate_size=3072,
+    vocab_size=151936, tie_word_embeddings=True, model_type="qwen3",
+)  # fmt: skip
+SPLIT = PackedSplit(
+    path="p", sha256="s", n_documents=20_000, n_documents_split=0, n_documents_truncated=0,
+    n_documents_dropped=0, n_tokens_in=10**7, n_tokens=10**7, n_tokens_dropped=0,
+    n_supervised_tokens=3 * 10**6, n_target_tokens=3 * 10**6, n_padding_tokens=0,
+    n_sequences=4883, n_sequences_lower_bound=4883, sum_len_sq=512 * 10**7,
+)  # fmt: skip
+PACKING = PackingRecord(
+    expert="e", packing="bfd", overflow="split", sequence_length_tokens=2048, length_reason="",
+    seed=0, engine="", engine_version="", tokenizer_sha256="", train=SPLIT, held_out=SPLIT,
+    histogram=LengthHistogram(edges=(0, 1), counts=(1,), p50=1, p90=1, p99=1, max=1), choices=(),
+)  # fmt: skip
+
+
+def plan(gpu: GpuFacts | None, packing: PackingRecord = PACKING, **changes: Any) -> TrainPlan:
+    spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None,
+                        "gradient_accumulation_steps": None, **changes})  # fmt: skip
+    return plan_training(
+        expert="e", spec=spec, packing=packing, facts=QWEN_06B, n_params=596_049_920, gpu=gpu
+    )
+
+
+def card(name: str) -> GpuFacts:
+    facts = gpu_by_name(name, TABLE)
+    assert facts is not None
+    return facts
+
+
+def test_the_micro_batch_follows_the_memory() -> None:
+    small, large = plan(card("RTX 2060"), seq(512)), plan(card("H100 SXM"), seq(512))
+    assert small.micro_batch_size <= large.micro_batch_size
+    for made in (small, large):
+        assert made.predicted_peak_bytes is not None and made.gpu is not None
+        assert made.gpu.memory_total_bytes is not None
+        assert made.predicted_peak_bytes <= made.gpu.memory_total_bytes
+        assert made.global_batch_sequences >= 16
+
+
+def seq(length: int) -> PackingRecord:
+    return replace(PACKING, sequence_length_tokens=length)
+
+
+def test_a_card_without_bf16_trains_in_fp16() -> None:
+    assert plan(card("RTX 2060"), seq(512)).precision == "fp16"
+    assert plan(card("H100 SXM")).precision == "bf16"
+    assert plan(None).precision == "fp32"
+
+
+def test_what_does_not_fit_is_refused_with_the_fix() -> None:
+    with pytest.raises(HardwareError, match="use a larger card"):
+        plan(replace(card("RTX 2060"), memory_total_bytes=10**9))
+
+
+def test_hours_and_dollars_need_a_peak_and_a_price() -> None:
+    assert plan(None).cost.predicted_hours is None
+    assert plan(card("H100 SXM")).cost.predicted_usd is None
+    cost = plan(card("H100 SXM"), price_usd_per_hour=2.0).cost
+    assert cost.predicted_hours is not None and cost.predicted_usd is not None
+    assert cost.predicted_usd == pytest.approx(2 * cost.predicted_hours)
+    assert cost.predicted_hours_low is not None and cost.predicted_hours_high is not None
+    assert cost.predicted_hours_low < cost.predicted_hours < cost.predicted_hours_high
+
+
+def test_a_budget_is_kept() -> None:
+    with pytest.raises(ConfigError, match=r"max_hours is 0\.0001 and the plan needs"):
+        plan(card("H100 SXM"), max_hours=0.0001)
+
+
+def test_every_choice_has_its_reason() -> None:
+    named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
+    assert named >= {"precision", "micro_batch_size", "n_steps", "n_warmup_steps", "attention"}
+
+
+def test_steps_cover_the_rows_once_an_epoch() -> None:
+    made = plan(card("H100 SXM"), num_train_epochs=1.0)
+    assert made.n_steps * made.global_batch_sequences >= SPLIT.n_sequences
+    assert (made.n_steps - 1) * made.global_batch_sequences < SPLIT.n_sequences
+    assert made.predicted_tokens == SPLIT.n_tokens
+
+
+def test_auto_without_a_card_names_the_ways_out() -> None:
+    with pytest.raises(HardwareError, match="plan for a card by name"):
+        resolve_gpu("auto", TABLE)
+
+
+def test_cards_are_looked_up_by_their_exact_name() -> None:
+    assert resolve_gpu("cpu", TABLE) is None
+    assert card("NVIDIA H100 80GB HBM3").name == "H100 SXM"
+    assert gpu_by_name("NVIDIA L40S", TABLE) != gpu_by_name("NVIDIA L4", TABLE)
+    assert gpu_by_name("NVIDIA H100", TABLE) is None
+    with pytest.raises(HardwareError, match="no such row"):
+        resolve_gpu("H100", TABLE)
+
+
+def test_every_row_of_the_table_names_its_source() -> None:
+    assert all(row["source"] for row in TABLE)
+    assert Path(ROOT / "config/hardware/prices.yaml").is_file()
