@@ -116,9 +116,7 @@ _TAGS = Field(name="tags", schema={"type": "array", "items": {"type": "string"}}
 def _said(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
-        return " and ".join(f'"{item}"' for item in value)
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return " and ".join(value) if isinstance(value, list) else str(value)
 
 
 def _compact(value: Any) -> str:

@@ -69,10 +69,8 @@ def _number(name: str, span: tuple[int, int, int], *phrases: str) -> Column:
 
 
 _PERSON = _text("name", GIVEN_NAMES)
-_NAME = _text("name", ADJECTIVES)
-_TITLE = _text("title", ADJECTIVES)
-_CITY = _text("city", CITIES)
-_COUNTRY = _text("country", COUNTRIES)
+_NAME, _TITLE = _text("name", ADJECTIVES), _text("title", ADJECTIVES)
+_CITY, _COUNTRY = _text("city", CITIES), _text("country", COUNTRIES)
 _BORN = _number("born", (1940, 1990, 5), "birth year")
 _YEAR = (1990, 2025, 5)
 
