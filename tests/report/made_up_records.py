@@ -46,11 +46,11 @@ def make_spec(preset: str) -> ReportSpec:
 def make_datasets(preset: str) -> DatasetManifest:
     hub = DatasetSource(
         name="text-to-sql", kind="hub", revision="8f2c1d77a0", licence="CC-BY-4.0", n_files=4,
-        n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32, experts=("expert-sql",),
+        n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32,
     )  # fmt: skip
     generated = DatasetSource(
         name="generated-shops", kind="generated", revision=None, licence="CC0-1.0", n_files=1,
-        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, experts=("expert-sql",),
+        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32,
     )  # fmt: skip
     sources = (generated,) if preset == "demo" else (hub, generated)
     return DatasetManifest(

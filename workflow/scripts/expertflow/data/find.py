@@ -46,7 +46,6 @@ def find_datasets(
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
                 sha256=sha256_json([file.sha256 for file in source.files]),
-                experts=(expert,),
             )
         )
     shards = tuple(

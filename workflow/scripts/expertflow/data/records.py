@@ -117,7 +117,6 @@ class DatasetSource:
     n_bytes: int
     n_records: int | None
     sha256: str
-    experts: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
