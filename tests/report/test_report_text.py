@@ -90,3 +90,9 @@ def test_index_page(gpu_report: Report, cpu_report: Report) -> None:
 
 def test_index_of_nothing() -> None:
     assert "No expert has a report yet" in render_index(build_index([]))
+
+
+def test_an_answer_of_blanks_is_said_not_drawn() -> None:
+    assert f.clip("\n" * 64, 100) == "(64 blanks and line breaks)"
+    assert f.clip("", 100) == "(nothing)"
+    assert f.clip("abcdef", 4) == "abcd… (2 more characters)"

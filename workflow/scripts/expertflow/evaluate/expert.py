@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,11 @@ def choose(documents: list[Document], spec: EvaluationSpec, engine: Engine) -> l
 
 
 def samples(asked: list[Held], before: Outcome, after: Outcome) -> list[EvaluationSample]:
-    """Show some questions: as many wrong as right answers, where there are both."""
-    wrong = [i for i, verdict in enumerate(after.verdicts) if not verdict.correct]
+    """Show some questions: right and wrong answers in turn, as long as there are both."""
     right = [i for i, verdict in enumerate(after.verdicts) if verdict.correct]
-    half = N_SAMPLES // 2
-    chosen = wrong[: max(half, N_SAMPLES - len(right))]
-    chosen += right[: N_SAMPLES - len(chosen)]
+    wrong = [i for i, verdict in enumerate(after.verdicts) if not verdict.correct]
+    in_turn = [i for pair in zip_longest(right, wrong) for i in pair if i is not None]
+    chosen = in_turn[:N_SAMPLES]
     return [
         EvaluationSample(
             document_id=asked[i].example.document_id,

@@ -144,7 +144,9 @@ def plain(value: Any) -> str:
 
 
 def clip(text: str, n_chars: int) -> str:
-    """Cut a long text, and say how much is gone."""
+    """Cut a long text, and say how much is gone; say so when there is nothing to see."""
+    if not text.strip():
+        return f"({len(text):,} blanks and line breaks)" if text else "(nothing)"
     gone = len(text) - n_chars
     return text if gone <= 0 else f"{text[:n_chars]}\u2026 ({gone:,} more characters)"
 

@@ -1,0 +1,103 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.data.fetch import fetch_source, generate_source
+from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.records import ExpertLock, SourceSpec
+from expertflow.data.sources import hub, local
+
+
+def lock(folder: Path, *sources: SourceSpec) -> ExpertLock:
+    cache = HashCache(folder / "hashes.json")
+    result = lock_sources("e", sources, hashes=cache, generator_digest=lambda name: f"code {name}")
+    cache.save()
+    return result
+
+
+def local_source(path: object) -> SourceSpec:
+    return SourceSpec(name="s", kind="local", path=str(path), text="{x}")
+
+
+def test_a_lock_changes_with_content_and_not_with_time(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("{}\n")
+    source = local_source(data)
+    first = lock(tmp_path, source)
+    assert write_lock(tmp_path / "lock.json", first)
+    os.utime(data, (1, 1))
+    assert lock(tmp_path, source) == first
+    assert not write_lock(tmp_path / "lock.json", lock(tmp_path, source))
+    data.write_text("{ }\n")
+    assert lock(tmp_path, source) != first
+
+
+def test_hashes_are_remembered_and_a_damaged_memory_is_rebuilt(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("{}\n")
+    lock(tmp_path, local_source(data))
+    cache = HashCache(tmp_path / "hashes.json")
+    assert [entry[3] for entry in cache.known.values()] == [cache.sha256(data)]
+    (tmp_path / "hashes.json").write_text("{")
+    assert HashCache(tmp_path / "hashes.json").known == {}
+
+
+def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
+    for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    found = local.find_files(str(tmp_path / "*.jsonl"), source="s")
+    assert [p.name for p in found] == ["a#.jsonl", "b c[1].jsonl", "ü.jsonl"]
+    assert local.find_files(str(tmp_path / "b c[1].jsonl"), source="s")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.jsonl", "no file at"), ("x.csv", "not .jsonl or .parquet"), ("e.jsonl", "is empty")],
+)
+def test_unusable_files_are_named(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n")
+    (tmp_path / "e.jsonl").write_text("")
+    with pytest.raises(DataError, match=message):
+        lock(tmp_path, local_source(tmp_path / name))
+
+
+def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("{}\n")
+    source = local_source(data)
+    pinned = lock(tmp_path, source).sources[0]
+    assert fetch_source(source, pinned, tmp_path / "out").files[0].n_bytes == 3
+    data.write_text("{  }\n")
+    with pytest.raises(DataError, match="changed since the workflow started"):
+        fetch_source(source, pinned, tmp_path / "out")
+
+
+def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
+    source = SourceSpec(
+        name="g", kind="generated", generator="text_to_sql", n_documents=20, seed=1, text="{sql}"
+    )
+    pinned = lock(tmp_path, source).sources[0]
+    assert pinned.identity["code"] == "code text_to_sql"
+    record = generate_source(source, pinned, tmp_path / "out")
+    assert record.files[0].n_records == 20
+    assert Path(record.artefacts["database"]).is_file()
+
+
+def test_an_unknown_generator_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    source = SourceSpec(name="g", kind="generated", generator="poems", n_documents=2, text="{x}")
+    with pytest.raises(ConfigError, match="no generator 'poems'; use one of arithmetic, facts"):
+        lock(tmp_path, source)
+
+
+def test_a_hub_revision_is_looked_up_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert hub.cached_revision("a/b", None) is None
+    refs = tmp_path / "datasets--a--b" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("f" * 40)
+    assert hub.cached_revision("a/b", None) == "f" * 40
+    assert hub.cached_revision("a/b", "0" * 40) == "0" * 40
