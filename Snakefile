@@ -44,6 +44,7 @@ min_version("9.27")
 BASEDIR = Path(workflow.basedir)
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
+from expertflow.config import guard
 from expertflow.config.house import House
 
 # The user's own config/ in the working directory wins over the one beside this file.
@@ -54,9 +55,9 @@ configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "
 
 
 house = House(config=config, basedir=BASEDIR, main=workflow.is_main_process)
-house.set_environment()
+guard.set_environment(house.scripts)
 
-house.refuse_unlimited_gpus(workflow.global_resources.get("gpu"))
+guard.refuse_unlimited_gpus(workflow.global_resources.get("gpu"), main=house.main)
 
 
 wildcard_constraints:
@@ -79,6 +80,6 @@ rule all:
 
 
 onsuccess:
-    reports = house.reports_among(workflow.dag_settings.targets)
+    reports = guard.reports_among(workflow.dag_settings.targets)
     if reports:
         shell("python $EXPERTFLOW/show_report.py {reports:q}")

@@ -32,11 +32,16 @@ PACKING = PackingRecord(
 )  # fmt: skip
 
 
-def plan(gpu: GpuFacts | None, packing: PackingRecord = PACKING, **changes: Any) -> TrainPlan:
+def plan(
+    gpu: GpuFacts | None,
+    packing: PackingRecord = PACKING,
+    facts: ModelFacts = QWEN_06B,
+    **changes: Any,
+) -> TrainPlan:
     spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None,
                         "gradient_accumulation_steps": None, **changes})  # fmt: skip
     return plan_training(
-        expert="e", spec=spec, packing=packing, facts=QWEN_06B, n_params=596_049_920, gpu=gpu
+        expert="e", spec=spec, packing=packing, facts=facts, n_params=596_049_920, gpu=gpu
     )
 
 
@@ -54,6 +59,14 @@ def test_the_micro_batch_follows_the_memory() -> None:
         assert made.gpu.memory_total_bytes is not None
         assert made.predicted_peak_bytes <= made.gpu.memory_total_bytes
         assert made.global_batch_sequences >= 16
+
+
+@pytest.mark.parametrize(("name", "rows"), [("RTX 2060", 4), ("RTX 4090", 16), ("H100 SXM", 16)])
+def test_tiers_decide_where_memory_cannot_be_predicted(name: str, rows: int) -> None:
+    made = plan(card(name), facts=replace(QWEN_06B, model_type="starcoder2"))
+    assert made.micro_batch_size == rows
+    assert made.predicted_peak_bytes is None
+    assert "starcoder2" in made.predicted_peak_reason
 
 
 def seq(length: int) -> PackingRecord:

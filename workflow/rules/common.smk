@@ -5,7 +5,7 @@ def spec_of(rule):
     """Give the settings that a rule uses, as one canonical JSON text."""
 
     def spec(wildcards):
-        house.refuse_keep_incomplete(workflow.execution_settings)
+        guard.refuse_keep_incomplete(workflow.execution_settings)
         return house.spec(rule, wildcards)
 
     return spec
@@ -41,3 +41,7 @@ def model_shards(wildcards):
 
 def model_keep(wildcards):
     return house.model_inputs(wildcards.expert)[1]
+
+
+def artefacts_of(wildcards):
+    return house.artefacts(wildcards.expert)

@@ -94,6 +94,7 @@ rule evaluate_expert:
         shards=document_shards,
         keep="results/{expert}/keep.arrow",
         rows=ancient("results/{expert}/packed"),
+        artefacts=ancient(artefacts_of),
     output:
         "results/{expert}/evaluation.json",
     log:

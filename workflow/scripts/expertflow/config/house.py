@@ -6,24 +6,20 @@ in one manifest does not stop the others. A user's mistake ends in one line.
 
 import functools
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any
 
 from expertflow.config import digest, specs
+from expertflow.config.guard import fail, one_line
 from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
 from expertflow.config.validate import check
-from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
 from expertflow.data.find import shard_names
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock, SourceSpec
 
-P = ParamSpec("P")
-R = TypeVar("R")
 GENERATORS = "expertflow.data.sources.generated"
 # Files that a script reads beside its imports: a change of theirs is a change of its code.
 REPORT = "scripts/expertflow/report"
@@ -37,24 +33,6 @@ RESOURCES = {
 }
 
 
-def fail(message: object) -> NoReturn:
-    """End Snakemake with one line."""
-    sys.exit("error: " + " ".join(str(message).split()))
-
-
-def one_line(function: Callable[P, R]) -> Callable[P, R]:
-    """Turn a user's error into one line on stderr; Snakemake would print a traceback."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except ExpertflowError as error:
-            fail(error)
-
-    return wrapped
-
-
 class House:
     """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere."""
 
@@ -66,6 +44,7 @@ class House:
         self.schemas = Schemas.read(self.workflow_dir / "schemas")
         self.config = load_config(config, self.schemas)
         self.directories = [Path("config"), basedir / "config"]
+        self._hashes = HashCache(Path("state/hashes.json"))
         self._experts: dict[str, dict[str, Any]] = {}
         self._locks: dict[str, ExpertLock] = {}
 
@@ -73,40 +52,6 @@ class House:
     def experts(self) -> list[str]:
         """Name the experts of the configuration."""
         return list(self.config["experts"])
-
-    def set_environment(self) -> None:
-        """Let rules find the interpreter that runs Snakemake, and the scripts beside this file.
-
-        They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory.
-        """
-        interpreter = str(Path(sys.executable).parent)
-        os.environ["PATH"] = os.pathsep.join([interpreter, os.environ.get("PATH", "")])
-        os.environ["EXPERTFLOW"] = str(self.scripts)
-
-    def refuse_unlimited_gpus(self, limit: Any) -> None:
-        """End the run if nothing bounds the trainings that may run at once.
-
-        Snakemake takes an undeclared resource, and one of 0, for any number.
-        """
-        if self.main and not (limit is not None and limit.value):
-            fail(
-                "resource gpu is not limited, so any number of trainings could start at once; add"
-                " --resources gpu=1, or use the profiles beside the Snakefile"
-            )
-
-    @staticmethod
-    def refuse_keep_incomplete(settings: Any) -> None:
-        """End the run if half-written outputs would stay: Snakemake records them as complete."""
-        if settings is not None and settings.keep_incomplete:
-            fail(
-                "--keep-incomplete would record half-written outputs as complete; run without it:"
-                " training resumes from state/ anyway"
-            )
-
-    @staticmethod
-    def reports_among(targets: Iterable[Any]) -> list[str]:
-        """Pick the reports that a run was asked for by name; they are summed up at its end."""
-        return [str(target) for target in targets if str(target).endswith("/report.json")]
 
     @one_line
     def expert(self, name: str) -> dict[str, Any]:
@@ -172,14 +117,13 @@ class House:
             path = Path(f"results/{name}/sources.lock.json")
             if self.main:
                 self._refuse_other_preset(name)
-                hashes = HashCache(Path("state/hashes.json"))
                 lock = lock_sources(
                     name,
                     specs.source_specs(self.expert(name)),
-                    hashes=hashes,
+                    hashes=self._hashes,
                     generator_digest=self._generator_digest,
                 )
-                hashes.save()
+                self._hashes.save()
                 write_lock(path, lock)
                 self._locks[name] = lock
             else:
@@ -231,7 +175,10 @@ class House:
         return specs.deduplicate_spec(self.expert(name))
 
     def _spec_prepare_model(self, name: str, _: Any) -> Any:
-        return specs.model_spec(self.expert(name))
+        expert = self.expert(name)
+        folders = [Path(p).expanduser() for p in (expert["model"], expert["tokenizer"]) if p]
+        files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+        return specs.model_spec(expert, self._content(files))
 
     def _spec_pretokenize_shard(self, name: str, _: Any) -> Any:
         return {"engine": "tokenizers"}
@@ -256,13 +203,8 @@ class House:
 
     def _spec_evaluate_expert(self, name: str, _: Any) -> Any:
         expert = self.expert(name)
-        artefacts = {
-            key: f"results/{name}/sources/generated/{place.replace(':', '/')}"
-            if ":" in place
-            else place
-            for key, place in expert["evaluation"]["artefacts"].items()
-        }
-        return specs.evaluation_spec(expert, artefacts)
+        own = [Path(place) for place in expert["evaluation"]["artefacts"].values()]
+        return specs.evaluation_spec(expert, self._artefacts(name), self._content(own))
 
     def _spec_export_model(self, name: str, _: Any) -> Any:
         expert = self.expert(name)
@@ -271,6 +213,27 @@ class House:
 
     def _spec_build_report(self, name: str, _: Any) -> Any:
         return specs.report_spec(name, self.expert(name), self.config)
+
+    def artefacts(self, name: str) -> list[str]:
+        """List what scoring reads besides documents: a user's file, or a generator's folder."""
+        made = f"results/{name}/sources/generated"
+        places = self.expert(name)["evaluation"]["artefacts"].values()
+        return [f"{made}/{p.split(':')[0]}" if ":" in p else p for p in places]
+
+    def _artefacts(self, name: str) -> dict[str, str]:
+        """Give the files that scoring reads; source:file lies in a generated source's folder."""
+        made = f"results/{name}/sources/generated"
+        return {
+            key: f"{made}/{place.replace(':', '/')}" if ":" in place else place
+            for key, place in self.expert(name)["evaluation"]["artefacts"].items()
+        }
+
+    def _content(self, files: list[Path]) -> dict[str, str]:
+        """Hash the user's own files, so that a changed one counts and a touched one does not."""
+        found = {str(file): self._hashes.sha256(file) for file in files if file.is_file()}
+        if self.main:
+            self._hashes.save()
+        return found
 
     @functools.cached_property
     def _gpu_table(self) -> list[dict[str, Any]]:

@@ -51,14 +51,15 @@ def deduplicate_spec(expert: Settings) -> DeduplicateSpec:
     )
 
 
-def model_spec(expert: Settings) -> ModelSpec:
-    """Give the settings of ``prepare_model``."""
+def model_spec(expert: Settings, content: dict[str, str]) -> ModelSpec:
+    """Give the settings of ``prepare_model``; ``content`` holds the hashes of local files."""
     return ModelSpec(
         model=expert["model"],
         revision=expert["model_revision"],
         licence=expert["model_licence"],
         tokenizer=expert["tokenizer"],
         seed=expert["training"]["seed"],
+        content=content,
         **expert["builtin"],
     )
 
@@ -107,9 +108,11 @@ def stage_spec(config: Settings) -> StageSpec:
     return StageSpec(scratch=config["scratch"])
 
 
-def evaluation_spec(expert: Settings, artefacts: dict[str, str]) -> EvaluationSpec:
-    """Give the settings of ``evaluate_expert``; artefacts are given as paths."""
-    evaluation = {**expert["evaluation"], "artefacts": artefacts}
+def evaluation_spec(
+    expert: Settings, artefacts: dict[str, str], content: dict[str, str]
+) -> EvaluationSpec:
+    """Give the settings of ``evaluate_expert``, with the paths and hashes of its files."""
+    evaluation = {**expert["evaluation"], "artefacts": artefacts, "content": content}
     spec: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
     return spec
 

@@ -19,7 +19,8 @@ class EvaluationSpec:
     """Settings of ``evaluate_expert``.
 
     ``fields`` names the record fields a task reads, by the task's own argument names (for
-    ``sql_execution``: ``database``); ``artefacts`` maps artefact names of sources to use.
+    ``sql_execution``: ``database``); ``artefacts`` maps names to files; ``content`` holds the
+    hashes of those that the workflow does not make.
     """
 
     task: Task
@@ -29,6 +30,7 @@ class EvaluationSpec:
     stop: tuple[str, ...]
     fields: dict[str, str] = field(default_factory=dict)
     artefacts: dict[str, str] = field(default_factory=dict)
+    content: dict[str, str] = field(default_factory=dict)
     seed: int = 0
 
 

@@ -12,6 +12,8 @@ yet), so the plan says "predicted" and training checks the real free memory:
 
 from expertflow.plan.records import ModelFacts
 
+# Gated-MLP decoders, like those that the figures below were taken on.
+KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
 ACTIVATION_BYTES_PER_HIDDEN = {"full": 70, "lora": 60, "qlora": 60}
 CHECKPOINT_BYTES_PER_HIDDEN = 2
 PEAK_LAYER_BYTES_PER_HIDDEN = 72
@@ -32,8 +34,10 @@ def predict_peak_bytes(
     tokens_per_micro_batch: int,
     supervised_fraction: float,
     checkpoint_activations: bool,
-) -> int:
-    """Predict the peak of one step in bytes, reserve included."""
+) -> int | None:
+    """Predict the peak of one step in bytes, reserve included; null for an unknown architecture."""
+    if facts.model_type not in KNOWN_ARCHITECTURES:
+        return None
     frozen = n_params_total - n_params_trainable
     frozen_bytes = NF4_BYTES if method == "qlora" else WEIGHT_BYTES[precision]
     weights = frozen * frozen_bytes + n_params_trainable * (4 + OPTIMIZER_BYTES)

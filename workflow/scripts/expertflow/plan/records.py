@@ -64,9 +64,6 @@ class PlanSpec:
     use_tf32: bool
     use_sdpa: bool
     gradient_checkpointing: bool | None
-    dataloader_num_workers: int
-    dataloader_prefetch_factor: int
-    dataloader_persistent_workers: bool
     save_steps: int | None
     save_every_minutes: float
     save_total_limit: int

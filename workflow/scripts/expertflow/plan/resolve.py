@@ -10,7 +10,7 @@ from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import plan_cost
 from expertflow.plan.flops import CONVENTION, FlopsPerToken, adapter_weights, flops_per_token
-from expertflow.plan.memory import predict_peak_bytes
+from expertflow.plan.memory import KNOWN_ARCHITECTURES, predict_peak_bytes
 from expertflow.plan.records import ModelFacts, PlanSpec, Precision, Reason, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
 from expertflow.tokens.records import PackingRecord
@@ -18,6 +18,7 @@ from expertflow.tokens.records import PackingRecord
 WANTED_GLOBAL_BATCH, CPU_MICRO_BATCH = 16, 8
 USABLE_FRACTION = 0.92
 DEFAULT_INTERVAL_S = 1.0
+PEAK_REASON = "prior from per-layer figures; no calibration run yet"
 GIB = 1 << 30
 
 
@@ -49,8 +50,8 @@ class Draft:
         """Give the share of packed tokens that are targets."""
         return self.packing.train.n_target_tokens / self.packing.train.n_tokens
 
-    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int:
-        """Predict the peak memory of a micro-batch."""
+    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
+        """Predict the peak memory of a micro-batch; null where that cannot be done."""
         return predict_peak_bytes(
             self.facts,
             method=self.spec.method,
@@ -131,7 +132,9 @@ def plan_training(
         flops_convention=CONVENTION,
         predicted_tokens=tokens,
         predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
-        predicted_peak_reason="prior from per-layer figures; no calibration run yet",
+        predicted_peak_reason=PEAK_REASON
+        if facts.model_type in KNOWN_ARCHITECTURES
+        else f"no figures for the architecture {facts.model_type}",
         cost=plan_cost(spec=spec, gpu=gpu, flops=tokens * flops.model),
         reasons=tuple(draft.reasons),
     )
@@ -168,11 +171,27 @@ def _micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
         draft.because("micro_batch_size", CPU_MICRO_BATCH, "default on a CPU")
         draft.because("checkpoint_activations", False, "a CPU has memory enough for small models")
         return CPU_MICRO_BATCH, bool(spec.gradient_checkpointing)
-    if gpu.memory_total_bytes is None:
-        micro, reason = 1, f"the memory of {gpu.name} is not known"
-        draft.because("micro_batch_size", micro, reason)
-        return micro, True
+    if gpu.memory_total_bytes is None or draft.peak_bytes(1, precision, False) is None:
+        return _micro_batch_by_tier(draft, gpu)
     return _micro_batch_by_memory(draft, precision)
+
+
+def _micro_batch_by_tier(draft: Draft, gpu: GpuFacts) -> tuple[int, bool]:
+    """Go by the card's size where memory cannot be predicted."""
+    spec = draft.spec
+    size_gb = (gpu.memory_total_bytes or 0) / 1e9
+    tiers = (
+        (spec.gpu_memory_threshold_large_gb, 16),
+        (spec.gpu_memory_threshold_medium_gb, 8),
+        (spec.gpu_memory_threshold_small_gb, 4),
+        (0.0, 1),
+    )
+    micro = next(rows for threshold, rows in tiers if size_gb >= threshold)
+    reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
+    draft.because("micro_batch_size", micro, reason)
+    checkpoint = spec.gradient_checkpointing is not False
+    draft.because("checkpoint_activations", checkpoint, "on, as memory cannot be predicted")
+    return micro, checkpoint
 
 
 def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
@@ -181,14 +200,12 @@ def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
     for checkpoint in (False, True) if wanted is None else (wanted,):
         for micro in (16, 8, 4, 2, 1):
             if _fits(draft, micro, precision, checkpoint=checkpoint):
-                predicted = draft.peak_bytes(micro, precision, checkpoint) / GIB
-                draft.because(
-                    "micro_batch_size", micro, f"the largest that fits: {predicted:.1f} GiB"
-                )
+                gib = (draft.peak_bytes(micro, precision, checkpoint) or 0) / GIB
+                draft.because("micro_batch_size", micro, f"the largest that fits: {gib:.1f} GiB")
                 reason = _checkpoint_reason(draft, checkpoint)
                 draft.because("checkpoint_activations", checkpoint, reason)
                 return micro, checkpoint
-    needed = draft.peak_bytes(1, precision, checkpoint=wanted is not False) / GIB
+    needed = (draft.peak_bytes(1, precision, wanted is not False) or 0) / GIB
     raise HardwareError(
         f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
         f" {draft.gpu.name if draft.gpu else 'cpu'} has less; use a larger card, method qlora, a"
@@ -198,9 +215,8 @@ def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
 
 def _fits(draft: Draft, micro: int, precision: str, *, checkpoint: bool) -> bool:
     total = draft.gpu.memory_total_bytes if draft.gpu else None
-    if total is None:
-        return True
-    return draft.peak_bytes(micro, precision, checkpoint) <= USABLE_FRACTION * total
+    peak = draft.peak_bytes(micro, precision, checkpoint)
+    return total is None or peak is None or peak <= USABLE_FRACTION * total
 
 
 def _checkpoint_reason(draft: Draft, checkpoint: bool) -> str:

@@ -10,7 +10,10 @@ NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``."""
+    """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``.
+
+    ``content`` are the hashes of local files, so that a changed one counts as a change.
+    """
 
     model: str
     revision: str | None
@@ -23,6 +26,7 @@ class ModelSpec:
     head_dim: int
     intermediate_size: int
     tokenizer: str | None
+    content: dict[str, str]
     seed: int
 
 
