@@ -2,6 +2,8 @@
 # make demos   all eight experts and the page that compares them
 # make test    install, then the tests
 # make lint    ruff, mypy, snakefmt, snakemake --lint
+# make verify  check every record against its sidecar
+# make prune   remove training states that no result refers to
 # make clean   forget results and state
 
 PYTHON ?= python3
@@ -13,7 +15,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: demo demos test lint install clean
+.PHONY: demo demos test lint install verify prune clean
 
 demo: install
 	$(BIN)/snakemake --cores 8 results/$(EXPERT)/report.json
@@ -44,6 +46,12 @@ $(VENV)/.installed: envs/requirements.lock
 $(VENV)/.dev: $(VENV)/.installed envs/requirements-dev.lock
 	$(BIN)/pip install -q -r envs/requirements-dev.lock
 	touch $@
+
+verify: install
+	$(BIN)/python workflow/scripts/verify_results.py
+
+prune: install
+	$(BIN)/python workflow/scripts/prune_state.py
 
 clean:
 	rm -rf results state .snakemake

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +147,28 @@ def test_copied_results_are_taken_over_without_training(
     clone = make_workspace(tmp_path / "clone")
     shutil.copytree(finished.root / "results", clone.root / "results")
     assert "train_expert" not in clone.planned()
+
+
+def test_copied_results_can_be_verified(space: Workspace) -> None:
+    script = space.root / "workflow" / "scripts" / "verify_results.py"
+    shutil.rmtree(space.root / ".snakemake")
+
+    def verify() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=space.root, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout
+
+    code, out = verify()
+    assert code == 0 and "CHANGED" not in out
+    assert "results/tiny/packing.json: whole\n" in out
+    edit_packing(space)
+    assert "results/tiny/packing.json: whole; made by other code\n" in verify()[1]
+    plan = space.root / "results/tiny/plan.json"
+    plan.write_text(plan.read_text() + " ")
+    code, out = verify()
+    assert code == 1
+    assert "results/tiny/plan.json: CHANGED since it was written" in out
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:

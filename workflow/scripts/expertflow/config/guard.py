@@ -18,6 +18,11 @@ def fail(message: object) -> NoReturn:
     sys.exit("error: " + " ".join(str(message).split()))
 
 
+def note(message: str) -> None:
+    """Tell the user something that is no error."""
+    print(f"note: {message}", file=sys.stderr)
+
+
 def one_line(function: Callable[P, R]) -> Callable[P, R]:
     """Turn a user's error into one line on stderr; Snakemake would print a traceback."""
 

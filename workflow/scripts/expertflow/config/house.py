@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.config import digest, specs
-from expertflow.config.guard import fail, one_line
+from expertflow.config.guard import fail, note, one_line
 from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
 from expertflow.data.find import shard_names
-from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock, SourceSpec
 
 GENERATORS = "expertflow.data.sources.generated"
@@ -31,6 +31,11 @@ RESOURCES = {
     ),
     "compare_experts": (f"{REPORT}/index.html.j2", f"{REPORT}/style.css"),
 }
+
+
+def code_extras(script: Path) -> tuple[Path, ...]:
+    """List the files that belong to a script's code without being imported."""
+    return tuple(script.parents[1] / name for name in RESOURCES.get(script.stem, ()))
 
 
 class House:
@@ -108,8 +113,8 @@ class House:
     @functools.cache  # noqa: B019  (one House lives as long as the process)
     def code(self, rule: str) -> str:
         """Give the digest of a rule's script and all it imports."""
-        extra = tuple(self.workflow_dir / name for name in RESOURCES.get(rule, ()))
-        return digest.code_digest(self.scripts / f"{rule}.py", extra=extra)
+        script = self.scripts / f"{rule}.py"
+        return digest.code_digest(script, extra=code_extras(script))
 
     @one_line
     def _lock(self, name: str) -> ExpertLock:
@@ -126,6 +131,8 @@ class House:
                 self._hashes.save()
                 write_lock(path, lock)
                 self._locks[name] = lock
+                for unresolved in unresolved_hub_sources(specs.source_specs(self.expert(name))):
+                    note(f"{name}: {unresolved}: revision not resolved yet; fetch_source pins it")
             else:
                 self._locks[name] = read_record(ExpertLock, path)
         return self._locks[name]

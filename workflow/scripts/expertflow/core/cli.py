@@ -59,6 +59,7 @@ def record_path(record: Path) -> Path:
 def write_sidecar(output: Path, *, spec: str, code: str) -> None:
     """Note beside an output what it was made from, so that a copy can be verified anywhere."""
     sidecar: dict[str, Any] = {
+        "rule": Path(sys.argv[0]).stem,
         "output": output.name,
         "sha256": sha256_file(output),
         "spec_sha256": sha256_text(spec),

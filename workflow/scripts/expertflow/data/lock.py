@@ -79,6 +79,15 @@ def lock_sources(
     return ExpertLock(expert=expert, sources=tuple(locks))
 
 
+def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
+    """Name the hub data sets whose commit neither the manifest nor the local cache knows."""
+    return [
+        f"{source.id}@{source.revision or 'main'}"
+        for source in sources
+        if source.kind == "hub" and hub.cached_revision(str(source.id), source.revision) is None
+    ]
+
+
 def write_lock(path: Path, lock: ExpertLock) -> bool:
     """Write the lock only if its content changed; say whether it did."""
     text = json.dumps(to_json(lock), indent=2, ensure_ascii=False) + "\n"

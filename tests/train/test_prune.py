@@ -1,0 +1,36 @@
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from expertflow.train.prune import prunable, prune
+
+
+def state(root: Path, name: str, *, finished: bool, age: int) -> Path:
+    path = root / "state" / "e" / name
+    path.mkdir(parents=True)
+    (path / "lock").touch()
+    if finished:
+        (path / "outcome.json").write_text("{}")
+    os.utime(path, (1000 - age, 1000 - age))
+    return path
+
+
+def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
+    published = state(tmp_path, "published", finished=True, age=50)
+    old = state(tmp_path, "old", finished=True, age=40)
+    abandoned = state(tmp_path, "abandoned", finished=False, age=30)
+    resumable = state(tmp_path, "resumable", finished=False, age=20)
+    running = state(tmp_path, "running", finished=True, age=10)
+    (tmp_path / "results" / "e").mkdir(parents=True)
+    (tmp_path / "results" / "e" / "training.json").write_text(
+        json.dumps({"fingerprint": "published"})
+    )
+    (tmp_path / "state" / "hashes.json").write_text("{}")
+    with (running / "lock").open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        places = tmp_path / "results", tmp_path / "state"
+        assert set(prunable(*places)) == {old, abandoned}
+        prune(*places)
+    assert published.is_dir() and resumable.is_dir() and running.is_dir()
+    assert not old.exists() and not abandoned.exists()

@@ -1,0 +1,65 @@
+"""Dry runs of what is shipped: all eight experts, both presets, from a clean clone."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support import ROOT
+from workflow_space import Workspace
+
+pytestmark = pytest.mark.chain
+EXPERTS = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Give the code as it stands, with a history, as the repository expert reads it."""
+    root = tmp_path_factory.mktemp("clone") / "c"
+    ignored = shutil.ignore_patterns("results", "state", ".venv", ".snakemake", ".git", ".*_cache")
+    shutil.copytree(ROOT, root, ignore=ignored)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return Workspace(root)
+
+
+def planned(space: Workspace, *arguments: str) -> tuple[Counter[str], str]:
+    done = space.snakemake("-n", *arguments, HF_HUB_CACHE=str(space.root / "no-cache"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = done.stdout + done.stderr
+    return Counter(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE)), out
+
+
+def test_the_default_target_makes_every_expert(clone: Workspace) -> None:
+    rules, _ = planned(clone)
+    assert rules["build_report"] == rules["train_expert"] == len(EXPERTS) == 8
+    assert rules["generate_source"] == 8
+    assert rules["compare_experts"] == 1
+
+
+def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
+    rules, out = planned(clone, "--config", "preset=full")
+    assert rules["build_report"] == 8
+    assert rules["fetch_source"] == 8
+    assert rules["prepare_shard"] == rules["pretokenize_shard"] == 68
+    assert "gretelai/synthetic_text_to_sql@main: revision not resolved yet" in out
+    lock = (clone.root / "results" / "phase1a" / "sources.lock.json").read_text()
+    assert '"n_shards": 32' in lock
+
+
+def test_lint_is_clean(clone: Workspace) -> None:
+    done = clone.snakemake("--lint")
+    assert done.returncode == 0
+    assert "good condition" in done.stdout + done.stderr
+
+
+def test_the_drawing_of_the_chain_names_every_rule() -> None:
+    rules = set()
+    for path in (ROOT / "workflow" / "rules").glob("*.smk"):
+        rules |= set(re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE))
+    for drawing in ("Snakefile", "README.md", "docs/architecture.md"):
+        text = Path(ROOT / drawing).read_text(encoding="utf-8")
+        assert not [rule for rule in rules if rule not in text], drawing

@@ -1,0 +1,49 @@
+"""Remove training states that no result refers to any more."""
+
+import fcntl
+import json
+from pathlib import Path
+
+from expertflow.core.files import remove
+
+
+def prunable(results: Path, state: Path) -> list[Path]:
+    """List the states that can go: not published by their expert, and not in use.
+
+    A state that is younger than its expert's results may be a run that was interrupted and is to be
+    resumed, so of the unpublished ones the newest stays.
+    """
+    found: list[Path] = []
+    for expert in sorted(path for path in state.glob("*") if path.is_dir()):
+        published = _published(results / expert.name / "training.json")
+        others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
+        others.sort(key=lambda path: path.stat().st_mtime)
+        unfinished = [path for path in others if not (path / "outcome.json").is_file()]
+        keep = unfinished[-1:]
+        found += [path for path in others if path not in keep and not _in_use(path)]
+    return found
+
+
+def prune(results: Path, state: Path) -> list[Path]:
+    """Remove prunable states; give what was removed."""
+    gone = prunable(results, state)
+    for path in gone:
+        remove(path)
+    return gone
+
+
+def _published(record: Path) -> str | None:
+    if not record.is_file():
+        return None
+    fingerprint: str = json.loads(record.read_text(encoding="utf-8"))["fingerprint"]
+    return fingerprint
+
+
+def _in_use(state: Path) -> bool:
+    """Tell whether a trainer holds the state's lock."""
+    with (state / "lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""Remove training states that no result refers to any more; they hold checkpoints and old models.
+
+Keeps what is published, what is in use, and the newest unfinished state of each expert.
+"""
+
+import argparse
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.train.prune import prunable, prune
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--state", type=Path, default=Path("state"))
+    parser.add_argument("--dry-run", action="store_true", help="only list them")
+    args = parser.parse_args()
+    for path in (prunable if args.dry_run else prune)(args.results, args.state):
+        print(f"{'would remove' if args.dry_run else 'removed'} {path}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
