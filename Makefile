@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXPERT ?= expert-sql
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
