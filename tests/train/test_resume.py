@@ -119,3 +119,18 @@ def test_time_parts_add_up(straight: tuple[Path, dict[str, object]]) -> None:
     assert sum(time_[p] for p in parts) == pytest.approx(time_["wall_s"], rel=0.01)
     assert all(time_[p] >= 0 for p in parts)
     assert time_["forward_s"] + time_["backward_s"] < time_["train_s"]
+
+
+def test_a_run_that_diverged_is_not_paid_for_twice(tmp_path: Path) -> None:
+    write_tiny_run(tmp_path, n_steps=6)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "learning_rate": 1e30}))
+    errors = []
+    for _ in range(2):
+        process = start(tmp_path)
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 1
+        errors.append(stderr)
+    assert "lower training.learning_rate (1e+30)" in errors[0].splitlines()[-1]
+    assert errors[1].startswith("error: the loss of step")
+    assert errors[1].strip().endswith("it is the same run again")

@@ -22,11 +22,11 @@ rule prepare_model:
         spec=spec_of("prepare_model"),
         code=house.code("prepare_model"),
         documents=lambda w, input: (
-            f"--shards {' '.join(input.shards)} --keep {input.keep}" if input.keep else ""
+            ["--shards", *input.shards, "--keep", *input.keep] if input.keep else []
         ),
     shell:
         "python $EXPERTFLOW/prepare_model.py --spec {params.spec:q} --code {params.code}"
-        " {params.documents} --directory {output.directory:q} --output {output.record:q}"
+        " {params.documents:q} --directory {output.directory:q} --output {output.record:q}"
         " 2> {log:q}"
 
 

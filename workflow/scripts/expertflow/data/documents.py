@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from expertflow.data.records import Segment, ShardRecord
 from expertflow.data.render import segments_from_rows
@@ -30,9 +31,9 @@ def read_keep(path: Path, shard: ShardRecord) -> dict[int, bool]:
     """Map the kept rows of one shard to whether they are held out."""
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_stream(source).read_all()
-    rows = zip(*(table[name].to_pylist() for name in table.column_names), strict=True)
-    place = (shard.source, shard.shard)
-    return {row: held_out for source_, shard_, row, held_out in rows if (source_, shard_) == place}
+    here = (pc.field("source") == shard.source) & (pc.field("shard") == shard.shard)
+    table = table.filter(here)
+    return dict(zip(table["row"].to_pylist(), table["held_out"].to_pylist(), strict=True))
 
 
 def iter_documents(shard: ShardRecord, keep: dict[int, bool]) -> Iterator[Document]:

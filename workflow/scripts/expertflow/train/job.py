@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from expertflow.core.errors import TrainingError
 from expertflow.core.files import write_text
 from expertflow.core.records import read_record, write_record
 from expertflow.hardware.records import MonitorRecord
@@ -18,6 +20,7 @@ from expertflow.stage.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import checkpoint, publish
 from expertflow.train.expert import train_expert
+from expertflow.train.loop import Diverged
 from expertflow.train.preflight import preflight, versions
 from expertflow.train.records import ModelRecord
 
@@ -53,16 +56,7 @@ def run_job(job: TrainingJob) -> None:
     state = job.state / name
     rows = _rows(read_record(StagingRecord, job.staging))
     with checkpoint.locked(state):
-        outcome = publish.read_outcome(state)
-        if outcome is None:
-            readings = preflight(plan, state)
-            write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
-            with watched(state, interval_s=plan.collection_interval_seconds):
-                outcome = train_expert(
-                    plan=plan, packing=packing, model=model, rows=rows, state=state
-                )
-            publish.check_inputs_unmoved(packing, rows)
-            write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
+        outcome = publish.read_outcome(state) or _train(plan, packing, model, rows, state)
         outputs = {"checkpoint": job.checkpoint}
         for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
             outputs[file] = job.output.with_name(file)
@@ -78,6 +72,26 @@ def run_job(job: TrainingJob) -> None:
             versions=versions(),
         )
     write_record(job.output, record)
+
+
+def _train(
+    plan: TrainPlan, packing: PackingRecord, model: ModelRecord, rows: Path, state: Path
+) -> dict[str, Any]:
+    """Train to the end; a run that diverged once is not paid for again by every retry."""
+    verdict = state / "diverged.txt"
+    if verdict.is_file():
+        raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
+    readings = preflight(plan, state)
+    write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
+    try:
+        with watched(state, interval_s=plan.collection_interval_seconds):
+            outcome = train_expert(plan=plan, packing=packing, model=model, rows=rows, state=state)
+    except Diverged as error:
+        write_text(verdict, str(error))
+        raise
+    publish.check_inputs_unmoved(packing, rows)
+    write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
+    return outcome
 
 
 @contextmanager

@@ -33,6 +33,10 @@ class Interrupted(Exception):
     """A signal asked the run to stop; its state is saved."""
 
 
+class Diverged(TrainingError):
+    """The loss is not finite. A retry would come to the same step and the same loss."""
+
+
 @dataclass(slots=True)
 class Run:
     """Everything a run is made of while it runs."""
@@ -67,7 +71,8 @@ def train(run: Run) -> None:
 
     Raises:
         Interrupted: a signal came; the state was saved first.
-        TrainingError: the loss is not finite, or memory is short.
+        Diverged: the loss is not finite.
+        TrainingError: memory is short.
     """
     plan = run.plan
     run.model.train()
@@ -160,13 +165,13 @@ def flush(run: Run) -> None:
     losses = torch.stack([loss for _, loss, _ in run.pending]).tolist()
     norms = torch.stack([norm for _, _, norm in run.pending]).tolist()
     records = [
-        StepRecord(**line, loss=loss, grad_norm=norm)
+        StepRecord(**line, loss=loss, grad_norm=norm if math.isfinite(norm) else None)
         for (line, _, _), loss, norm in zip(run.pending, losses, norms, strict=True)
     ]
     run.pending.clear()
     for record in records:
         if not math.isfinite(record.loss):
-            raise TrainingError(
+            raise Diverged(
                 f"the loss of step {record.step} is {record.loss}; lower training.learning_rate"
                 f" ({run.plan.learning_rate:g}) or check the data; the last good state is in"
                 f" {run.state}"

@@ -48,13 +48,16 @@ class ModelRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One optimiser step. Times are host seconds; tokens are without padding."""
+    """One optimiser step. Times are host seconds, ``data_wait_s`` a part of ``step_s``.
+
+    Tokens are without padding. ``grad_norm`` is null where a loss scaler skipped the step.
+    """
 
     step: int
     epoch: float
     loss: float
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
     n_tokens: int
     n_target_tokens: int
     step_s: float
