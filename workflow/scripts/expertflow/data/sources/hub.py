@@ -39,8 +39,15 @@ def fetch(source: SourceSpec) -> tuple[str | None, list[DataFile]]:
     revision = cached_revision(identifier, source.revision)
     try:
         if revision is None:
-            info = huggingface_hub.HfApi().dataset_info(identifier, revision=source.revision)
-            revision = info.sha
+            # Resolves a branch to its commit and leaves that in the cache, for the next time
+            # without a network; the card is the one file it costs.
+            folder = huggingface_hub.snapshot_download(
+                identifier,
+                repo_type="dataset",
+                revision=source.revision,
+                allow_patterns=["README.md"],
+            )
+            revision = Path(folder).name
         data = datasets.load_dataset(
             identifier,
             source.config,
