@@ -82,4 +82,4 @@ rule all:
 onsuccess:
     reports = guard.reports_among(workflow.dag_settings.targets)
     if reports:
-        shell("python $EXPERTFLOW/show_report.py {reports:q}")
+        shell('python "$EXPERTFLOW"/show_report.py {reports:q}')

@@ -82,7 +82,7 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
     assert pinned.identity["code"] == "code text_to_sql"
     record = generate_source(source, pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
-    assert Path(record.artefacts["database"]).is_file()
+    assert Path(record.artefacts["database"].path).is_file()
 
 
 def test_an_unknown_generator_is_named_with_the_known_ones(tmp_path: Path) -> None:

@@ -34,3 +34,11 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
         prune(*places)
     assert published.is_dir() and resumable.is_dir() and running.is_dir()
     assert not old.exists() and not abandoned.exists()
+
+
+def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
+    older = state(tmp_path, "older", finished=True, age=40)
+    last = state(tmp_path, "last", finished=True, age=30)
+    state(tmp_path, "failed", finished=False, age=10)
+    prune(tmp_path / "results", tmp_path / "state")
+    assert last.is_dir() and not older.exists()

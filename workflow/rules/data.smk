@@ -21,7 +21,7 @@ rule fetch_source:
         code=house.code("fetch_source"),
         directory=lambda w, output: output.record.removesuffix(".json"),
     shell:
-        "python $EXPERTFLOW/fetch_source.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/fetch_source.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --directory {params.directory:q} --output {output.record:q}"
         " 2> {log:q}"
 
@@ -40,7 +40,7 @@ rule generate_source:
         spec=spec_of("generate_source"),
         code=house.code("generate_source"),
     shell:
-        "python $EXPERTFLOW/generate_source.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/generate_source.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --directory {output.directory:q} --output {output.record:q}"
         " 2> {log:q}"
 
@@ -59,7 +59,7 @@ rule find_datasets:
         spec=spec_of("find_datasets"),
         code=house.code("find_datasets"),
     shell:
-        "python $EXPERTFLOW/find_datasets.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/find_datasets.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --sources {input.sources:q} --output {output:q} 2> {log:q}"
 
 
@@ -80,7 +80,7 @@ rule prepare_shard:
         spec=spec_of("prepare_shard"),
         code=house.code("prepare_shard"),
     shell:
-        "python $EXPERTFLOW/prepare_shard.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/prepare_shard.py --spec {params.spec:q} --code {params.code}'
         " --datasets {input.datasets:q} --source {input.source:q} --shard {wildcards.shard}"
         " --documents {output.documents:q} --rejected {output.rejected:q}"
         " --output {output.record:q} 2> {log:q}"
@@ -100,6 +100,6 @@ rule deduplicate_documents:
         spec=spec_of("deduplicate_documents"),
         code=house.code("deduplicate_documents"),
     shell:
-        "python $EXPERTFLOW/deduplicate_documents.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/deduplicate_documents.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {output.keep:q}"
         " --output {output.record:q} 2> {log:q}"

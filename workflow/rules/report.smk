@@ -31,7 +31,7 @@ rule build_report:
         spec=spec_of("build_report"),
         code=house.code("build_report"),
     shell:
-        "python $EXPERTFLOW/build_report.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/build_report.py --spec {params.spec:q} --code {params.code}'
         " --results results/{wildcards.expert:q} --json {output.json:q} --html {output.html:q}"
         " 2> {log:q}"
 
@@ -49,5 +49,5 @@ rule compare_experts:
     params:
         code=house.code("compare_experts"),
     shell:
-        "python $EXPERTFLOW/compare_experts.py --reports {input.reports:q}"
+        'python "$EXPERTFLOW"/compare_experts.py --reports {input.reports:q}'
         " --json {output.json:q} --html {output.html:q} 2> {log:q}"

@@ -25,7 +25,7 @@ rule prepare_model:
             ["--shards", *input.shards, "--keep", *input.keep] if input.keep else []
         ),
     shell:
-        "python $EXPERTFLOW/prepare_model.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/prepare_model.py --spec {params.spec:q} --code {params.code}'
         " {params.documents:q} --directory {output.directory:q} --output {output.record:q}"
         " 2> {log:q}"
 
@@ -47,7 +47,7 @@ rule pretokenize_shard:
         spec=spec_of("pretokenize_shard"),
         code=house.code("pretokenize_shard"),
     shell:
-        "RAYON_NUM_THREADS={threads} python $EXPERTFLOW/pretokenize_shard.py"
+        'RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
         " --spec {params.spec:q} --code {params.code} --shard {input.shard:q}"
         " --keep {input.keep:q} --model {input.model:q} --tokens {output.tokens:q}"
         " --output {output.record:q} 2> {log:q}"
@@ -67,6 +67,6 @@ rule pack_sequences:
         spec=spec_of("pack_sequences"),
         code=house.code("pack_sequences"),
     shell:
-        "python $EXPERTFLOW/pack_sequences.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/pack_sequences.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q}"
         " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

@@ -24,7 +24,7 @@ rule plan_training:
         spec=spec_of("plan_training"),
         code=house.code("plan_training"),
     shell:
-        "python $EXPERTFLOW/plan_training.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/plan_training.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
         " --output {output:q} 2> {log:q}"
 
@@ -44,7 +44,7 @@ rule stage_to_nvme:
         spec=spec_of("stage_to_nvme"),
         code=house.code("stage_to_nvme"),
     shell:
-        "python $EXPERTFLOW/stage_to_nvme.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/stage_to_nvme.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --rows {input.rows:q}"
         " --output {output:q} 2> {log:q}"
 
@@ -77,7 +77,7 @@ rule train_expert:
         spec=spec_of("train_expert"),
         code=house.code("train_expert"),
     shell:
-        "python $EXPERTFLOW/train_expert.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/train_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
         " --staging {input.staging:q} --state state/{wildcards.expert:q}"
         " --checkpoint {output.checkpoint:q} --output {output.record:q}"
@@ -109,7 +109,7 @@ rule evaluate_expert:
         spec=spec_of("evaluate_expert"),
         code=house.code("evaluate_expert"),
     shell:
-        "python $EXPERTFLOW/evaluate_expert.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/evaluate_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --model {input.model:q} --checkpoint {input.checkpoint:q}"
         " --shards {input.shards:q} --keep {input.keep:q} --rows {input.rows:q}"
         " --output {output:q} 2> {log:q}"
@@ -134,7 +134,7 @@ rule export_model:
         spec=spec_of("export_model"),
         code=house.code("export_model"),
     shell:
-        "python $EXPERTFLOW/export_model.py --spec {params.spec:q} --code {params.code}"
+        'python "$EXPERTFLOW"/export_model.py --spec {params.spec:q} --code {params.code}'
         " --datasets {input.datasets:q} --model {input.model:q} --training {input.training:q}"
         " --evaluation {input.evaluation:q} --checkpoint {input.checkpoint:q}"
         " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

@@ -1,5 +1,6 @@
 """Write files whole or not at all, and name their content by hash."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -76,6 +77,15 @@ def write_text_if_changed(path: Path, text: str) -> bool:
         return False
     write_text(path, text)
     return True
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a log of JSON objects, one a line; a line that a crash cut short is left out."""
+    values = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return values
 
 
 def remove(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
-from expertflow.data.records import DataFile, SourceLock, SourceRecord, SourceSpec
+from expertflow.data.records import Artefact, DataFile, SourceLock, SourceRecord, SourceSpec
 from expertflow.data.sources import git, hub, local
 
 GENERATORS = "expertflow.data.sources.generated"
@@ -29,7 +29,7 @@ def fetch_source(source: SourceSpec, lock: SourceLock, directory: Path) -> Sourc
     elif source.kind == "hub":
         revision, files = hub.fetch(source)
     else:
-        files = [_extract_commits(source, directory)]
+        files = [_extract_commits(source, lock, directory)]
     return _record(source, lock, revision=revision, files=files, artefacts={})
 
 
@@ -47,8 +47,16 @@ def generate_source(source: SourceSpec, lock: SourceLock, directory: Path) -> So
         )
         names = {name: path.relative_to(partial) for name, path in artefacts.items()}
     files = [_jsonl(directory / "records.jsonl")]
-    places = {name: str(directory / path) for name, path in names.items() if name != "records"}
-    return _record(source, lock, revision=None, files=files, artefacts=places)
+    made = {
+        name: Artefact(path=str(directory / path), sha256=_content(directory / path))
+        for name, path in names.items()
+    }
+    return _record(source, lock, revision=None, files=files, artefacts=made)
+
+
+def _content(path: Path) -> str:
+    """Pin a file by its bytes, a repository by its head: how git packs objects is git's."""
+    return sha256_file(path) if path.is_file() else git.head(path)
 
 
 def _record(
@@ -57,7 +65,7 @@ def _record(
     *,
     revision: str | None,
     files: list[DataFile],
-    artefacts: dict[str, str],
+    artefacts: dict[str, Artefact],
 ) -> SourceRecord:
     if not files or all(file.n_bytes == 0 for file in files):
         raise DataError(f"source {source.name}: it holds no records; check its path and filters")
@@ -80,9 +88,11 @@ def _checked(path: Path, sha256: str) -> DataFile:
     return local.data_file(path, sha256=sha256)
 
 
-def _extract_commits(source: SourceSpec, directory: Path) -> DataFile:
+def _extract_commits(source: SourceSpec, lock: SourceLock, directory: Path) -> DataFile:
     output = directory / "records.jsonl"
     repository = Path(str(source.path)).expanduser()
+    if git.head(repository, ref=source.options.get("ref", "HEAD")) != lock.revision:
+        raise DataError(f"{repository}: moved on since the workflow started; run again to follow")
     with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
         for commit in git.extract_commits(repository, options=source.options):
             stream.write(json.dumps(commit, ensure_ascii=False) + "\n")

@@ -83,6 +83,14 @@ class DataFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Artefact:
+    """A file or repository that a generator made beside its records, pinned by its content."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRecord:
     """A source whose records are on this disk. ``artefacts`` are files that scoring needs."""
 
@@ -92,7 +100,7 @@ class SourceRecord:
     licence: str | None
     n_shards: int
     files: tuple[DataFile, ...]
-    artefacts: dict[str, str]
+    artefacts: dict[str, Artefact]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

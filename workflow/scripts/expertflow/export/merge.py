@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
@@ -65,11 +66,11 @@ def export_model(
 
 
 def set_decoding(model: Any, decoding: dict[str, Any], *, end_id: int) -> None:
-    """Let the manifest's decoding settings travel with the model; temperature 0 is greedy."""
-    settings = model.generation_config
-    settings.eos_token_id = end_id
-    settings.do_sample = decoding["temperature"] > 0
-    if settings.do_sample:
-        settings.temperature = decoding["temperature"]
-        settings.top_p = decoding["top_p"]
-        settings.top_k = decoding["top_k"]
+    """Let the manifest's decoding settings travel with the model; temperature 0 is greedy.
+
+    They replace those of the base model, which would not be valid beside a greedy setting.
+    """
+    sampled = decoding if decoding["temperature"] > 0 else {}
+    model.generation_config = GenerationConfig(
+        eos_token_id=end_id, do_sample=bool(sampled), **sampled
+    )

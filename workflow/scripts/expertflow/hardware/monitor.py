@@ -8,11 +8,13 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from expertflow.core.files import read_json_lines
 from expertflow.core.records import to_json
 from expertflow.hardware.nvml import NO_DRIVER, Device, open_device
 from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
@@ -66,6 +68,10 @@ def monitor(
     with output.open("a" if offset_s else "w", encoding="utf-8") as stream:
         while not stop() and (duration_s is None or time.monotonic() - start < duration_s):
             sample = take_sample(device, elapsed_s=offset_s + time.monotonic() - start)
+            if n == 0:
+                # Where a stretch begins the energy counter is left out: no difference is taken
+                # across a pause, a reboot, or to another card.
+                sample = replace(sample, energy_j=None)
             stream.write(json.dumps(to_json(sample)) + "\n")
             stream.flush()
             n += 1
@@ -89,7 +95,11 @@ def summarise(
         "cpu_percent": _stats([s.cpu_percent for s in samples[1:]]),
         "ram_used_bytes": _stats([s.ram_used_bytes for s in samples]),
     }
-    energy = [s.energy_j for s in samples if s.energy_j is not None]
+    spent = [
+        b.energy_j - a.energy_j
+        for a, b in itertools.pairwise(samples)
+        if a.energy_j is not None and b.energy_j is not None
+    ]
     gaps = sorted(b.elapsed_s - a.elapsed_s for a, b in itertools.pairwise(samples))
     for name, value in stats.items():
         if value is None:
@@ -99,7 +109,7 @@ def summarise(
         effective_interval_s=gaps[len(gaps) // 2] if gaps else None,
         n_samples=len(samples),
         simulated=False,
-        energy_j=energy[-1] - energy[0] if len(energy) > 1 else None,
+        energy_j=sum(spent) if spent else None,
         assessment=tuple(assess(stats["any_kernel_percent"], stats["memory_used_bytes"], facts)),
         unavailable=unavailable,
         processes=tuple(device.processes()) if device else (),
@@ -127,8 +137,7 @@ def assess(busy: Stats | None, memory: Stats | None, facts: dict[str, Any]) -> l
 
 def read_samples(path: Path) -> list[GpuSample]:
     """Read a file of samples."""
-    lines = path.read_bytes().split(b"\n")
-    return [GpuSample(**json.loads(line)) for line in lines if line]
+    return [GpuSample(**sample) for sample in read_json_lines(path)]
 
 
 def _device_facts(device: Device | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from expertflow.core.errors import HardwareError
-from expertflow.core.files import link_or_copy_tree, replacing, sha256_directory
+from expertflow.core.files import replacing, sha256_directory
 from expertflow.stage.records import StageSpec, StagingRecord
 
 SPACE_RESERVE = 1.1
@@ -63,7 +63,7 @@ def ensure_staged(*, source: Path, target: Path, sha256: str) -> bool:
                 " free some, or set scratch to null"
             )
         with replacing(target) as partial:
-            link_or_copy_tree(source, partial)
+            shutil.copytree(source, partial)
             if sha256_directory(partial) != sha256:
                 raise HardwareError(f"{target}: the copy differs from {source}; check the disk")
         return True

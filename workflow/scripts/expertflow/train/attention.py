@@ -71,8 +71,10 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     batch, _, length, _ = query_BHLD.shape
+    # Under autocast the norms of Qwen3 leave queries and keys in fp32, which the kernel refuses.
     query, key, value = (
-        t.transpose(1, 2).flatten(0, 1) for t in (query_BHLD, key_BKLD, value_BKLD)
+        t.to(value_BKLD.dtype).transpose(1, 2).flatten(0, 1)
+        for t in (query_BHLD, key_BKLD, value_BKLD)
     )
     longest = length if max_length is None else max_length
     out: Any = varlen_attn(

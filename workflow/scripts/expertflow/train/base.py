@@ -37,7 +37,7 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         kind = "hub"
         path, revision = _download(spec)
     facts = read_facts(path)
-    weights = sorted(path.glob("*.safetensors"))
+    weights = sorted(p for p in path.glob("*.safetensors") if not p.name.startswith("consolidated"))
     if not weights:
         raise TrainingError(f"{path}: no *.safetensors; only safetensors weights are read")
     if not (path / TOKENIZER_FILES[0]).is_file():
@@ -49,7 +49,9 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         path=str(path),
         licence=spec.licence,
         facts=facts,
-        n_parameters=sum(_count_parameters(file) for file in weights),
+        n_parameters=sum(
+            _count_parameters(file, tied=facts.tie_word_embeddings) for file in weights
+        ),
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         tokenizer_sha256=sha256_file(path / TOKENIZER_FILES[0]),
         weights_sha256=sha256_json([sha256_file(file) for file in weights]),
@@ -147,11 +149,13 @@ def _download(spec: ModelSpec) -> tuple[Path, str | None]:
     return path, path.name
 
 
-def _count_parameters(path: Path) -> int:
+def _count_parameters(path: Path, *, tied: bool) -> int:
+    """Count a file's parameters; a tied head that is stored again counts once, as embedding."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:
-        shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
+        names = [key for key in file.keys() if not (tied and key == "lm_head.weight")]  # noqa: SIM118
+        shapes = [file.get_slice(name).get_shape() for name in names]
     total = 0
     for shape in shapes:
         n = 1

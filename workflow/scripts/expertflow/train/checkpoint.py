@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import remove, replacing
+from expertflow.core.files import read_json_lines, remove, replacing
 from expertflow.train.model import load_trainable_state, trainable_state
 
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
@@ -73,6 +73,27 @@ def save(
 def complete(state: Path) -> list[Path]:
     """List the complete checkpoints, oldest first."""
     return sorted((state / "checkpoints").glob("step-*"))
+
+
+def remove_partials(state: Path) -> None:
+    """Remove what killed savers left half-written; the caller holds the lock."""
+    for path in (state / "checkpoints").glob(".*.partial"):
+        remove(path)
+
+
+def last_seen_s(state: Path) -> float:
+    """Give the run's clock where its last session was last seen: by a checkpoint or the monitor.
+
+    What was done between the last checkpoint and a kill is paid for and lost; the monitor's samples
+    tell how long it was.
+    """
+    times = [0.0]
+    if saved := complete(state):
+        progress = json.loads((saved[-1] / PROGRESS).read_text(encoding="utf-8"))
+        times.append(progress["clock"]["wall"])
+    if (state / "gpu.jsonl").is_file():
+        times += [sample["elapsed_s"] for sample in read_json_lines(state / "gpu.jsonl")]
+    return max(times)
 
 
 def restore(

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from expertflow.core.files import replacing, write_text
+from expertflow.core.files import read_json_lines, replacing, write_text
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import attention, checkpoint, loop
+from expertflow.train import checkpoint, loop
 from expertflow.train.clock import Clock
 from expertflow.train.model import DTYPES, add_adapter, load_base, weights_sha256
 from expertflow.train.optimizer import make_optimizer
@@ -99,20 +99,19 @@ def catch_signals() -> Callable[[], bool]:
 def _last_progress(state: Path) -> tuple[Clock, dict[str, Any], Path | None]:
     """Find the newest checkpoint, if any; the clock goes on from where it was."""
     saved = checkpoint.complete(state)
+    wall = {"wall": checkpoint.last_seen_s(state)}
     if not saved:
-        remains = state / "steps.jsonl"
-        remains.unlink(missing_ok=True)
-        return Clock(), {}, None
+        (state / "steps.jsonl").unlink(missing_ok=True)
+        return Clock(wall), {}, None
     progress = json.loads((saved[-1] / checkpoint.PROGRESS).read_text())
-    return Clock(progress["clock"]), progress, saved[-1]
+    return Clock(progress["clock"] | wall), progress, saved[-1]
 
 
 def _load_model(plan: TrainPlan, model: ModelRecord, device: torch.device) -> Any:
     """Load the base, frozen under an adapter or trained as a whole."""
-    name = attention.NAME if plan.attention == attention.NAME else plan.attention
     # Trained weights stay in fp32 and are cast by autocast; a frozen base can be held in half.
     frozen = DTYPES[plan.precision] if plan.method != "full" else torch.float32
-    net: Any = load_base(model.path, dtype=frozen, attention_name=name)
+    net: Any = load_base(model.path, dtype=frozen, attention_name=plan.attention)
     if plan.checkpoint_activations:
         net.gradient_checkpointing_enable({"use_reentrant": False})
         net.enable_input_require_grads()
@@ -131,9 +130,9 @@ def _resume(run: loop.Run, directory: Path, progress: dict[str, Any]) -> None:
     run.eval_points = [EvalPoint(**point) for point in progress["eval_points"]]
     run.epochs = {int(epoch): sums for epoch, sums in progress["epochs"].items()}
     run.loss_first, run.loss_last = progress["loss_first"], progress["loss_last"]
-    lines = (run.state / "steps.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if json.loads(line)["step"] <= run.step]
-    write_text(run.state / "steps.jsonl", "".join(line + "\n" for line in kept))
+    steps = read_json_lines(run.state / "steps.jsonl")
+    kept = [json.dumps(step) + "\n" for step in steps if step["step"] <= run.step]
+    write_text(run.state / "steps.jsonl", "".join(kept))
     log.info("resumed after step %d from %s", run.step, directory)
 
 

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import write_text
+from expertflow.core.files import remove, write_text
 from expertflow.core.records import read_record, write_record
+from expertflow.hardware.monitor import read_samples, summarise
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.stage.copy import ensure_staged
@@ -21,11 +22,11 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train import checkpoint, publish
 from expertflow.train.expert import train_expert
 from expertflow.train.loop import Diverged
-from expertflow.train.preflight import preflight, versions
+from expertflow.train.preflight import preflight
 from expertflow.train.records import ModelRecord
 
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
-MONITOR_STOP_S = 10
+MONITOR_STOP_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,6 @@ def run_job(job: TrainingJob) -> None:
             outcome=outcome,
             outputs=outputs,
             fingerprint=name,
-            versions=versions(),
         )
     write_record(job.output, record)
 
@@ -81,6 +81,8 @@ def _train(
     verdict = state / "diverged.txt"
     if verdict.is_file():
         raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
+    publish.check_inputs_unmoved(packing, rows)
+    checkpoint.remove_partials(state)
     readings = preflight(plan, state)
     write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
     try:
@@ -89,7 +91,12 @@ def _train(
     except Diverged as error:
         write_text(verdict, str(error))
         raise
-    publish.check_inputs_unmoved(packing, rows)
+    try:
+        publish.check_inputs_unmoved(packing, rows)
+    except TrainingError:
+        remove(state / "checkpoints")
+        raise
+    outcome["versions"] = readings["versions"]
     write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
     return outcome
 
@@ -98,13 +105,10 @@ def _train(
 def watched(state: Path, *, interval_s: float) -> Iterator[None]:
     """Run the monitor as a process of its own beside the block.
 
-    A resumed run goes on with its file of samples, at the time where its clock stands.
+    A resumed run goes on with its file of samples, at the time where the last session ended. The
+    monitor is a witness: if it fails, the run goes on, and the record says what is missing.
     """
-    saved = checkpoint.complete(state)
-    offset = 0.0
-    if saved and (state / "gpu.jsonl").is_file():
-        progress = json.loads((saved[-1] / checkpoint.PROGRESS).read_text(encoding="utf-8"))
-        offset = progress["clock"]["wall"]
+    offset = checkpoint.last_seen_s(state)
     command = [sys.executable, str(MONITOR), "--interval", str(interval_s)]
     command += ["--samples", str(state / "gpu.jsonl"), "--offset", str(offset)]
     command += ["--output", str(state / "monitor.json"), "--quiet", "--with-parent"]
@@ -117,7 +121,23 @@ def watched(state: Path, *, interval_s: float) -> Iterator[None]:
         yield
     finally:
         monitor.send_signal(signal.SIGTERM)
-        monitor.wait(MONITOR_STOP_S)
+        try:
+            monitor.wait(MONITOR_STOP_S)
+        except subprocess.TimeoutExpired:
+            monitor.kill()
+            monitor.wait()
+    _ensure_monitor_record(state, interval_s=interval_s)
+
+
+def _ensure_monitor_record(state: Path, *, interval_s: float) -> None:
+    """Leave a record even where the monitor left none: nulls, with the reason."""
+    (state / "gpu.jsonl").touch()
+    path = state / "monitor.json"
+    if not path.is_file():
+        record = summarise(read_samples(state / "gpu.jsonl"), interval_s=interval_s, device=None)
+        reason = "the monitor ended without a summary"
+        unavailable = dict.fromkeys(record.unavailable, reason)
+        write_record(path, replace(record, unavailable=unavailable))
 
 
 def _rows(staging: StagingRecord) -> Path:

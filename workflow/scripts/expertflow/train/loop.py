@@ -170,9 +170,11 @@ def flush(run: Run) -> None:
     ]
     run.pending.clear()
     for record in records:
-        if not math.isfinite(record.loss):
+        bad_norm = record.grad_norm is None and run.scaler is None
+        if not math.isfinite(record.loss) or bad_norm:
             raise Diverged(
-                f"the loss of step {record.step} is {record.loss}; lower training.learning_rate"
+                f"the loss of step {record.step} is {record.loss}, its gradient norm"
+                f" {'not finite' if bad_norm else record.grad_norm}; lower training.learning_rate"
                 f" ({run.plan.learning_rate:g}) or check the data; the last good state is in"
                 f" {run.state}"
             )
@@ -210,6 +212,11 @@ def _evaluate(run: Run) -> None:
     point = EvalPoint(
         step=run.step, loss=loss, n_target_tokens=n_targets, eval_s=time.perf_counter() - start
     )
+    if not math.isfinite(loss):
+        raise Diverged(
+            f"the held-out loss after step {run.step} is {loss}; lower training.learning_rate"
+            f" ({run.plan.learning_rate:g}); earlier checkpoints are in {run.state}"
+        )
     run.eval_points.append(point)
     log.info("held-out loss %.4f after step %d", loss, run.step)
 

@@ -15,6 +15,8 @@ from expertflow.train.loss import summed_loss
 from expertflow.train.records import ModelRecord
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Oldest cards that torch's variable-length attention runs on (Ampere); older ones take the mask.
+KERNEL_CAPABILITY = (8, 0)
 ADAPTER_FILE = "adapter_config.json"
 
 
@@ -118,7 +120,8 @@ def document_kwargs(
     """Tell attention where documents begin and end, in the form its route needs."""
     if model.config._attn_implementation != attention.NAME:
         return {"attention_mask": additive_mask(positions, model.dtype)}
-    if positions.is_cuda and (torch.is_autocast_enabled() or model.dtype != torch.float32):
+    half = torch.is_autocast_enabled() or model.dtype != torch.float32
+    if positions.is_cuda and half and torch.cuda.get_device_capability() >= KERNEL_CAPABILITY:
         cu_seqlens = batch.cu_seqlens.to(positions.device, non_blocking=True)
         return {"cu_seq_lens_q": cu_seqlens, "max_length_q": batch.max_length}
     return {"document_mask": document_mask(positions)}

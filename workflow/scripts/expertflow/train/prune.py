@@ -10,16 +10,17 @@ from expertflow.core.files import remove
 def prunable(results: Path, state: Path) -> list[Path]:
     """List the states that can go: not published by their expert, and not in use.
 
-    A state that is younger than its expert's results may be a run that was interrupted and is to be
-    resumed, so of the unpublished ones the newest stays.
+    An unfinished state may be a run that is to be resumed, so the newest of them stays.
     """
     found: list[Path] = []
     for expert in sorted(path for path in state.glob("*") if path.is_dir()):
         published = _published(results / expert.name / "training.json")
         others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
         others.sort(key=lambda path: path.stat().st_mtime)
-        unfinished = [path for path in others if not (path / "outcome.json").is_file()]
-        keep = unfinished[-1:]
+        finished = [path for path in others if (path / "outcome.json").is_file()]
+        unfinished = [path for path in others if path not in finished]
+        # Nothing published: a retraining failed, and the newest finished model is the last one.
+        keep = unfinished[-1:] + ([] if published else finished[-1:])
         found += [path for path in others if path not in keep and not _in_use(path)]
     return found
 

@@ -64,7 +64,6 @@ def training_record(
     outcome: dict[str, Any],
     outputs: dict[str, Path],
     fingerprint: str,
-    versions: dict[str, str],
 ) -> TrainingRecord:
     """Sum up a finished run."""
     points = tuple(EvalPoint(**point) for point in outcome["eval_points"])
@@ -97,7 +96,7 @@ def training_record(
         checkpoint_path=str(outputs["checkpoint"]),
         steps_path=str(outputs["steps.jsonl"]),
         gpu_path=str(outputs["gpu.jsonl"]),
-        versions=versions,
+        versions=outcome["versions"],
         unavailable=unavailable,
         activated=tuple(outcome["activated"]),
         resumed_at_steps=tuple(outcome["resumed_at_steps"]),

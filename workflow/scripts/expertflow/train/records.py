@@ -90,7 +90,9 @@ class EpochSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeSpent:
-    """Where wall time went. The parts without an ``on device`` note add up to ``wall_s``.
+    """Where wall time went; the parts add up to ``wall_s``, over all sessions of the run.
+
+    ``other_s`` holds what a kill threw away since the last checkpoint.
 
     ``train_s`` is forward + backward + optimizer; its three parts are null where the device runs
     asynchronously and no events were recorded.
