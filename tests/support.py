@@ -35,6 +35,7 @@ def plan_spec(**changes: Any) -> PlanSpec:
         "collection_interval_seconds": 0.5, "track_per_step_metrics": True,
         "gpu_memory_threshold_small_gb": 5.5, "gpu_memory_threshold_medium_gb": 11.0,
         "gpu_memory_threshold_large_gb": 22.0, "seed": 1, "hardware": "cpu", "gpu_table": (),
+        "prices": {},
         "price_usd_per_hour": None, "price_as_of": None, "max_usd": None, "max_hours": None,
     }  # fmt: skip
     return PlanSpec(**{**settings, **changes})
@@ -73,9 +74,7 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
     shard = token_shard(folder, documents, [i % 10 == 0 for i in range(200)])
-    spec = PackingSpec(
-        sequence_length_tokens=64, packing="bfd", overflow="split", group_by_length=False, seed=0
-    )
+    spec = PackingSpec(sequence_length_tokens=64, packing="bfd", overflow="split", seed=0)
     packing = pack_sequences(expert="tiny", spec=spec, shards=[shard], output=folder / "packed")
     torch.manual_seed(0)
     config = Qwen3Config(

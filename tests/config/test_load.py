@@ -91,6 +91,11 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
             {"sources": [{"name": "s", "kind": "local", "path": "x", "text": "{a"}]},
             "expected '}' before end of string",
         ),
+        ({"training": {"max_steps": 1, "target_tokens": 1}}, "are both set; drop one"),
+        ({"training": {"min_epochs": 1}}, "min_epochs bounds target_tokens, which is not set"),
+        ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
+        ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
+        ({"training": {"seed": -1}}, "'training.seed' is -1: it must be at least 0"),
         ({"training": {"method": "qlora"}}, "qlora is not available yet"),
     ],
 )
@@ -107,6 +112,16 @@ def test_a_fault_is_one_line_with_file_key_value_and_fix(
 def test_a_faulty_demo_block_is_found_in_the_demo_preset(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'modle'"):
         load(tmp_path, {**base(), "demo": {"modle": "x"}})
+
+
+def test_a_demo_block_among_the_overrides_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
+        load(tmp_path, base(), experts={"e": {"demo": {}}})
+
+
+def test_a_commit_id_that_looks_like_a_number_stays_a_text() -> None:
+    assert scalars("1234e56", words={}) == "1234e56"
+    assert scalars("1.5e3", words={}) == 1500.0
 
 
 def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:

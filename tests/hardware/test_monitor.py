@@ -2,11 +2,13 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import SCRIPTS
 
+from expertflow.core.records import to_json
 from expertflow.hardware import monitor as monitoring
 from expertflow.hardware.monitor import read_samples, summarise
 from expertflow.hardware.records import GpuSample
@@ -33,6 +35,20 @@ def test_energy_is_the_difference_of_the_counter() -> None:
     assert record.energy_j == pytest.approx(400)
     assert record.any_kernel_percent is not None
     assert (record.any_kernel_percent.mean, record.assessment) == (80.0, ())
+
+
+def test_no_energy_is_taken_across_a_pause() -> None:
+    first = [sample(t, 80.0) for t in (1, 2)]
+    pause = replace(sample(3, 80.0), energy_j=None)
+    after = [replace(sample(t, 80.0), energy_j=10.0 * t) for t in (4, 5)]
+    record = summarise([*first, pause, *after], interval_s=1, device=None)
+    assert record.energy_j == pytest.approx(100 + 10)
+
+
+def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.jsonl"
+    path.write_text(json.dumps(to_json(sample(1, None))) + '\n{"elapsed_s": 2')
+    assert [s.elapsed_s for s in read_samples(path)] == [1]
 
 
 def test_an_idle_card_is_remarked_upon() -> None:

@@ -99,6 +99,19 @@ def test_a_budget_is_kept() -> None:
         plan(card("H100 SXM"), max_hours=0.0001)
 
 
+@pytest.mark.parametrize("name", [None, "H100 SXM"])
+def test_a_budget_that_cannot_be_checked_is_refused(name: str | None) -> None:
+    with pytest.raises(ConfigError, match="max_usd is set and nothing can be held against it"):
+        plan(card(name) if name else None, max_usd=5.0)
+
+
+def test_a_price_is_found_by_the_cards_name() -> None:
+    prices = {"H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"}}
+    cost = plan(card("H100 SXM"), prices=prices).cost
+    assert (cost.price_usd_per_hour, cost.price_as_of) == (2.5, "2026-11-01")
+    assert plan(card("L4"), prices=prices).cost.price_usd_per_hour is None
+
+
 def test_every_choice_has_its_reason() -> None:
     named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
     assert named >= {"precision", "micro_batch_size", "n_steps", "n_warmup_steps", "attention"}

@@ -15,7 +15,7 @@ from expertflow.tokens.records import PackingRecord, PackingSpec
 def spec(**changes: object) -> PackingSpec:
     settings = {
         "sequence_length_tokens": 64, "packing": "bfd", "overflow": "split",
-        "group_by_length": False, "seed": 0,
+        "seed": 0,
     }  # fmt: skip
     return PackingSpec(**{**settings, **changes})  # type: ignore[arg-type]
 

@@ -181,3 +181,26 @@ def test_each_epoch_sees_every_row_once_in_its_own_order() -> None:
     assert sorted(first) == sorted(second) == list(range(10))
     assert first.tolist() != second.tolist()
     assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
+
+
+def test_the_cuda_kernel_gets_one_dtype_under_autocast(
+    folder: Path, rows: PackedRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
+    seen: list[set[torch.dtype]] = []
+
+    def kernel(*tensors: torch.Tensor, **_: object) -> torch.Tensor:
+        seen.append({tensor.dtype for tensor in tensors[:3]})
+        return torch.zeros_like(tensors[0])
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    batch = collate(rows, np.arange(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        load(folder).base_model(
+            input_ids=batch.input_ids_BL,
+            position_ids=batch.position_ids_BL,
+            use_cache=False,
+            cu_seq_lens_q=batch.cu_seqlens,
+            max_length_q=batch.max_length,
+        )
+    assert seen == [{torch.bfloat16}] * 2

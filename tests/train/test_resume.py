@@ -70,6 +70,8 @@ def test_a_stopped_run_ends_with_the_same_weights(
     assert record["resumed_at_steps"] == [stopped_at]
     assert record["weights_sha256"] == expected["weights_sha256"]
     assert record["n_tokens"] == expected["n_tokens"]
+    time_ = record["time"]
+    assert isinstance(time_, dict) and time_["wall_s"] > 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").open()]
     assert steps == list(range(1, N_STEPS + 1))
 

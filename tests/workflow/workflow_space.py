@@ -121,7 +121,7 @@ def make_workspace(root: Path) -> Workspace:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Run the tiny expert once, for real, through the whole chain."""
-    space = make_workspace(tmp_path_factory.mktemp("finished") / "space")
+    space = make_workspace(tmp_path_factory.mktemp("finished") / "a space")
     done = space.snakemake("results/tiny/report.json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     return space

@@ -35,6 +35,18 @@ def token_shards(wildcards):
     return house.shards(wildcards.expert, "tokens")
 
 
+def document_files(wildcards):
+    return house.arrow_files(wildcards.expert, "documents")
+
+
+def token_files(wildcards):
+    return house.arrow_files(wildcards.expert, "tokens")
+
+
+def model_documents(wildcards):
+    return document_files(wildcards) if model_keep(wildcards) else []
+
+
 def model_shards(wildcards):
     return house.model_inputs(wildcards.expert)[0]
 

@@ -89,6 +89,7 @@ rule prepare_shard:
 rule deduplicate_documents:
     input:
         shards=document_shards,
+        documents=ancient(document_files),
     output:
         record="results/{expert}/documents.json",
         keep="results/{expert}/keep.arrow",

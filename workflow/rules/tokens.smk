@@ -11,6 +11,7 @@ rule prepare_model:
     input:
         shards=model_shards,
         keep=model_keep,
+        documents=ancient(model_documents),
     output:
         record="results/{expert}/model.json",
         directory=directory("results/{expert}/base_model"),
@@ -56,6 +57,7 @@ rule pretokenize_shard:
 rule pack_sequences:
     input:
         shards=token_shards,
+        tokens=ancient(token_files),
     output:
         record="results/{expert}/packing.json",
         directory=directory("results/{expert}/packed"),

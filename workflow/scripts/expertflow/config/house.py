@@ -75,6 +75,10 @@ class House:
         self._lock(name)
         return f"results/{name}/sources.lock.json"
 
+    def arrow_files(self, name: str, stage: str) -> list[str]:
+        """List the files behind the shard records of a stage."""
+        return [record.removesuffix("json") + "arrow" for record in self.shards(name, stage)]
+
     def source_records(self, name: str) -> list[str]:
         """List the records of an expert's sources."""
         return [self._source_record(name, source) for source in self._lock(name).sources]
@@ -195,11 +199,20 @@ class House:
 
     def _spec_plan_training(self, name: str, _: Any) -> Any:
         hardware = "cpu" if self.config["preset"] == "demo" else self.config["hardware"]
+        names = [row["name"] for row in self._gpu_table]
+        if hardware not in ("auto", "cpu") and not any(
+            specs.is_card(row, hardware) for row in self._gpu_table
+        ):
+            raise ConfigError(
+                f"hardware is {hardware!r}: no such row in config/hardware/gpus.yaml; use auto,"
+                f" cpu, or one of {', '.join(names)}"
+            )
         return specs.plan_spec(
             self.expert(name),
             hardware=hardware,
             gpu_table=self._gpu_table,
-            price=self._price(hardware),
+            prices=read_yaml(self._hardware_file("prices.yaml"))["prices"] or {},
+            price=(self.config["price_usd_per_hour"], self.config["price_as_of"]),
         )
 
     def _spec_stage_to_nvme(self, name: str, _: Any) -> Any:
@@ -249,14 +262,6 @@ class House:
         schema = read_yaml(self.workflow_dir / "schemas" / "hardware.schema.yaml")
         check(table, schema, where=str(path))
         return list(table["gpus"])
-
-    def _price(self, hardware: str) -> tuple[float | None, str | None]:
-        """Take the price of the configuration, else of the user's price list."""
-        price = self.config["price_usd_per_hour"]
-        if price is not None:
-            return price, self.config["price_as_of"]
-        row = (read_yaml(self._hardware_file("prices.yaml"))["prices"] or {}).get(hardware)
-        return (None, None) if row is None else (row["usd_per_hour"], str(row["as_of"]))
 
     def _hardware_file(self, name: str) -> Path:
         found = [d / "hardware" / name for d in self.directories]

@@ -21,7 +21,8 @@ from expertflow.data.render import template_fields
 SUFFIXES = (".yaml", ".yml", ".json")
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. Snakemake's --config reads
 # true as a string, too.
-FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+# A commit id such as 1234e56 has neither, and stays a text.
+FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
@@ -120,7 +121,12 @@ def load_expert(
     demo = manifest.pop("demo", {})
     merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
     merged = merge(merged, {"training": config["training"]})
-    merged = merge(merged, config["experts"].get(name) or {})
+    own = config["experts"].get(name) or {}
+    if "demo" in own:
+        raise ConfigError(
+            f"config: experts.{name}.demo has no effect; give its keys to experts.{name} itself"
+        )
+    merged = merge(merged, own)
     where = f"{path} with preset {config['preset']} and overrides"
     validate.check(merged, schemas.expert, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
@@ -130,7 +136,22 @@ def load_expert(
 
 def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
     """Refuse settings that are fine alone and wrong together."""
-    training = expert["training"]
+    _check_training(expert["training"], where)
+    names = [source["name"] for source in expert["sources"]]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
+    task = expert["evaluation"]["task"]
+    for source in expert["sources"]:
+        for key in ("prompt", "completion", "text"):
+            template_fields(source.get(key) or "")
+        if "text" in source and task != "held_out_loss":
+            raise ConfigError(
+                f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
+                " none, only text; use held_out_loss, or prompt and completion"
+            )
+
+
+def _check_training(training: dict[str, Any], where: str) -> None:
     if training["bf16"] and training["fp16"]:
         raise ConfigError(f"{where}: training.bf16 and training.fp16 are both true; set one false")
     low, high = training["warmup_steps_min"], training["warmup_steps_max"]
@@ -144,11 +165,19 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
                 f"{where}: training.warmup_steps_min {low} is not below max_steps"
                 f" {training['max_steps']}; lower it, or set override_min_warmup true"
             )
-    names = [source["name"] for source in expert["sources"]]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
-    for source in expert["sources"]:
-        for key in ("prompt", "completion", "text"):
-            template_fields(source.get(key) or "")
+    if training["target_tokens"] is not None and training["max_steps"] is not None:
+        raise ConfigError(f"{where}: training.target_tokens and max_steps are both set; drop one")
+    if training["target_tokens"] is None:
+        for key in ("min_epochs", "max_epochs"):
+            if training[key] is not None:
+                raise ConfigError(
+                    f"{where}: training.{key} bounds target_tokens, which is not set; set it, or"
+                    " use num_train_epochs"
+                )
+    if "lm_head" in training["lora"]["targets"]:
+        raise ConfigError(
+            f"{where}: training.lora.targets names lm_head, which the loss reads directly; leave it"
+            " out"
+        )
     if training["method"] == "qlora":
         raise ConfigError(f"{where}: training.method qlora is not available yet; use lora or full")

@@ -71,7 +71,6 @@ def packing_spec(expert: Settings) -> PackingSpec:
         sequence_length_tokens=_auto(training["max_seq_length"]),
         packing=training["packing"],
         overflow=training["overflow"],
-        group_by_length=training["group_by_length"],
         seed=training["seed"],
     )
 
@@ -81,14 +80,17 @@ def plan_spec(
     *,
     hardware: str,
     gpu_table: list[Settings],
+    prices: dict[str, Settings],
     price: tuple[float | None, str | None],
 ) -> PlanSpec:
     """Give the settings of ``plan_training``.
 
-    Of the GPU table it takes the row that is named, or all of it while the card is not known yet.
+    Of the tables it takes the row that is named, or all while the card is not known yet. ``price``
+    is the one of the configuration, which wins over ``prices``.
     """
     training = dict(expert["training"])
     lora = training.pop("lora")
+    cards = [row for row in gpu_table if hardware == "auto" or is_card(row, hardware)]
     names = PlanSpec.__dataclass_fields__
     chosen = {key: _auto(value) for key, value in training.items() if key in names}
     return PlanSpec(
@@ -97,7 +99,12 @@ def plan_spec(
         if training["method"] == "full"
         else LoraSpec(**{**lora, "targets": tuple(lora["targets"])}),
         hardware=hardware,
-        gpu_table=tuple(r for r in gpu_table if hardware in ("auto", r["name"])),
+        gpu_table=tuple(cards),
+        prices={
+            row["name"]: {"usd_per_hour": listed["usd_per_hour"], "as_of": str(listed["as_of"])}
+            for row in cards
+            if (listed := prices.get(row["name"])) is not None
+        },
         price_usd_per_hour=price[0],
         price_as_of=price[1],
     )
@@ -125,6 +132,11 @@ def report_spec(name: str, expert: Settings, config: Settings) -> ReportSpec:
         description=expert["description"],
         acceptance=tuple(AcceptanceRule(**rule) for rule in expert["acceptance"]),
     )
+
+
+def is_card(row: Settings, hardware: str) -> bool:
+    """Tell whether a row of the GPU table is the card that is named, by either of its names."""
+    return hardware == row["name"] or hardware in row.get("driver_names", [])
 
 
 def _auto(value: Any) -> Any:

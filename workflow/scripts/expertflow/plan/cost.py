@@ -22,11 +22,11 @@ def plan_cost(*, spec: PlanSpec, gpu: GpuFacts | None, flops: float) -> CostPlan
     hours = [
         flops / (peak * mfu) / 3600 if peak else None for mfu in (MFU_LOW, MFU_MIDDLE, MFU_HIGH)
     ]
-    price = spec.price_usd_per_hour
+    price, as_of = _price(spec, gpu)
     usd = [h * price if h is not None and price is not None else None for h in hours]
     plan = CostPlan(
         price_usd_per_hour=price,
-        price_as_of=spec.price_as_of,
+        price_as_of=as_of,
         predicted_hours=hours[1],
         predicted_hours_low=hours[2],
         predicted_hours_high=hours[0],
@@ -39,12 +39,31 @@ def plan_cost(*, spec: PlanSpec, gpu: GpuFacts | None, flops: float) -> CostPlan
         (plan.predicted_hours, spec.max_hours, "max_hours"),
         (plan.predicted_usd, spec.max_usd, "max_usd"),
     ):
+        if budget is not None and value is None:
+            raise ConfigError(
+                f"training.{key} is set and nothing can be held against it:"
+                f" {_lacks(peak, price)}; give what is missing, or set {key} to null"
+            )
         if value is not None and budget is not None and value > budget:
             raise ConfigError(
                 f"training.{key} is {budget:g} and the plan needs {value:.2f}; raise it, or train"
                 " fewer tokens"
             )
     return plan
+
+
+def _price(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[float | None, str | None]:
+    """Take the price of the configuration, else the user's row for this card."""
+    if spec.price_usd_per_hour is not None:
+        return spec.price_usd_per_hour, spec.price_as_of
+    row = spec.prices.get(gpu.name) if gpu else None
+    return (row["usd_per_hour"], row["as_of"]) if row else (None, None)
+
+
+def _lacks(peak: float | None, price: float | None) -> str:
+    if peak is None:
+        return "the speed of this hardware is not known"
+    return "no price is configured for it" if price is None else "the plan has no hours"
 
 
 def _reason(gpu: GpuFacts | None, peak: float | None) -> str:

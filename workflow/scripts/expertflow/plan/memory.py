@@ -1,7 +1,7 @@
 """Predict peak memory of a training step from the model's shape.
 
 A prior, made of per-layer figures that a live-bytes tracker gave on meta tensors (no GPU check
-yet), so the plan says "predicted" and training checks the real free memory:
+yet), so the plan says "predicted":
 
     weights         bytes per parameter of the training dtype
     trainables      fp32: gradient 4 + two moments 8 bytes each

@@ -78,6 +78,7 @@ class PlanSpec:
     seed: int
     hardware: str
     gpu_table: tuple[dict[str, Any], ...]
+    prices: dict[str, dict[str, Any]]
     price_usd_per_hour: float | None
     price_as_of: str | None
     max_usd: float | None

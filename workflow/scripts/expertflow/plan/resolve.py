@@ -168,9 +168,10 @@ def _micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
         draft.because("checkpoint_activations", checkpoint, _checkpoint_reason(draft, checkpoint))
         return spec.batch_size, checkpoint
     if gpu is None:
+        checkpoint = bool(spec.gradient_checkpointing)
         draft.because("micro_batch_size", CPU_MICRO_BATCH, "default on a CPU")
-        draft.because("checkpoint_activations", False, "a CPU has memory enough for small models")
-        return CPU_MICRO_BATCH, bool(spec.gradient_checkpointing)
+        draft.because("checkpoint_activations", checkpoint, _checkpoint_reason(draft, checkpoint))
+        return CPU_MICRO_BATCH, checkpoint
     if gpu.memory_total_bytes is None or draft.peak_bytes(1, precision, False) is None:
         return _micro_batch_by_tier(draft, gpu)
     return _micro_batch_by_memory(draft, precision)

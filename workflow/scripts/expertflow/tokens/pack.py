@@ -111,7 +111,7 @@ def _pack_split(
 ) -> PackedSplit:
     lengths = tokens.lengths
     pieces, rows, cuts = _plan(lengths, spec, length)
-    ordered = [rows[i] for i in _row_order(rows, pieces, spec)]
+    ordered = [rows[i] for i in plan.order_rows(len(rows), seed=spec.seed)]
     built = [_build_row(row, pieces, tokens) for row in ordered]
     write_rows(output, iter(built), length=length)
     n_tokens = sum(piece.length for piece in pieces)
@@ -145,13 +145,6 @@ def _plan(
     sizes = [piece.length for piece in cuts.pieces]
     rows = plan.plan_rows(sizes, row_length=length, packing=spec.packing)
     return cuts.pieces, rows, cuts
-
-
-def _row_order(rows: list[plan.Row], pieces: list[plan.Piece], spec: PackingSpec) -> list[int]:
-    """Shuffle rows; unpacked ones go by length when asked, so that batches pad alike."""
-    if spec.packing == "none" and spec.group_by_length:
-        return sorted(range(len(rows)), key=lambda i: -pieces[rows[i][0]].length)
-    return plan.order_rows(len(rows), seed=spec.seed)
 
 
 def _build_row(row: plan.Row, pieces: list[plan.Piece], tokens: SplitTokens) -> PackedRow:

@@ -31,7 +31,6 @@ class PackingSpec:
     sequence_length_tokens: int | None
     packing: Literal["bfd", "concat", "none"]
     overflow: Literal["split", "truncate", "drop"]
-    group_by_length: bool
     seed: int
 
 

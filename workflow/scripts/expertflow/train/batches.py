@@ -8,6 +8,7 @@ Shapes: B rows, L tokens a row.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -36,8 +37,9 @@ class Batch:
         return self.input_ids_BL.numel() - self.n_tokens
 
 
+@lru_cache(maxsize=2)
 def order_of_epoch(n_rows: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Permute the rows of one epoch."""
+    """Permute the rows of one epoch; remembered, as every step of it asks."""
     return np.random.default_rng([seed, epoch]).permutation(n_rows)
 
 

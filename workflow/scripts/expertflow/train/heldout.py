@@ -1,4 +1,4 @@
-"""Loss on held-out rows: the same number during training and in the evaluation."""
+"""Loss on held-out rows, computed alike during training and in the evaluation."""
 
 from typing import Any
 
