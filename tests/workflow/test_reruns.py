@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,12 +171,10 @@ def test_copied_results_can_be_verified(space: Workspace) -> None:
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
-    """Deleting training.json costs seconds, not a training."""
+    """Deleting training.json costs no training: the state is published, not made again."""
     (space.root / "results/tiny/training.json").unlink()
     shutil.rmtree(space.root / "results/tiny/checkpoint")
     before = {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
-    start = time.monotonic()
     done = space.snakemake("results/tiny/training.json")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert time.monotonic() - start < 60
     assert before == {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
