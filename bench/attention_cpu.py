@@ -3,8 +3,10 @@
     python bench/attention_cpu.py
 
 Forward and backward of two layers, 4 query and 2 key heads of width 32, both routes in turn;
-medians over the repeats. Prints a table; the last line is JSON. Short rows favour the mask, which
-costs one call; long rows favour the loop, which computes no pairs across documents.
+medians over the repeats. Prints a table; the last line is JSON. The mask costs one call per layer
+and computes pairs across documents in vain; the loop, which training uses, computes none. Run it
+on a quiet machine: beside other processes the many small calls of the loop looked slower than they
+are.
 """
 
 import json

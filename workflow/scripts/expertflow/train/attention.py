@@ -4,9 +4,10 @@ Registered with transformers under a name that has no mask function: transformer
 mask and passes our keyword arguments through to every layer. Nothing is inferred from position ids,
 and missing lengths are an error, never full attention.
 
-Shapes: B rows, H query heads, K key heads, L tokens a row, D head width.
+Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,32 +30,40 @@ def attend(
     dropout: float = 0.0,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
-    document_mask: torch.Tensor | None = None,
+    document_bounds: tuple[int, ...] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each document; return values as [B, L, H, D].
 
-    With ``document_mask`` [B, 1, L, L], made once a batch, runs SDPA: the route of the CPU, where
-    for short rows it is quicker than a call per document. Without it, ``cu_seq_lens_q`` drives
-    torch's variable-length kernel, which needs CUDA and half precision.
+    ``cu_seq_lens_q`` drives torch's variable-length kernel, which needs CUDA, half precision and
+    Ampere or newer. ``document_bounds`` (the same figures, on the host) drive one SDPA call per
+    document: the route of the CPU, where it beats a masked call per row (bench/attention_cpu.py).
 
     Raises:
         TrainingError: the batch came without document lengths.
     """
-    if document_mask is None:
-        if cu_seq_lens_q is None:
-            raise TrainingError("packed attention got no document lengths; pass document_kwargs")
+    if cu_seq_lens_q is not None:
         return _attend_varlen(query_BHLD, key_BKLD, value_BKLD, cu_seq_lens_q, max_length_q), None
-    out_BHLD = scaled_dot_product_attention(
-        query_BHLD,
-        key_BKLD,
-        value_BKLD,
-        attn_mask=document_mask,
-        dropout_p=dropout,
-        scale=scaling,
-        enable_gqa=query_BHLD.shape[1] != key_BKLD.shape[1],
+    if document_bounds is None:
+        raise TrainingError("packed attention got no document lengths; pass document_kwargs")
+    batch, _heads, length, _width = query_BHLD.shape
+    query, key, value = (
+        t.transpose(1, 2).flatten(0, 1) for t in (query_BHLD, key_BKLD, value_BKLD)
     )
-    return out_BHLD.transpose(1, 2).contiguous(), None
+    documents = []
+    for start, end in pairwise(document_bounds):
+        out_1HND = scaled_dot_product_attention(
+            query[start:end].transpose(0, 1)[None],
+            key[start:end].transpose(0, 1)[None],
+            value[start:end].transpose(0, 1)[None],
+            is_causal=True,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        documents.append(out_1HND[0].transpose(0, 1))
+    out = torch.cat(documents)
+    return out.view(batch, length, *out.shape[1:]), None
 
 
 def _attend_varlen(

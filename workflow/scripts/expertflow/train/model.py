@@ -15,7 +15,8 @@ from expertflow.train.loss import summed_loss
 from expertflow.train.records import ModelRecord
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Oldest cards that torch's variable-length attention runs on (Ampere); older ones take the mask.
+# Oldest cards that torch's variable-length attention runs on (Ampere); on older ones, and on the
+# CPU, every document gets a call of its own.
 KERNEL_CAPABILITY = (8, 0)
 ADAPTER_FILE = "adapter_config.json"
 
@@ -124,7 +125,7 @@ def document_kwargs(
     if positions.is_cuda and half and torch.cuda.get_device_capability() >= KERNEL_CAPABILITY:
         cu_seqlens = batch.cu_seqlens.to(positions.device, non_blocking=True)
         return {"cu_seq_lens_q": cu_seqlens, "max_length_q": batch.max_length}
-    return {"document_mask": document_mask(positions)}
+    return {"document_bounds": tuple(batch.cu_seqlens.tolist())}
 
 
 def additive_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
