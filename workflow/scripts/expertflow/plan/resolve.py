@@ -18,6 +18,12 @@ from expertflow.tokens.records import PackingRecord
 WANTED_GLOBAL_BATCH, CPU_MICRO_BATCH = 16, 8
 USABLE_FRACTION = 0.92
 DEFAULT_INTERVAL_S = 1.0
+# Settings that the plan takes over from the manifest as they are.
+CARRIED = (
+    *("method", "lora", "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm"),
+    *("adam_beta1", "adam_beta2", "optim", "save_every_minutes", "save_total_limit"),
+    *("logging_steps", "n_threads", "track_per_step_metrics", "seed"),
+)
 PEAK_REASON = "prior from per-layer figures; no calibration run yet"
 GIB = 1 << 30
 
@@ -91,8 +97,6 @@ def plan_training(
     interval = spec.collection_interval_seconds or DEFAULT_INTERVAL_S
     return TrainPlan(
         expert=expert,
-        method=spec.method,
-        lora=spec.lora,
         hardware="cpu" if gpu is None else gpu.name,
         gpu=gpu,
         world_size=1,
@@ -105,26 +109,13 @@ def plan_training(
         n_steps_per_epoch=per_epoch,
         n_epochs=steps / per_epoch,
         n_warmup_steps=warmup,
-        learning_rate=spec.learning_rate,
-        lr_scheduler_type=spec.lr_scheduler_type,
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.max_grad_norm,
-        adam_beta1=spec.adam_beta1,
-        adam_beta2=spec.adam_beta2,
-        optim=spec.optim,
         precision=precision,
         use_tf32=spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None,
         attention=_attention(draft),
         checkpoint_activations=checkpoint,
         save_steps=spec.save_steps or steps,
-        save_every_minutes=spec.save_every_minutes,
-        save_total_limit=spec.save_total_limit,
         eval_steps=spec.eval_steps or per_epoch,
-        logging_steps=spec.logging_steps,
-        n_threads=spec.n_threads,
         collection_interval_seconds=interval,
-        track_per_step_metrics=spec.track_per_step_metrics,
-        seed=spec.seed,
         n_params_total=n_params + (draft.n_trainable if spec.lora else 0),
         n_params_trainable=draft.n_trainable,
         flops_per_token_model=flops.model,
@@ -137,6 +128,7 @@ def plan_training(
         else f"no figures for the architecture {facts.model_type}",
         cost=plan_cost(spec=spec, gpu=gpu, flops=tokens * flops.model),
         reasons=tuple(draft.reasons),
+        **{name: getattr(spec, name) for name in CARRIED},
     )
 
 
