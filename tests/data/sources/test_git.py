@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.data.sources.git import count_commits, extract_commits, head
+from expertflow.data.sources.git import extract_commits, head
 
 BUNDLE = (
     Path(__file__).parents[4]
@@ -128,7 +128,6 @@ def test_options_select_commits(
     repository: Path, options: dict[str, Any], subjects: set[str]
 ) -> None:
     assert set(extracted(repository, **options)) == subjects
-    assert count_commits(repository, options=options) == len(subjects)
 
 
 def test_a_long_diff_is_cut_at_a_line_and_flagged(repository: Path) -> None:

@@ -83,11 +83,6 @@ def head(repository: Path, *, ref: str = "HEAD") -> str:
     raise DataError(_no_ref(repository, ref))
 
 
-def count_commits(repository: Path, *, options: dict[str, Any]) -> int:
-    """Count the records that ``extract_commits`` yields under the same options."""
-    return sum(1 for _ in extract_commits(repository, options={**options, "max_diff_bytes": 0}))
-
-
 def extract_commits(repository: Path, *, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield one record per commit, parents before children.
 
