@@ -62,7 +62,8 @@ def token_shard(folder: Path, documents: list[list[int]], held_out: list[bool]) 
     return TokenShardRecord(
         source="s", shard="000", path=str(path), sha256="", n_documents=len(documents),
         n_tokens=sum(map(len, documents)), n_supervised_tokens=0, engine="tokenizers",
-        engine_version="0", tokenizer_sha256="",
+        engine_version="0", tokenizer_sha256="", n_special_text_documents=0,
+        n_dropped_by_reason={}, samples=(),
     )  # fmt: skip
 
 
@@ -104,7 +105,9 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
         "weights_sha256": "w",
     }  # fmt: skip
     from expertflow.core.records import to_json
+    from expertflow.data.layout import chatml_layout
 
+    model["layout"] = to_json(chatml_layout())
     (folder / "model.json").write_text(json.dumps({**model, "facts": to_json(facts)}))
     for name, record in (("packing", packing), ("plan", plan), ("staging", staging)):
         write_record(folder / f"{name}.json", record)

@@ -22,6 +22,9 @@ FLOOR_OF = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # What a room may import of the rooms below it, besides their records.
 PUBLIC = {
     "data.render",
+    "data.layout",
+    "data.reject",
+    "data.settings",
     "data.documents",
     "tokens.engine",
     "tokens.tokenise",
@@ -34,7 +37,14 @@ PUBLIC = {
     "train.heldout",
 }
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
-CONFIG_MAY_USE = {"data.lock", "data.find"}
+CONFIG_MAY_USE = {
+    "data.lock",
+    "data.find",
+    "data.cache",
+    "data.cache_scan",
+    "data.shapes",
+    "data.checks.registry",
+}
 DOORS = {
     "torch": ("train/", "export/", "evaluate/generate.py", "evaluate/expert.py"),
     "pynvml": ("hardware/nvml.py",),

@@ -1,55 +1,270 @@
-from collections import Counter
-from hashlib import sha256
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from expertflow.data.deduplicate import Candidate, cap, drop_repeats, held_out_groups
+from expertflow.core.errors import DataError
+from expertflow.core.files import canonical_json
+from expertflow.core.records import to_json
+from expertflow.data.deduplicate import deduplicate_documents
+from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, body_to_json, read_keep
+from expertflow.data.hashes import group_hash, text_hash
+from expertflow.data.near import Signer
+from expertflow.data.records import Body, DocumentsRecord, ShardRecord
+from expertflow.data.settings import DeduplicateSpec, NearSpec
+
+NEAR = NearSpec(threshold=0.8, n_words=3, n_permutations=128)
+# text, group, category
+Row = tuple[str, str, str | None]
 
 
-def groups(n: int) -> set[str]:
-    return {sha256(str(i).encode()).hexdigest() for i in range(n)}
+def spec(**changes: Any) -> DeduplicateSpec:
+    values: dict[str, Any] = {
+        "eval_fraction": 0.2, "max_documents": None, "seed": 1, "max_rejected_fraction": 0.1,
+        "near": None, "weights": {}, "max_per_source": {}, "max_per_category": None,
+        "category_caps": {},
+    }  # fmt: skip
+    return DeduplicateSpec(**{**values, **changes})
 
 
-def candidate(row: int, text: str, group: str = "g") -> Candidate:
-    return Candidate("s", "000", row, text, group)
+def row(text: str, *, group: str | None = None, category: str | None = None) -> Row:
+    return text, group or text, category
 
 
-def test_the_first_of_equal_documents_stays() -> None:
-    dropped: Counter[str] = Counter()
-    kept = drop_repeats([candidate(i, t) for i, t in enumerate("abacb")], dropped)
-    assert [c.row for c in kept] == [0, 1, 3]
-    assert dropped == {"duplicate": 2}
+def rows(*texts: str) -> list[Row]:
+    return [row(text) for text in texts]
 
 
-def test_a_group_keeps_its_side_when_data_grows() -> None:
-    small, large = groups(500), groups(5000)
-    assert held_out_groups(large, 0.05) & small == held_out_groups(small, 0.05)
+def write_shard(
+    folder: Path, documents: list[Row], *, source: str = "s", shard: str = "000",
+    near: NearSpec | None = None, first: int = 0, **changes: Any,
+) -> ShardRecord:  # fmt: skip
+    path = folder / f"{source}-{shard}.arrow"
+    signer = Signer(near) if near is not None else None
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = DocumentWriter(sink, near)
+        for number, (text, group, category) in enumerate(documents, start=first):
+            writer.add(
+                NewDocument(
+                    document_id=f"{source}/{number}",
+                    text_hash=text_hash(text),
+                    group_hash=group_hash(group),
+                    category=category,
+                    body=body_to_json(Body(text=text)),
+                    fields=b"{}",
+                    signature=signer.signature(text) if signer else None,
+                )
+            )
+        writer.close()
+    record = ShardRecord(
+        source=source, shard=shard, path=str(path), sha256="", n_records=len(documents),
+        n_documents=len(documents), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        rejected_examples=(),
+    )  # fmt: skip
+    return replace(record, **changes)
 
 
-def test_about_the_wanted_share_is_held_out() -> None:
-    assert 0.03 < len(held_out_groups(groups(5000), 0.05)) / 5000 < 0.07
+def run(folder: Path, shards: list[ShardRecord], of: DeduplicateSpec) -> DocumentsRecord:
+    return deduplicate_documents(expert="e", spec=of, shards=shards, keep=folder / "keep.arrow")
 
 
-def test_a_set_that_was_cut_by_the_same_hash_is_still_split_evenly() -> None:
-    cut = {group for group in groups(20_000) if int(group[:8], 16) < 0.25 * 16**8}
-    assert 0.03 < len(held_out_groups(cut, 0.05)) / len(cut) < 0.07
+def keep_rows(folder: Path) -> list[dict[str, Any]]:
+    with pa.memory_map(str(folder / "keep.arrow")) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    assert table.schema == KEEP
+    return list(table.to_pylist())
 
 
-@given(st.integers(2, 50), st.floats(0.001, 0.999))
-def test_there_is_always_something_on_both_sides(n: int, fraction: float) -> None:
-    held_out = held_out_groups(groups(n), fraction)
-    assert 1 <= len(held_out) < n
+def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
+    shards = [
+        write_shard(tmp_path, rows("a", "b", "a"), source="one"),
+        write_shard(tmp_path, rows("c", "b", "d", "a"), source="two"),
+    ]
+    record = run(tmp_path, shards, spec())
+    kept = [(line["source"], line["row"]) for line in keep_rows(tmp_path)]
+    assert kept == [("one", 0), ("one", 1), ("two", 0), ("two", 2)]
+    assert record.n_dropped_by_reason == {"duplicate": 3}
+    found = [(e.dropped, e.kept, e.reason, e.similarity) for e in record.duplicate_examples]
+    assert found == [
+        ("one/2", "one/0", "duplicate", 1.0),
+        ("two/1", "one/1", "duplicate", 1.0),
+        ("two/3", "one/0", "duplicate", 1.0),
+    ]
 
 
-@pytest.mark.parametrize("n", [1, 7, 100])
-def test_a_cap_chooses_by_content_and_keeps_the_order(n: int) -> None:
-    documents = [candidate(i, f"text {i}") for i in range(50)]
-    dropped: Counter[str] = Counter()
-    kept = cap(documents, n, dropped, seed=1)
-    assert len(kept) == min(n, 50)
-    assert [c.row for c in kept] == sorted(c.row for c in kept)
-    again = cap(list(reversed(documents)), n, Counter(), seed=1)
-    assert {c.row for c in again} == {c.row for c in kept}
-    assert dropped["over_max_documents"] == max(0, 50 - n)
+def test_five_examples_are_enough(tmp_path: Path) -> None:
+    shards = [write_shard(tmp_path, rows("a", "b", *["a"] * 20))]
+    examples = run(tmp_path, shards, spec()).duplicate_examples
+    assert [example.dropped for example in examples] == [f"s/{n}" for n in range(2, 7)]
+
+
+def text_of(number: int, *, changed: int = 0) -> str:
+    words = [f"{number}w{i}" for i in range(100)]
+    return " ".join([*words[: 100 - changed], *(f"x{i}" for i in range(changed))])
+
+
+def test_near_duplicates_are_dropped(tmp_path: Path) -> None:
+    texts = [text_of(1), text_of(2), text_of(1, changed=3), text_of(2, changed=40), text_of(1)]
+    shards = [write_shard(tmp_path, rows(*texts), near=NEAR)]
+    record = run(tmp_path, shards, spec(near=NEAR))
+    assert [line["row"] for line in keep_rows(tmp_path)] == [0, 1, 3]
+    assert record.n_dropped_by_reason == {"duplicate": 1, "near_duplicate": 1}
+    exact, near = record.duplicate_examples
+    assert (exact.dropped, exact.kept, exact.reason) == ("s/4", "s/0", "duplicate")
+    assert (near.dropped, near.kept, near.reason) == ("s/2", "s/0", "near_duplicate")
+    assert near.similarity == pytest.approx(0.94, abs=0.07)
+
+
+def test_no_training_document_is_near_a_held_out_one(tmp_path: Path) -> None:
+    texts = [text_of(n % 60, changed=n // 60) for n in range(240)]
+    shards = [write_shard(tmp_path, rows(*texts), near=NEAR)]
+    run(tmp_path, shards, spec(near=NEAR, eval_fraction=0.5))
+    lines = keep_rows(tmp_path)
+    family = {
+        side: {x["row"] % 60 for x in lines if x["held_out"] is side} for side in (False, True)
+    }
+    assert not family[False] & family[True]
+    assert len(family[False]) + len(family[True]) == 60
+
+
+def test_answers_to_one_question_stay_on_one_side(tmp_path: Path) -> None:
+    documents = [row(f"{n} answer {a}", group=str(n)) for a in range(3) for n in range(50)]
+    run(tmp_path, [write_shard(tmp_path, documents)], spec(eval_fraction=0.5))
+    sides: dict[int, set[bool]] = {}
+    for line in keep_rows(tmp_path):
+        sides.setdefault(line["row"] % 50, set()).add(line["held_out"])
+    assert all(len(side) == 1 for side in sides.values())
+    assert {True, False} == set.union(*sides.values())
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(cuts=st.lists(st.integers(0, 80), max_size=5), near=st.sampled_from([None, NEAR]))
+def test_shards_make_no_difference(tmp_path: Path, cuts: list[int], near: NearSpec | None) -> None:
+    documents = [
+        row(text_of(n % 30, changed=n % 4), group=str(n % 25), category=[None, "x", "y"][n % 3])
+        for n in range(80)
+    ]
+    of = spec(near=near, max_documents=20, max_per_category=9, weights={"s": 1.5})
+
+    def outcome(ends: list[int]) -> tuple[str, list[tuple[int, bool, int]]]:
+        starts = [0, *ends]
+        shards = [
+            write_shard(tmp_path, documents[a:b], shard=f"{i:03}", near=near, first=a)
+            for i, (a, b) in enumerate(zip(starts, [*ends, 80], strict=True))
+        ]
+        record = replace(run(tmp_path, shards, of), sha256="")
+        lines = keep_rows(tmp_path)
+        kept = [(starts[int(x["shard"])] + x["row"], x["held_out"], x["n_copies"]) for x in lines]
+        return canonical_json(to_json(record)), kept
+
+    assert outcome(sorted(cuts)) == outcome([])
+
+
+def test_every_record_is_accounted_for(tmp_path: Path) -> None:
+    documents = [row(text_of(n), category=f"c{n % 3}" if n % 4 else None) for n in range(40)]
+    shards = [
+        write_shard(tmp_path, documents[:30], source="b", shard="000", n_records=34,
+                    n_rejected_by_reason={"not_json": 1, "empty": 1},
+                    n_filtered_by_reason={"secret": 2}),
+        write_shard(tmp_path, documents[:2], source="b", shard="001"),
+        write_shard(tmp_path, documents[20:], source="a", n_records=21,
+                    n_rejected_by_reason={"not_json": 1}),
+    ]  # fmt: skip
+    of = spec(max_per_source={"b": 20}, weights={"a": 0.5, "b": 3.0}, category_caps={"c1": 3})
+    record = run(tmp_path, shards, of)
+    lines = keep_rows(tmp_path)
+    assert [source.source for source in record.sources] == ["a", "b"]
+    for source in record.sources:
+        parts = (source.n_rejected, source.n_filtered, source.n_dropped, source.n_train)
+        assert source.n_records == sum(parts) + source.n_held_out
+        of_source = [line for line in lines if line["source"] == source.source]
+        assert source.n_held_out == sum(line["held_out"] for line in of_source)
+        assert source.n_train + source.n_held_out == len(of_source)
+    train = [line for line in lines if not line["held_out"]]
+    assert record.n_train_copies == sum(line["n_copies"] for line in train) > record.n_train
+    assert record.n_train == len(train) and record.n_documents == len(lines)
+    assert record.n_records == 57 and record.n_rejected == 3
+    assert record.n_rejected_by_reason == {"empty": 1, "not_json": 2}
+    assert record.n_filtered_by_reason == {"secret": 2}
+    assert list(record.n_dropped_by_reason) == sorted(record.n_dropped_by_reason)
+    assert sum(record.n_dropped_by_reason.values()) == sum(s.n_dropped for s in record.sources)
+    assert 1 <= record.n_kept_by_category["c1"] <= 3
+    assert sum(record.n_kept_by_category.values()) < len(lines)
+
+
+def test_the_largest_categories_are_listed_by_name(tmp_path: Path) -> None:
+    documents = [row(f"{c} {n}", category=f"c{c:02}") for c in range(60) for n in range(1 + c // 9)]
+    record = run(tmp_path, [write_shard(tmp_path, documents)], spec())
+    assert len(record.n_kept_by_category) == 50
+    assert list(record.n_kept_by_category) == sorted(record.n_kept_by_category)
+    assert record.n_kept_by_category["c59"] == 7 and "c18" in record.n_kept_by_category
+    assert "c08" not in record.n_kept_by_category
+
+
+def test_the_keep_list_is_read_back(tmp_path: Path) -> None:
+    shards = [
+        write_shard(tmp_path, rows(*"abcdef"), shard="000"),
+        write_shard(tmp_path, rows(*"ag"), shard="001"),
+    ]
+    run(tmp_path, shards, spec(weights={"s": 2.0}))
+    kept = read_keep(tmp_path / "keep.arrow", shards[1])
+    assert list(kept) == [1]
+    assert kept[1].n_copies == (1 if kept[1].held_out else 2)
+
+
+def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
+    shards = [
+        write_shard(tmp_path, rows("a", "b"), shard="000", n_records=20,
+                    n_rejected_by_reason={"not_json": 1, "missing_field": 1},
+                    rejected_examples=("d.jsonl, line 3: missing_field",)),
+        write_shard(tmp_path, rows("c"), shard="001", n_records=20,
+                    n_rejected_by_reason={"missing_field": 1}, rejected_examples=("later",)),
+    ]  # fmt: skip
+    run(tmp_path, shards, spec(max_rejected_fraction=3 / 40))
+    with pytest.raises(DataError) as caught:
+        run(tmp_path, shards, spec(max_rejected_fraction=0.05))
+    assert str(caught.value) == (
+        "source s: 3 of 40 records rejected: missing_field 2, not_json 1; first: d.jsonl, line 3:"
+        " missing_field; see results/e/documents/s/*.rejected.jsonl; mend the data or the template,"
+        " or raise data.max_rejected_fraction (0.05)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_records": 0}, "source t: none of its 0 records is left; mend the data"),
+        ({"n_records": 9, "n_filtered_by_reason": {"sql": 2, "length": 7}},
+         "source t: none of its 9 records is left: length 7, sql 2; see results/e/documents/t/"),
+    ],
+)  # fmt: skip
+def test_a_source_without_documents_stops_the_run(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    shards = [
+        write_shard(tmp_path, rows("a", "b")),
+        write_shard(tmp_path, [], source="t", **changes),
+    ]
+    with pytest.raises(DataError, match=message):
+        run(tmp_path, shards, spec())
+
+
+def test_one_document_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 documents are too few to hold one out"):
+        run(tmp_path, [write_shard(tmp_path, rows("a", "a"))], spec())
+    assert not (tmp_path / "keep.arrow").exists()
+
+
+@pytest.mark.parametrize("n_documents", [1, 3])
+def test_a_shard_that_is_not_what_its_record_says_is_an_error(
+    tmp_path: Path, n_documents: int
+) -> None:
+    shard = write_shard(tmp_path, rows("a", "b"), n_documents=n_documents)
+    with pytest.raises(DataError, match=f"not the {n_documents} documents"):
+        run(tmp_path, [shard], spec())

@@ -1,3 +1,4 @@
+import gzip
 import os
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.fetch import fetch_source, generate_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
-from expertflow.data.records import ExpertLock, SourceSpec
+from expertflow.data.records import ExpertLock
+from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub, local
 
 
@@ -49,18 +51,48 @@ def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}\n")
     found = local.find_files(str(tmp_path / "*.jsonl"), source="s")
     assert [p.name for p in found] == ["a#.jsonl", "b c[1].jsonl", "ü.jsonl"]
-    assert local.find_files(str(tmp_path / "b c[1].jsonl"), source="s")
+    for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
+        assert local.find_files(str(tmp_path / name), source="s") == [tmp_path / name]
+    below = tmp_path / "x" / "y.jsonl" / "z.jsonl"
+    below.parent.mkdir(parents=True)
+    below.write_text("{}\n")
+    found = local.find_files(str(tmp_path / "**" / "*.jsonl"), source="s")
+    assert found == sorted([tmp_path / "a#.jsonl", tmp_path / "b c[1].jsonl", below, found[-1]])
+    assert len(found) == 4
+
+
+def test_a_lock_names_format_and_compression(tmp_path: Path) -> None:
+    (tmp_path / "a.JSONL").write_text("{}\n")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a\n1\n"))
+    files = lock(tmp_path, local_source(tmp_path / "*.*")).sources[0].files
+    assert [(f.format, f.compression) for f in files] == [("jsonl", None), ("csv", "gzip")]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none.jsonl", "no file at"), ("x.csv", "not .jsonl or .parquet"), ("e.jsonl", "is empty")],
+    [
+        ("none.jsonl", "source s: no file at .*none.jsonl; correct the source's path"),
+        ("*.none", "no file at"),
+        ("x.xls", "is none of .jsonl, .ndjson, .json, .csv, .*texts also with .gz or .zst"),
+        ("x.parquet.gz", "is none of"),
+        ("e.jsonl", "e.jsonl is empty; remove it or fill it"),
+        ("d.jsonl", "is a directory; name its files, e.g. .*d.jsonl/\\*.jsonl"),
+        ("array.jsonl", "source s: .* is a JSON array, not one object a line; name it array.json"),
+    ],
 )
 def test_unusable_files_are_named(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "x.csv").write_text("a,b\n")
-    (tmp_path / "e.jsonl").write_text("")
+    for there in ("x.xls", "x.parquet.gz", "e.jsonl"):
+        (tmp_path / there).write_text("x" * (there[0] == "x"))
+    (tmp_path / "d.jsonl").mkdir()
+    (tmp_path / "array.jsonl").write_text('[{"a": 1},\n{"a": 2}]\n')
     with pytest.raises(DataError, match=message):
         lock(tmp_path, local_source(tmp_path / name))
+
+
+def test_an_unknown_option_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    source = SourceSpec(name="s", kind="local", path="x.jsonl", text="{x}", options={"encodng": 1})
+    with pytest.raises(ConfigError, match=r"source s: options.encodng: unknown"):
+        lock(tmp_path, source)
 
 
 def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:

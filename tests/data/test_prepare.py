@@ -1,164 +1,170 @@
-"""One shard, from raw bytes to documents, with the records that real files go wrong with."""
+"""One shard, from raw bytes to documents: what is kept, what is not, and why."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
-from expertflow.data.documents import iter_documents
+from expertflow.data.documents import Document, Kept, iter_documents
 from expertflow.data.prepare import prepare_shard
-from expertflow.data.read import iter_shard
-from expertflow.data.records import (
-    DataFile,
-    PrepareSpec,
-    Segment,
-    ShardPlan,
-    ShardRecord,
-    SourceRecord,
-    SourceSpec,
-)
-from expertflow.data.render import question_of, question_text
+from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
+from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
+from expertflow.data.sources import local
 
-SPEC = PrepareSpec(
-    source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
-    system_prompt=None,
-    supervise="completion",
-    evaluation_fields=(),
-    max_rejected_fraction=1.0,
-)
+PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
-def source_of(path: Path, kind: str = "jsonl", n_records: int | None = None) -> SourceRecord:
-    file = DataFile(
-        path=str(path),
-        format=kind,  # type: ignore[arg-type]
-        n_bytes=path.stat().st_size,
-        n_records=n_records,
-        sha256="",
-    )
+def source_of(*paths: Path) -> SourceRecord:
+    files = tuple(local.describe(path, sha256="", options={}) for path in paths)
     return SourceRecord(
-        name="s", kind="local", revision=None, licence=None, n_shards=1, files=(file,), artefacts={}
+        name="s", kind="local", revision=None, licence=None, n_shards=1, files=files, artefacts={}
     )
 
 
-def prepare(path: Path, spec: PrepareSpec = SPEC, **source: Any) -> ShardRecord:
+def prepare(
+    path: Path, spec: PrepareSpec = SPEC, *, index: int = 0, n_shards: int = 1
+) -> ShardRecord:
     return prepare_shard(
         spec=spec,
-        source=source_of(path, **source),
-        plan=ShardPlan(source="s", shard="000", index=0, n_shards=1),
-        output=path.with_name("documents.arrow"),
+        source=source_of(path),
+        plan=ShardPlan(source="s", shard=f"{index:03d}", index=index, n_shards=n_shards),
+        output=path.with_name(f"documents-{index}-{n_shards}.arrow"),
         rejected=path.with_name("rejected.jsonl"),
     )
 
 
-def documents(record: ShardRecord) -> list[Any]:
-    return list(iter_documents(record, dict.fromkeys(range(record.n_documents), False)))
+def documents(record: ShardRecord) -> list[Document]:
+    return list(iter_documents(record, dict.fromkeys(range(record.n_documents), Kept(False))))
 
 
-BAD_LINES = {
-    "not_utf8": b'{"q": "\xff", "a": "x"}',
-    "not_json": b'{"q": "cut off',
-    "not_an_object": b"[1, 2]",
-    "missing_field": b'{"q": "x"}',
-    "null_field": b'{"q": "x", "a": null}',
-    "empty_field": b'{"q": "  ", "a": "x"}',
-    "not_text": b'{"q": 3, "a": "x"}',
-    "lone_surrogate": b'{"q": "\\ud800", "a": "x"}',
-}
+def write(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
-def test_every_bad_record_is_counted_under_its_reason(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    good = b'{"q": "ask", "a": "tell"}'
-    path.write_bytes(b"\n".join([good, *BAD_LINES.values(), good]))
+def rejected(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.with_name("rejected.jsonl").open()]
+
+
+def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) -> None:
+    good = {"q": "ask", "a": "tell"}
+    path = write(tmp_path / "r.jsonl", good, {"q": "x"}, {"q": 3, "a": "x"}, good)
     record = prepare(path)
-    assert record.n_rejected_by_reason == dict.fromkeys(sorted(BAD_LINES), 1)
-    assert (record.n_records, record.n_documents) == (len(BAD_LINES) + 2, 2)
-    lines = [json.loads(line) for line in (tmp_path / "rejected.jsonl").open()]
-    assert lines[0]["where"] == f"{path}:{len(good) + 1}"
+    assert (record.n_records, record.n_documents) == (4, 2)
+    assert record.n_rejected_by_reason == {"missing_field": 1, "not_text": 1}
+    assert rejected(path) == [
+        {"path": str(path), "line": 2, "reason": "missing_field", "field": "a", "value": None,
+         "detail": "the record has no field 'a'"},
+        {"path": str(path), "line": 3, "reason": "not_text", "field": "q", "value": "3",
+         "detail": "text is needed, not int"},
+    ]  # fmt: skip
 
 
-def test_too_many_rejects_stop_the_run_with_the_first_one_named(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(b"{}\n" * 3)
-    with pytest.raises(DataError, match="3 of 3 records rejected, most for 'missing_field'"):
+def test_the_first_reject_stops_the_run_where_the_manifest_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", {"q": "x", "a": "y"}, {"q": "x"})
+    with pytest.raises(DataError, match=r"r.jsonl, line 2: missing_field in field a"):
+        prepare(path, replace(SPEC, on_reject="stop"))
+    assert not list(tmp_path.glob("documents*"))
+
+
+def test_more_rejects_than_the_whole_source_may_have_stop_early(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", *[{}] * 3000)
+    with pytest.raises(DataError, match=r"at least 1501 of 3000 records rejected \(missing_field"):
         prepare(path, replace(SPEC, max_rejected_fraction=0.5))
 
 
-def test_line_separators_inside_strings_do_not_end_a_record(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    text = "a\u2028b\u2029c\u0085d"
-    line = json.dumps({"q": text, "a": "x"}, ensure_ascii=False)
-    path.write_text(line + "\n" + line.replace('"x"', '"y"'), encoding="utf-8")
-    record = prepare(path)
-    assert record.n_documents == 2
-    assert documents(record)[0].segments[1].text == "user\n" + text
-
-
-@pytest.mark.parametrize("n_shards", [1, 2, 3, 7, 40])
-def test_any_number_of_shards_reads_every_record_once(tmp_path: Path, n_shards: int) -> None:
-    files = []
-    for name in "ab":
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(
-            "".join(json.dumps({"q": f"{name}{i}" * (i % 5)}) + "\n" for i in range(20))
-        )
-        files.append(source_of(path).files[0])
-    read = [
-        record.value
-        for index in range(n_shards)
-        for record in iter_shard(tuple(files), index=index, n_shards=n_shards)
-    ]
-    assert read == [{"q": f"{name}{i}" * (i % 5)} for name in "ab" for i in range(20)]
-
-
-@pytest.mark.parametrize("n_shards", [1, 3])
-def test_parquet_is_read_by_rows(tmp_path: Path, n_shards: int) -> None:
-    path = tmp_path / "r.parquet"
-    pq.write_table(pa.table({"q": [f"q{i}" for i in range(2500)]}), path)
-    source = source_of(path, "parquet", 2500)
-    read = [
-        record.value["q"]
-        for index in range(n_shards)
-        for record in iter_shard(source.files, index=index, n_shards=n_shards)
-        if record.value
-    ]
-    assert read == [f"q{i}" for i in range(2500)]
-
-
-def test_a_chat_document_supervises_the_answer_and_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_text('{"q": "ask", "a": "tell"}')
-    segments = documents(prepare(path, replace(SPEC, system_prompt="be kind")))[0].segments
-    assert "".join(s.text for s in segments) == (
-        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nask<|im_end|>\n"
-        "<|im_start|>assistant\ntell<|im_end|>\n"
+def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
+    checks = (FieldCheck(field="a", check="length", max_chars=3),)
+    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
+    spec = replace(
+        SPEC, source=replace(PAIR, checks=checks), on_reject="stop", max_rejected_fraction=0.0
     )
-    assert [s.text for s in segments if s.supervised] == ["assistant\ntell", "<|im_end|>"]
-    question, answer = question_of(segments)
-    assert (question[-1], answer) == (Segment(text="assistant\n"), "tell")
-    assert question_text(segments) == "be kind\nask"
-
-
-def test_messages_learn_every_assistant_turn(tmp_path: Path) -> None:
-    turns = [{"role": r, "content": c} for r, c in [("user", "1"), ("assistant", "2")] * 2]
-    path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps({"m": turns}) + "\n" + json.dumps({"m": [{"role": "robot"}]}))
-    spec = replace(SPEC, source=SourceSpec(name="s", kind="local", messages="m"))
     record = prepare(path, spec)
-    assert record.n_rejected_by_reason == {"unknown_role": 1}
-    learned = [s.text for s in documents(record)[0].segments if s.supervised]
-    assert learned == ["assistant\n2", "<|im_end|>"] * 2
+    assert (record.n_documents, record.n_rejected_by_reason) == (2, {})
+    assert record.n_filtered_by_reason == {"too_long": 1}
+    assert rejected(path)[0]["line"] == 2
 
 
-def test_where_keeps_matching_records_only(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    lines = [{"q": "x", "a": str(i), "ok": i % 2 == 0} for i in range(6)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    source = replace(SPEC.source, where={"ok": True})
-    assert prepare(path, replace(SPEC, source=source)).n_documents == 3
+def test_secrets_are_dropped_and_never_written(tmp_path: Path) -> None:
+    key = "AKIA" + "QYLPMN5HHHFPZAM2"
+    path = write(tmp_path / "r.jsonl", {"q": "key?", "a": f"aws: {key}"}, {"q": "x", "a": "y"})
+    record = prepare(path, replace(SPEC, source=replace(PAIR, scan_secrets=True)))
+    assert (record.n_documents, record.n_filtered_by_reason) == (1, {"secret": 1})
+    assert key not in (tmp_path / "rejected.jsonl").read_text()
+    assert prepare(path).n_documents == 2
+
+
+def test_e_mail_addresses_get_pseudonyms_everywhere(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.jsonl", {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]}
+    )
+    spec = replace(SPEC, source=replace(PAIR, pseudonymise_emails=True), evaluation_fields=("x",))
+    (document,) = documents(prepare(path, spec))
+    question, answer = (turn.content for turn in document.body.turns)
+    assert question == f"ask {answer}" and "site.org" not in question
+    assert "site.org" not in json.dumps(document.fields)
+
+
+def test_what_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> None:
+    words = "how many of the five red apples did the two children eat on that long day"
+    path = write(
+        tmp_path / "r.jsonl", {"q": f"Tell me: {words.upper()}?", "a": "3"}, {"q": "x", "a": "y"}
+    )
+    bench = write(tmp_path / "bench.jsonl", {"text": words})
+    spec = BenchmarkSpec(path=str(bench), text="{text}", n_words=8, sha256="")
+    record = prepare(path, replace(SPEC, benchmarks=(spec,)))
+    assert (record.n_documents, record.n_filtered_by_reason) == (1, {"in_benchmark": 1})
+
+
+def test_documents_that_count_as_one_share_a_hash(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.jsonl",
+        {"q": "a  b", "a": "c"}, {"q": "a\r\nb", "a": "c "}, {"q": "A B", "a": "d"},
+    )  # fmt: skip
+    whole = [document.text_hash for document in documents(prepare(path))]
+    assert whole[0] == whole[1] != whole[2]
+    by_question = documents(
+        prepare(path, replace(SPEC, source=replace(PAIR, duplicate_fields=("q",))))
+    )
+    assert len({document.text_hash for document in by_question}) == 1
+
+
+def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a, "t": t} for a, t in ("cd", "ef")])
+
+    def groups(spec: PrepareSpec) -> set[int]:
+        import pyarrow as pa
+
+        with pa.memory_map(prepare(path, spec).path) as source:
+            return set(pa.ipc.open_stream(source).read_all()["group_hash"].to_pylist())
+
+    assert len(groups(SPEC)) == 1
+    assert len(groups(replace(SPEC, source=replace(PAIR, group="t")))) == 2
+    missing = prepare(path, replace(SPEC, source=replace(PAIR, group="none")))
+    assert missing.n_rejected_by_reason == {"no_group": 2}
+
+
+def test_where_is_no_reason_but_a_choice(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": "y", "ok": ok} for ok in (1, 0, 1)])
+    record = prepare(path, replace(SPEC, source=replace(PAIR, where={"ok": 1})))
+    assert (record.n_records, record.n_documents, record.n_rejected_by_reason) == (2, 2, {})
+
+
+@pytest.mark.parametrize("near", [None, NearSpec(threshold=0.8, n_words=2, n_permutations=32)])
+def test_any_number_of_shards_gives_the_same_documents(
+    tmp_path: Path, near: NearSpec | None
+) -> None:
+    records = [{"q": f"q{i}" * (i % 7 + 1), "a": "ä" * i, "id": i} for i in range(1, 60)]
+    path = write(tmp_path / "r.jsonl", *records[:30], {"q": "no answer"}, *records[30:])
+    spec = replace(SPEC, near=near)
+    one = [replace(d, row=0) for d in documents(prepare(path, spec))]
+    for n_shards in (2, 5):
+        shards = [prepare(path, spec, index=i, n_shards=n_shards) for i in range(n_shards)]
+        assert [replace(d, row=0) for shard in shards for d in documents(shard)] == one
+        assert sum(shard.n_rejected_by_reason.get("missing_field", 0) for shard in shards) == 1
+    again = prepare(path, spec)
+    assert again.sha256 == prepare(path, spec).sha256

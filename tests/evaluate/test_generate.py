@@ -3,7 +3,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.data.documents import Document
-from expertflow.data.render import render_chat
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import Body, Turn
 from expertflow.evaluate.expert import choose, cut_at, shared_with_training
 from expertflow.evaluate.generate import generate, pad_left
 from expertflow.evaluate.records import EvaluationSpec
@@ -44,13 +45,17 @@ def test_an_answer_ends_before_the_first_stop_text() -> None:
 
 
 def document(row: int, text: str, *, held_out: bool) -> Document:
-    segments = render_chat([("user", text), ("assistant", text.upper())], supervise_all=False)
+    turns = (
+        Turn(role="user", content=text, learned=False),
+        Turn(role="assistant", content=text.upper(), learned=True),
+    )
     return Document(
         document_id=str(row),
         text_hash=text,
-        segments=segments,
+        body=Body(turns=turns),
         fields={},
         held_out=held_out,
+        n_copies=1,
         row=row,
     )
 
@@ -76,6 +81,6 @@ def test_a_question_ends_where_training_starts_to_learn() -> None:
     spec = EvaluationSpec(
         task="exact_match", max_examples=1, max_new_tokens=1, batch_size=1, stop=()
     )
-    held = choose([document(0, "q", held_out=True)], spec, Letters())[0]  # type: ignore[arg-type]
+    held = choose([document(0, "q", held_out=True)], spec, Letters(), chatml_layout())[0]  # type: ignore[arg-type]
     assert "".join(map(chr, held.prompt_ids)) == "\x01user\nq\x02\n\x01assistant\n"
     assert (held.example.prompt, held.example.reference) == ("q", "Q")

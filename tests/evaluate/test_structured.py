@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.structured import MAX_DEPTH, equal_json, judge_json, parse_json
+from expertflow.core.strict_json import MAX_DEPTH
+from expertflow.evaluate.structured import equal_json, judge_json, parse_answer
 
 SCHEMA = json.dumps(
     {
@@ -144,7 +145,7 @@ def test_equality_is_that_of_json(left: Any, right: Any, equal: bool) -> None:
 @settings(deadline=None, max_examples=60)
 @given(values, values)
 def test_any_value_equals_itself_through_text(left: Any, right: Any) -> None:
-    assert equal_json(parse_json(json.dumps(left)), left)
+    assert equal_json(parse_answer(json.dumps(left)), left)
     same = json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
     assert equal_json(left, right) or not same
     assert _kind(json.dumps(left), reference=json.dumps(left), schema="true") == "correct"

@@ -10,6 +10,7 @@ from support import LORA
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.core.errors import TrainingError
+from expertflow.data.layout import chatml_layout
 from expertflow.export import merge
 from expertflow.export.merge import export_model
 from expertflow.train.model import add_adapter, load_base, load_trained
@@ -26,6 +27,7 @@ CARD: dict[str, Any] = {
     "scores": [("held-out loss", 2.0, 1.0), ("exact_match", None, 0.5)],
     "weights_sha256": "abc",
 }
+LAYOUT = chatml_layout()
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
@@ -68,7 +70,8 @@ def load(checkpoint: Path, base: Path) -> Any:
 def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, use_dora: bool) -> None:
     trained = adapter(base, tmp_path / "adapter", use_dora=use_dora)
     record = export_model(
-        expert="e", model=load(trained, base), tokenizer=base, decoding=GREEDY, card=CARD,
+        expert="e", model=load(trained, base), tokenizer=base, layout=LAYOUT,
+        decoding=GREEDY, card=CARD,
         output=tmp_path / "merged",
     )  # fmt: skip
     ids = torch.arange(20)[None]
@@ -83,7 +86,7 @@ def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, use_dora: bo
 
 def test_an_exported_model_carries_tokenizer_card_and_decoding(base: Path, tmp_path: Path) -> None:
     record = export_model(
-        expert="e", model=load(base, base), tokenizer=base, card=CARD,
+        expert="e", model=load(base, base), tokenizer=base, layout=LAYOUT, card=CARD,
         decoding={"temperature": 0.7, "top_p": 0.9, "top_k": 5}, output=tmp_path / "merged",
     )  # fmt: skip
     assert not record.merged
@@ -105,7 +108,8 @@ def test_a_damaged_merge_is_not_published(
     monkeypatch.setattr(merge, "MAX_LOGIT_DIFFERENCE", -1.0)
     with pytest.raises(TrainingError, match="merging moved the logits"):
         export_model(
-            expert="e", model=load(trained, base), tokenizer=base, decoding=GREEDY, card=CARD,
+            expert="e", model=load(trained, base), tokenizer=base, layout=LAYOUT,
+        decoding=GREEDY, card=CARD,
             output=tmp_path / "merged",
         )  # fmt: skip
     assert not (tmp_path / "merged").exists()

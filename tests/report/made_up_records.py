@@ -5,7 +5,15 @@ from dataclasses import replace
 
 from made_up_series import GPU
 
-from expertflow.data.records import DatasetManifest, DatasetSource, DocumentsRecord, ShardPlan
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import (
+    DatasetManifest,
+    DatasetSource,
+    DocumentsRecord,
+    DuplicateExample,
+    ShardPlan,
+    SourceCounts,
+)
 from expertflow.evaluate.records import (
     EvaluationRecord,
     EvaluationSample,
@@ -17,7 +25,14 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import CostPlan, LoraSpec, ModelFacts, Reason, TrainPlan
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StagingRecord
-from expertflow.tokens.records import LengthChoice, LengthHistogram, PackedSplit, PackingRecord
+from expertflow.tokens.records import (
+    DecodedPiece,
+    DecodedSample,
+    LengthChoice,
+    LengthHistogram,
+    PackedSplit,
+    PackingRecord,
+)
 from expertflow.train.records import (
     EpochSummary,
     EvalPoint,
@@ -28,6 +43,15 @@ from expertflow.train.records import (
 
 N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
 TOKENS_PER_STEP = 53_400
+SAMPLE = DecodedSample(
+    document_id="text-to-sql/14", n_tokens=31, n_supervised_tokens=9,
+    pieces=(
+        DecodedPiece(text="<|im_start|>user\nHow many shops?<|im_end|>\n<|im_start|>assistant\n",
+                     learned=False),
+        DecodedPiece(text="SELECT count(*) FROM shops<|im_end|>", learned=True),
+        DecodedPiece(text="\n", learned=False),
+    ),
+)  # fmt: skip
 
 
 def make_spec(preset: str) -> ReportSpec:
@@ -47,10 +71,11 @@ def make_datasets(preset: str) -> DatasetManifest:
     hub = DatasetSource(
         name="text-to-sql", kind="hub", revision="8f2c1d77a0", licence="CC-BY-4.0", n_files=4,
         n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32,
+        notes=("the data set card says cc-by-4.0",),
     )  # fmt: skip
     generated = DatasetSource(
         name="generated-shops", kind="generated", revision=None, licence="CC0-1.0", n_files=1,
-        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32,
+        n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, notes=(),
     )  # fmt: skip
     sources = (generated,) if preset == "demo" else (hub, generated)
     return DatasetManifest(
@@ -61,12 +86,27 @@ def make_datasets(preset: str) -> DatasetManifest:
     )
 
 
-def make_documents() -> DocumentsRecord:
+def make_documents(preset: str) -> DocumentsRecord:
+    hub = SourceCounts(
+        source="text-to-sql", n_records=18_000, n_rejected=412, n_filtered=88, n_dropped=1_500,
+        n_train=15_840, n_held_out=160,
+    )  # fmt: skip
+    generated = SourceCounts(
+        source="generated-shops", n_records=4_000, n_rejected=0, n_filtered=0, n_dropped=0,
+        n_train=3_960, n_held_out=40,
+    )  # fmt: skip
     return DocumentsRecord(
         expert="expert-sql", keep_path="results/expert-sql/keep.arrow", sha256="1a" * 32,
-        n_records=22_000, n_rejected=412, n_documents=21_588, n_train=19_800, n_held_out=200,
-        n_dropped_by_reason={"duplicate": 1_371, "near duplicate of held-out": 217},
-        n_rejected_by_reason={"empty answer": 380, "not UTF-8": 32},
+        n_records=22_000, n_rejected=412, n_documents=20_000, n_train=19_800,
+        n_train_copies=19_800, n_held_out=200,
+        n_dropped_by_reason={"duplicate": 1_283, "near_duplicate": 217},
+        n_rejected_by_reason={"empty_field": 380, "not_utf8": 32},
+        n_filtered_by_reason={"secret": 3, "sql_unparsable": 85}, n_kept_by_category={},
+        duplicate_examples=(
+            DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
+                             reason="near_duplicate", similarity=0.91),
+        ),
+        sources=(generated,) if preset == "demo" else (hub, generated),
     )  # fmt: skip
 
 
@@ -78,7 +118,7 @@ def make_model() -> ModelRecord:
     return ModelRecord(
         name="Qwen/Qwen3-0.6B", kind="hub", revision="c1899de289", path="results/models/qwen3",
         licence="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
-        tokenizer_sha256="3c" * 32, weights_sha256="4d" * 32,
+        tokenizer_sha256="3c" * 32, weights_sha256="4d" * 32, layout=chatml_layout(),
     )  # fmt: skip
 
 
@@ -96,7 +136,8 @@ def make_packing() -> PackingRecord:
     return PackingRecord(
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
         length_reason="the shortest of the choices that holds 99 % of documents whole", seed=1,
-        engine="tokenizers", engine_version="0.22.1", tokenizer_sha256="3c" * 32, train=train,
+        engine="tokenizers", engine_version="0.22.1", tokenizer_sha256="3c" * 32,
+        n_special_text_documents=2, n_dropped_by_reason={}, samples=(SAMPLE,), train=train,
         held_out=replace(train, path="packed/held_out.arrow", n_documents=200),
         histogram=LengthHistogram(
             edges=edges, counts=counts, p50=341, p90=796, p99=1_388, max=1_591

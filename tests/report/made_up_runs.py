@@ -27,7 +27,7 @@ def make_gpu_inputs() -> ReportInputs:
     return ReportInputs(
         spec=pieces.make_spec("full"),
         datasets=pieces.make_datasets("full"),
-        documents=pieces.make_documents(),
+        documents=pieces.make_documents("full"),
         model=pieces.make_model(),
         packing=pieces.make_packing(),
         plan=pieces.make_plan(),
@@ -94,6 +94,7 @@ def make_cpu_inputs() -> ReportInputs:
         gpu,
         spec=pieces.make_spec("demo"),
         datasets=pieces.make_datasets("demo"),
+        documents=pieces.make_documents("demo"),
         model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
                       licence=None),
         plan=plan,

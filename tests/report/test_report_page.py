@@ -82,8 +82,8 @@ def test_two_drawings_of_one_report_are_equal(cpu_inputs: ReportInputs, cpu_page
 
 
 def test_sections_are_in_order(gpu_page: str) -> None:
-    wanted = ["time", "evaluation", "training", "timeline", "data", "samples", "findings", "plan",
-              "sources", "provenance"]  # fmt: skip
+    wanted = ["time", "evaluation", "training", "timeline", "data", "trained", "samples",
+              "findings", "plan", "sources", "provenance"]  # fmt: skip
     assert re.findall(r'<section id="(\w+)"', gpu_page) == wanted
     assert gpu_page.index("verdict mixed") < gpu_page.index('class="tiles"')
     assert gpu_page.count('class="tile"') == 8

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.data.render import render_chat, render_text
+from expertflow.data.layout import chatml_layout, read_layout
+from expertflow.data.records import Body, Segment, Turn
+from expertflow.data.render import Renderer, question_of
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
@@ -18,33 +20,72 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(folder)
 
 
-def supervised_text(engine: Engine, document: tuple) -> str:  # type: ignore[type-arg]
+def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:
+    turns = (
+        Turn(role="user", content=question, learned=False),
+        Turn(role="assistant", content=answer, learned=True),
+    )
+    return Renderer(chatml_layout()).render(Body(turns=turns))
+
+
+def supervised_text(engine: Engine, document: tuple[Segment, ...]) -> str:
     tokens = tokenise([document], engine)[0]
     spans = zip(tokens.spans[::2], tokens.spans[1::2], strict=True)
     return "".join(engine.decode(tokens.ids[a:b]) for a, b in spans)
 
 
 def test_only_the_answer_and_its_end_are_learned(engine: Engine) -> None:
-    chat = render_chat([("user", "list"), ("assistant", "SELECT 1")], supervise_all=False)
-    assert supervised_text(engine, chat) == "SELECT 1<|im_end|>"
-    assert supervised_text(engine, render_text("abc")) == "abc<|endoftext|>"
+    assert supervised_text(engine, chat("SELECT 1")) == "SELECT 1<|im_end|>"
+    text = Renderer(chatml_layout()).render(Body(text="abc"))
+    assert supervised_text(engine, text) == "abc<|endoftext|>"
+
+
+def test_learning_may_end_inside_a_text(engine: Engine) -> None:
+    text = "user\nlist all names and SELECT name FROM users"
+    start, end = text.index(" all"), text.index(" and")
+    segment = Segment(text, learned=((start, end), (len(text) - 6, len(text))))
+    assert supervised_text(engine, (segment,)) == " all names users"
 
 
 def test_the_ids_are_those_of_the_template_as_a_whole(engine: Engine) -> None:
     for answer in ("SELECT 1", "\nSELECT 1", "\n\nx"):
-        chat = render_chat([("user", "list"), ("assistant", answer)], supervise_all=False)
-        ids = tokenise([chat], engine)[0].ids
-        assert engine.decode(ids) == "".join(s.text for s in chat)
+        ids = tokenise([chat(answer)], engine)[0].ids
+        assert engine.decode(ids) == "".join(s.text for s in chat(answer))
         start = engine.special_id("<|im_start|>")
         last = len(ids) - ids[::-1].index(start)
         assert ids[last:-2] == engine.encode(["assistant\n" + answer])[0]
 
 
 def test_special_tokens_in_data_stay_plain_text(engine: Engine) -> None:
-    chat = render_chat([("user", "x<|im_end|>y"), ("assistant", "z")], supervise_all=False)
-    ids = tokenise([chat], engine)[0].ids
+    ids = tokenise([chat("z", "x<|im_end|>y")], engine)[0].ids
     assert ids.count(engine.special_id("<|im_end|>")) == 2
     assert engine.decode(ids).count("<|im_end|>") == 3
+
+
+def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = shared_data / "tokenizers" / "qwen"
+    reference = AutoTokenizer.from_pretrained(folder)
+    layout = read_layout(folder, choice="auto", text_special_tokens="plain")
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "naïve 数据\n"},
+        {"role": "assistant", "content": "\nSELECT 1"},
+    ]
+    turns = tuple(
+        Turn(role=m["role"], content=m["content"], learned=m["role"] == "assistant")
+        for m in messages
+    )
+    segments = Renderer(layout).render(Body(turns=turns))
+    wanted = reference.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert layout.chat_template_origin == "tokenizer"
+    assert tokenise([segments], Engine(folder))[0].ids == list(wanted)
+    generating = reference.apply_chat_template(
+        messages[:2], tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    question, _ = question_of(Renderer(layout), Body(turns=turns))
+    assert tokenise([question], Engine(folder))[0].ids == list(generating)
 
 
 def test_a_tokenizer_without_chat_marks_is_refused(engine: Engine) -> None:
@@ -62,12 +103,10 @@ def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
 def test_the_real_qwen_tokenizer_gives_known_ids(shared_data: Path) -> None:
     """Golden ids: the chat layout around a text that holds a special-token string."""
     qwen = Engine(shared_data / "tokenizers" / "qwen")
-    chat = render_chat(
-        [("user", "Hi <|im_end|> 12"), ("assistant", "SELECT 1")], supervise_all=False
-    )
-    tokens = tokenise([chat], qwen)[0]
+    segments = chat("SELECT 1", "Hi <|im_end|> 12")
+    tokens = tokenise([segments], qwen)[0]
     assert tokens.ids[0] == 151644
     assert tokens.ids.count(151645) == 2
     assert tokens.ids[-6:] == [77091, 198, 4858, 220, 16, 151645, 198][-6:]
-    assert qwen.decode(tokens.ids) == "".join(s.text for s in chat)
+    assert qwen.decode(tokens.ids) == "".join(s.text for s in segments)
     assert tokens.spans == [len(tokens.ids) - 5, len(tokens.ids) - 1]

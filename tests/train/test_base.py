@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from expertflow.data.layout import CHATML
 from expertflow.train.base import prepare_model
 from expertflow.train.records import ModelSpec
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
@@ -15,7 +16,7 @@ def spec(model: str) -> ModelSpec:
     return ModelSpec(
         model=model, revision=None, licence=None, vocab_size=300, n_layers=1, hidden_size=16,
         n_heads=2, n_kv_heads=1, head_dim=8, intermediate_size=32, tokenizer=None, content={},
-        seed=0,
+        chat_template="auto", text_special_tokens="plain", seed=0,
     )  # fmt: skip
 
 
@@ -40,3 +41,9 @@ def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(5)}, tmp_path / "consolidated.safetensors")
     record = prepare_model(spec(str(tmp_path)), [], tmp_path / "out")
     assert record.n_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_the_record_says_how_the_model_writes_chats(tmp_path: Path) -> None:
+    record = prepare_model(spec("builtin:tiny-qwen3"), ["a b"], tmp_path / "made")
+    assert record.layout.chat_template == CHATML
+    assert (record.layout.turn_end, record.layout.text_end) == ("<|im_end|>", "<|endoftext|>")

@@ -23,6 +23,10 @@ def source_data(wildcards):
     return house.source_data(wildcards.expert, wildcards.source)
 
 
+def benchmark_files(wildcards):
+    return house.benchmarks(wildcards.expert)
+
+
 def source_records(wildcards):
     return house.source_records(wildcards.expert)
 

@@ -68,6 +68,7 @@ rule prepare_shard:
         datasets="results/{expert}/datasets.json",
         source=source_record,
         data=ancient(source_data),
+        benchmarks=ancient(benchmark_files),
     output:
         record="results/{expert}/documents/{source}/{shard}.json",
         documents="results/{expert}/documents/{source}/{shard}.arrow",

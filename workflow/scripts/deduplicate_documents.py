@@ -6,7 +6,8 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.deduplicate import deduplicate_documents
-from expertflow.data.records import DeduplicateSpec, ShardRecord
+from expertflow.data.records import ShardRecord
+from expertflow.data.settings import DeduplicateSpec
 
 
 def main() -> None:

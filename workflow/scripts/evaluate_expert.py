@@ -33,6 +33,7 @@ def main() -> None:
         documents=list(iter_kept(shards, args.keep)),
         rows=args.rows,
         tokenizer=Path(model.path),
+        layout=model.layout,
         load_before=lambda: load_for_scoring(None, model=model, plan=plan),
         load_after=lambda: load_for_scoring(args.checkpoint, model=model, plan=plan),
         micro_batch_size=plan.micro_batch_size,

@@ -30,6 +30,7 @@ def main() -> None:
             args.checkpoint, base=model.path, dtype=DTYPES["fp32"], attention_name="sdpa"
         ),
         tokenizer=Path(model.path),
+        layout=model.layout,
         decoding=spec["decoding"],
         card=card_facts(
             description=spec["description"],

@@ -6,7 +6,8 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.fetch import fetch_source
-from expertflow.data.records import ExpertLock, SourceSpec
+from expertflow.data.records import ExpertLock
+from expertflow.data.settings import SourceSpec
 
 
 def main() -> None:

@@ -1,7 +1,16 @@
 #!/usr/bin/env python3
-"""List an expert's data sets: where they are, how large, under which licence; plan the shards."""
+"""List data sets: what this machine's caches hold, and the sources that the experts name.
 
+    python workflow/scripts/find_datasets.py [--preset demo|full|both] [--json]
+
+As part of the workflow, with --spec: describe one expert's sources and plan their shards.
+"""
+
+import argparse
+import importlib
 import json
+import signal
+import sys
 from pathlib import Path
 
 from expertflow.core import cli
@@ -11,6 +20,11 @@ from expertflow.data.records import ExpertLock, SourceRecord
 
 
 def main() -> None:
+    in_workflow = any(argument.split("=")[0] == "--spec" for argument in sys.argv)
+    (describe_sources if in_workflow else print_catalogue)()
+
+
+def describe_sources() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--lock", type=Path, required=True, help="sources.lock.json")
     parser.add_argument("--sources", type=Path, nargs="+", required=True, help="source records")
@@ -25,6 +39,19 @@ def main() -> None:
     )
     write_record(args.output, manifest)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+
+
+def print_catalogue() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", choices=("demo", "full", "both"), default="both")
+    parser.add_argument("--json", action="store_true", help="print JSON for other programs")
+    args = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
+    # Loaded by name: the workflow's use of this script does not depend on how tables look.
+    shown = importlib.import_module("expertflow.config.catalogue_tables")
+    shown.show(args.preset, as_json=args.json, basedir=Path(__file__).resolve().parents[2])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.documents import iter_kept
+from expertflow.data.layout import chatml_layout
 from expertflow.data.records import ShardRecord
+from expertflow.data.render import Renderer
 from expertflow.train.base import prepare_model
 from expertflow.train.records import ModelSpec
 
@@ -19,11 +21,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="model.json to write")
     args = parser.parse_args()
     shards = [read_record(ShardRecord, path) for path in args.shards]
+    renderer = Renderer(chatml_layout())
     texts = (
         segment.text
         for document in (iter_kept(shards, args.keep) if args.keep else ())
         if not document.held_out
-        for segment in document.segments
+        for segment in renderer.render(document.body)
         if not segment.special
     )
     spec = cli.spec_from_text(ModelSpec, args.spec)

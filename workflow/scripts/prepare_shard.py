@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Validate and render one shard of a source into documents."""
 
+import gc
 from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.prepare import prepare_shard
-from expertflow.data.records import DatasetManifest, PrepareSpec, SourceRecord
+from expertflow.data.records import DatasetManifest, SourceRecord
+from expertflow.data.settings import PrepareSpec
 
 
 def main() -> None:
@@ -18,6 +20,8 @@ def main() -> None:
     parser.add_argument("--rejected", type=Path, required=True, help="JSONL of rejects to write")
     parser.add_argument("--output", type=Path, required=True, help="record to write")
     args = parser.parse_args()
+    # Records die young and hold no cycles: seldom looking for garbage saves a tenth of the time.
+    gc.set_threshold(100_000)
     source = read_record(SourceRecord, args.source)
     shards = read_record(DatasetManifest, args.datasets).shards
     plan = next(s for s in shards if (s.source, s.shard) == (source.name, args.shard))

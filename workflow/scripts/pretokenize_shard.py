@@ -4,8 +4,8 @@
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.core.records import read_record, write_record
-from expertflow.data.records import ShardRecord
+from expertflow.core.records import read_part, read_record, write_record
+from expertflow.data.records import Layout, ShardRecord
 from expertflow.tokens.shard import pretokenize_shard
 
 
@@ -20,7 +20,8 @@ def main() -> None:
     record = pretokenize_shard(
         shard=read_record(ShardRecord, args.shard),
         keep=args.keep,
-        tokenizer=cli.record_path(args.model),
+        tokenizer=Path(read_part(str, args.model, "path")),
+        layout=read_part(Layout, args.model, "layout"),
         output=args.tokens,
     )
     write_record(args.output, record)

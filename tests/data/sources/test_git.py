@@ -1,19 +1,17 @@
 """The git source, against a repository made here and, where it is there, a real bundle."""
 
+import json
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expertflow.core.errors import DataError
+from expertflow.data.secrets import replace_emails
 from expertflow.data.sources.git import extract_commits, head
-
-BUNDLE = (
-    Path(__file__).parents[4]
-    / "shared" / "data" / "git-history" / "json-schema-test-suite.bundle"
-)  # fmt: skip
 
 
 def git(place: Path, *arguments: str, day: int = 1, who: str = "Ann <ann@a.org>") -> str:
@@ -72,15 +70,18 @@ def test_a_record_says_what_the_commit_did(repository: Path) -> None:
     assert [file["path"] for file in start["files"]] == ["a.txt", "p q\u00e9.py"]
     assert change["parents"] == [start["commit"]]
     assert change["files"] == [
-        {"path": "a.txt", "n_added": 1, "n_deleted": 1},
-        {"path": "bin", "n_added": None, "n_deleted": None},
+        {"path": "a.txt", "renamed_from": None, "n_added": 1, "n_deleted": 1},
+        {"path": "bin", "renamed_from": None, "n_added": None, "n_deleted": None},
     ]
+    assert change["changes"] == "a.txt | +1 -1\nbin | binary\n"
     assert (change["n_files"], change["n_added"], change["n_deleted"]) == (2, 1, 1)
     assert "-two\n+2\n" in change["diff"]
     assert not change["diff_truncated"] and not change["is_merge"] and not change["bytes_replaced"]
     assert change["refs"] == ["v1"]
     assert records["Move"]["refs"] == ["main"]
-    assert records["Move"]["files"] == [{"path": "moved.txt", "n_added": 0, "n_deleted": 0}]
+    moved = {"path": "moved.txt", "renamed_from": "a.txt", "n_added": 0, "n_deleted": 0}
+    assert records["Move"]["files"] == [moved]
+    assert records["Move"]["changes"] == "a.txt => moved.txt | +0 -0\n"
 
 
 def test_a_diff_is_what_git_shows(repository: Path) -> None:
@@ -98,11 +99,55 @@ def test_bytes_that_are_no_utf_8_are_replaced_and_noted(repository: Path) -> Non
 
 def test_identities_are_hidden_unless_asked_for(repository: Path) -> None:
     topic = extracted(repository)["Topic"]
+    carl = replace_emails("carl@c.org")[0]
     assert topic["author"] == "Contributor 2"
-    assert topic["message"] == "Topic\n\nAsk <e-mail>.\n\nCo-authored-by: Contributor 1\n"
+    assert topic["message"] == f"Topic\n\nAsk {carl}.\n\nCo-authored-by: Contributor 1\n"
     named = extracted(repository, pseudonymise=False)["Topic"]
     assert named["author"] == "Bob"
     assert "Co-authored-by: Ann <ann@a.org>" in named["message"]
+
+
+def test_names_and_addresses_are_hidden_in_texts_too(repository: Path) -> None:
+    said = (
+        "Thank Bob and Eve Grün\n\nNot Bobby, and never Eve Grünewald.\n\nAcked-by: Zed <z@z.org>"
+    )
+    code = "# Eve Grün <eve@g.org>, Bob\n+eve@g.org\nEve Grüns\n"
+    commit(repository, {"eve@g.org.py": code.encode()}, said, day=7, who="Eve Grün <EVE@g.org>")
+    record = extracted(repository)["Thank Contributor 2 and Contributor 3"]
+    eve = replace_emails("eve@g.org")[0]
+    assert record["author"] == "Contributor 3"
+    assert record["message"].endswith(
+        "Not Bobby, and never Eve Grünewald.\n\nAcked-by: Contributor 4\n"
+    )
+    assert f"+# Contributor 3 <{eve}>, Bob\n++{eve}\n+Eve Grüns\n" in record["diff"]
+    assert "eve@g.org" not in json.dumps(record).lower()
+
+
+def test_the_narrative_tells_it_all(repository: Path) -> None:
+    git(repository, "tag", "v2", "topic")
+    topic = extracted(repository)["Topic"]
+    assert (topic["branch"], topic["tag"]) == ("main", "v2")
+    head_lines = f"Commit {topic['commit'][:12]}\nWritten on 2024-03-03 by Contributor 2"
+    assert topic["narrative"] == (
+        f"{head_lines}, on main, in v2.\n\n{topic['message']}\n"
+        f"Changes in 1 file, +1 -0:\nsrc/t.py | +1 -0\n\n{topic['diff']}"
+    )
+
+
+def test_a_commit_has_the_first_tag_that_contains_it(repository: Path) -> None:
+    git(repository, "tag", "later", "topic")
+    git(repository, "tag", "also", "topic")
+    tags = {subject: record["tag"] for subject, record in extracted(repository).items()}
+    assert tags == {
+        "Start": "v1", "Change": "v1", "Topic": "also", "Main goes on": None, "Move": None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ref", "branch"), [("HEAD", "main"), ("topic", "topic"), ("v1", "v1"), ("topic~1", None)]
+)
+def test_the_walked_branch_is_named(repository: Path, ref: str, branch: str | None) -> None:
+    assert {record["branch"] for record in extracted(repository, ref=ref).values()} == {branch}
 
 
 def test_a_merge_is_shown_against_its_first_parent(repository: Path) -> None:
@@ -122,12 +167,46 @@ def test_a_merge_is_shown_against_its_first_parent(repository: Path) -> None:
         ({"authors": ["BOB@"]}, {"Change", "Topic"}),
         ({"ref": "topic", "since": "2024-03-02"}, {"Change", "Topic"}),
         ({"ref": "v1"}, {"Start", "Change"}),
+        ({"languages": ["python"]}, {"Start", "Topic"}),
+        ({"languages": ["python"], "paths": ["src"]}, {"Topic"}),
+        ({"languages": ["python"], "paths": ["p*"]}, {"Start"}),
+        ({"max_commits": 2}, {"Topic", "Move"}),
+        ({"max_commits": 2, "paths": ["src", "b.txt"]}, {"Topic", "Main goes on"}),
+        ({"max_files": 1}, {"Topic", "Main goes on"}),
     ],
 )
 def test_options_select_commits(
     repository: Path, options: dict[str, Any], subjects: set[str]
 ) -> None:
     assert set(extracted(repository, **options)) == subjects
+
+
+def test_other_languages_are_left_out_of_everything(repository: Path) -> None:
+    start = extracted(repository, languages=["python"])["Start"]
+    assert [file["path"] for file in start["files"]] == ["p q\u00e9.py"]
+    assert (start["n_files"], start["n_added"]) == (1, 1)
+    assert "a.txt" not in start["diff"] and "a.txt" not in start["narrative"]
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({}, {"merge": 1}),
+        ({"merges": "keep", "since": "2024-03-03"}, {"date": 2}),
+        ({"authors": ["bob"]}, {"merge": 1, "author": 3}),
+        ({"paths": ["src"], "languages": ["python", "go"]}, {"merge": 1, "paths": 4}),
+        ({"languages": ["python"]}, {"merge": 1, "languages": 3}),
+        ({"max_files": 1}, {"merge": 1, "too_many_files": 3}),
+        ({"max_commits": 1, "paths": ["src"]}, {"merge": 1, "paths": 1, "max_commits": 3}),
+    ],
+)
+def test_what_is_left_out_is_counted(
+    repository: Path, options: dict[str, Any], counts: dict[str, int]
+) -> None:
+    skipped: Counter[str] = Counter()
+    records = list(extract_commits(repository, options=options, skipped=skipped))
+    assert skipped == counts
+    assert len(records) + skipped.total() == 6
 
 
 def test_a_long_diff_is_cut_at_a_line_and_flagged(repository: Path) -> None:
@@ -182,6 +261,12 @@ def test_what_cannot_be_read_is_one_line(
         (repository, {"merges": "drop"}, "options.merges: 'drop'"),
         (repository, {"path": ["a"]}, "options.path: unknown"),
         (repository, {"paths": "a"}, "options.paths: 'a'"),
+        (repository, {"languages": ["cobol"]}, "options.languages: 'cobol' is unknown"),
+        (repository, {"languages": ["go"], "paths": [":/a"]}, "options.paths: ':/a'"),
+        (repository, {"max_files": 0}, "options.max_files: 0"),
+        (repository, {"max_commits": True}, "options.max_commits: True"),
+        (repository, {"pseudonymise": "no"}, "options.pseudonymise: 'no'"),
+        (repository, {"ref": "--all"}, "options.ref: '--all'"),
     ]
     for place, options, said in cases:
         with pytest.raises(DataError, match=said) as caught:
@@ -195,13 +280,12 @@ def test_what_cannot_be_read_is_one_line(
         head(repository)
 
 
-def test_a_real_history_is_read_whole() -> None:
-    if not BUNDLE.is_file():
-        pytest.skip(f"the bundle {BUNDLE.name} is not on this machine")
-    records = list(extract_commits(BUNDLE, options={"merges": "keep", "max_diff_bytes": 2000}))
+def test_a_real_history_is_read_whole(shared_data: Path) -> None:
+    bundle = shared_data / "git-history" / "json-schema-test-suite.bundle"
+    records = list(extract_commits(bundle, options={"merges": "keep", "max_diff_bytes": 2000}))
     assert len(records) == 933
     assert sum(record["is_merge"] for record in records) == 113
-    assert records[-1]["commit"] == head(BUNDLE)
+    assert records[-1]["commit"] == head(bundle)
     seen: set[str] = set()
     for record in records:
         assert seen.issuperset(record["parents"])

@@ -18,7 +18,9 @@ from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
 from expertflow.data.find import shard_names
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
-from expertflow.data.records import ExpertLock, SourceLock, SourceSpec
+from expertflow.data.records import ExpertLock, SourceLock
+from expertflow.data.settings import SourceSpec
+from expertflow.tokens.records import TokenSpec
 
 GENERATORS = "expertflow.data.sources.generated"
 # Files that a script reads beside its imports: a change of theirs is a change of its code.
@@ -180,7 +182,10 @@ class House:
         return {"expert": name, "preset": self.config["preset"]}
 
     def _spec_prepare_shard(self, name: str, wildcards: Any) -> Any:
-        return specs.prepare_spec(self.expert(name), self._source(name, wildcards.source))
+        expert = self.expert(name)
+        benchmarks = [Path(path) for path in self.benchmarks(name)]
+        source = self._source(name, wildcards.source)
+        return specs.prepare_spec(expert, source, self._content(benchmarks))
 
     def _spec_deduplicate_documents(self, name: str, _: Any) -> Any:
         return specs.deduplicate_spec(self.expert(name))
@@ -189,10 +194,11 @@ class House:
         expert = self.expert(name)
         folders = [Path(p).expanduser() for p in (expert["model"], expert["tokenizer"]) if p]
         files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+        files.append(Path(expert["data"]["chat_template"]).expanduser())
         return specs.model_spec(expert, self._content(files))
 
     def _spec_pretokenize_shard(self, name: str, _: Any) -> Any:
-        return {"engine": "tokenizers"}
+        return TokenSpec(engine="tokenizers")
 
     def _spec_pack_sequences(self, name: str, _: Any) -> Any:
         return specs.packing_spec(self.expert(name))
@@ -233,6 +239,10 @@ class House:
 
     def _spec_build_report(self, name: str, _: Any) -> Any:
         return specs.report_spec(name, self.expert(name), self.config)
+
+    def benchmarks(self, name: str) -> list[str]:
+        """List the benchmark files that must not be trained on."""
+        return [benchmark["path"] for benchmark in self.expert(name)["data"]["benchmarks"]]
 
     def artefacts(self, name: str) -> list[str]:
         """List what scoring reads besides documents: a user's file, or a generator's folder."""

@@ -16,7 +16,10 @@ import yaml
 
 from expertflow.config import validate
 from expertflow.core.errors import ConfigError
-from expertflow.data.render import template_fields
+from expertflow.core.records import from_json
+from expertflow.data.checks.registry import build_checks
+from expertflow.data.settings import FieldCheck
+from expertflow.data.shapes import template_fields
 
 SUFFIXES = (".yaml", ".yml", ".json")
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. Snakemake's --config reads
@@ -137,13 +140,26 @@ def load_expert(
 def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
     """Refuse settings that are fine alone and wrong together."""
     _check_training(expert["training"], where)
+    for source in expert["sources"]:
+        if source["scan_secrets"] is None:
+            # A repository's history holds what was removed from its files long ago.
+            source["scan_secrets"] = source["kind"] == "git"
     names = [source["name"] for source in expert["sources"]]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
+    for benchmark in expert["data"]["benchmarks"]:
+        template_fields(benchmark["text"])
+        if not Path(benchmark["path"]).is_file():
+            raise ConfigError(
+                f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
+                " the path"
+            )
     task = expert["evaluation"]["task"]
     for source in expert["sources"]:
         for key in ("prompt", "completion", "text"):
             template_fields(source.get(key) or "")
+        checks = from_json(tuple[FieldCheck, ...], source["checks"], where=where)
+        build_checks(checks, source=source["name"])
         if "text" in source and task != "held_out_loss":
             raise ConfigError(
                 f"{where}: evaluation.task {task} asks questions and source {source['name']} has"

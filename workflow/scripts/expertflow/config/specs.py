@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from expertflow.core.records import from_json
-from expertflow.data.records import DeduplicateSpec, PrepareSpec, SourceSpec
+from expertflow.data.settings import (
+    BenchmarkSpec,
+    DeduplicateSpec,
+    NearSpec,
+    PrepareSpec,
+    SourceSpec,
+)
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import LoraSpec, PlanSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
@@ -26,29 +32,58 @@ def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
 
 def fetch_spec(source: SourceSpec) -> SourceSpec:
     """Keep what decides which records there are; how they are rendered comes later."""
-    return replace(
-        source, prompt=None, completion=None, text=None, messages=None, group=None, where={}
-    )
+    decides = ("name", "kind", "licence", "n_shards", "path", "id", "revision", "config", "split")
+    made = ("generator", "n_documents", "seed", "options")
+    return SourceSpec(**{key: getattr(source, key) for key in (*decides, *made)})
 
 
-def prepare_spec(expert: Settings, source: SourceSpec) -> PrepareSpec:
-    """Give the settings of ``prepare_shard`` for one source."""
+def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) -> PrepareSpec:
+    """Give the settings of ``prepare_shard`` for one source; ``content`` hashes the benchmarks."""
     data = expert["data"]
     return PrepareSpec(
-        source=replace(source, seed=None, n_documents=None, licence=None, n_shards=None),
+        source=replace(
+            source,
+            seed=None,
+            n_documents=None,
+            licence=None,
+            n_shards=None,
+            weight=1.0,
+            max_documents=None,
+        ),
         system_prompt=data["system_prompt"],
         supervise=data["supervise"],
         evaluation_fields=tuple(sorted(set(expert["evaluation"]["fields"].values()))),
+        on_reject=data["on_reject"],
         max_rejected_fraction=data["max_rejected_fraction"],
+        near=_near(data),
+        benchmarks=tuple(
+            BenchmarkSpec(**benchmark, sha256=content.get(benchmark["path"], ""))
+            for benchmark in data["benchmarks"]
+        ),
     )
 
 
 def deduplicate_spec(expert: Settings) -> DeduplicateSpec:
     """Give the settings of ``deduplicate_documents``."""
     data = expert["data"]
+    sources = source_specs(expert)
+    cap = data["max_per_category"]
     return DeduplicateSpec(
-        eval_fraction=data["eval_fraction"], max_documents=data["max_documents"], seed=data["seed"]
+        eval_fraction=data["eval_fraction"],
+        max_documents=data["max_documents"],
+        seed=data["seed"],
+        max_rejected_fraction=data["max_rejected_fraction"],
+        near=_near(data),
+        weights={s.name: s.weight for s in sources if s.weight != 1.0},
+        max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
+        max_per_category=cap if isinstance(cap, int) else None,
+        category_caps=cap if isinstance(cap, dict) else {},
     )
+
+
+def _near(data: Settings) -> NearSpec | None:
+    near = data["near_duplicates"]
+    return None if near is None else NearSpec(**near)
 
 
 def model_spec(expert: Settings, content: dict[str, str]) -> ModelSpec:
@@ -58,6 +93,8 @@ def model_spec(expert: Settings, content: dict[str, str]) -> ModelSpec:
         revision=expert["model_revision"],
         licence=expert["model_licence"],
         tokenizer=expert["tokenizer"],
+        chat_template=expert["data"]["chat_template"],
+        text_special_tokens=expert["data"]["text_special_tokens"],
         seed=expert["training"]["seed"],
         content=content,
         **expert["builtin"],

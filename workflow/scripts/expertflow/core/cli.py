@@ -51,11 +51,6 @@ def run(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def record_path(record: Path) -> Path:
-    """Give the place that a record points to, without knowing the rest of it."""
-    return Path(json.loads(record.read_text(encoding="utf-8"))["path"])
-
-
 def write_sidecar(output: Path, *, spec: str, code: str) -> None:
     """Note beside an output what it was made from, so that a copy can be verified anywhere."""
     sidecar: dict[str, Any] = {

@@ -49,6 +49,13 @@ def read_record(cls: type[T], path: Path) -> T:
     return record
 
 
+def read_part(cls: type[T], path: Path, key: str) -> T:
+    """Read one key of a record, without knowing the rest of it."""
+    value = json.loads(path.read_text(encoding="utf-8"))[key]
+    part: T = from_json(cls, value, where=f"{path}.{key}")
+    return part
+
+
 def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:
     """Build ``cls`` from JSON values, checking every key and type on the way.
 

@@ -1,40 +1,43 @@
-"""Drop repeats over all shards and split what is left into training and held-out documents.
+"""Drop repeats over all shards, choose how much is used, and split it in training and held-out.
 
-The first occurrence in the order of the manifest stays. The split goes by the hash of a document's
-group (by default its question), so a document keeps its side when data is added, and two answers to
-one question never lie on both sides.
+The first occurrence in the order of the manifest stays, whatever the number of shards. Documents
+are compared before they are split, so nothing that is held out equals what is trained on, nor, with
+near-duplicate detection, was found to be near it; and a group lies on one side by its hash.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing, sha256_file, sha256_text
-from expertflow.data.records import DeduplicateSpec, DocumentsRecord, ShardRecord
-
-SALT = "held out: "
-KEEP = pa.schema(
-    [
-        ("source", pa.string()),
-        ("shard", pa.string()),
-        ("row", pa.int32()),
-        ("held_out", pa.bool_()),
-    ]
+from expertflow.core.files import replacing, sha256_file
+from expertflow.data.buckets import buckets
+from expertflow.data.columns import (
+    KEPT,
+    NO_CATEGORY,
+    STATUS,
+    Columns,
+    parts,
+    read_columns,
+    read_document_ids,
+    read_signatures,
 )
+from expertflow.data.documents import KEEP
+from expertflow.data.near import NearIndex
+from expertflow.data.records import DocumentsRecord, DuplicateExample, ShardRecord, SourceCounts
+from expertflow.data.selection import held_out, select
+from expertflow.data.settings import DeduplicateSpec, NearSpec
 
+N_EXAMPLES = 5
+N_CATEGORIES = 50
+KEEP_BATCH_ROWS = 1 << 16
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A document in the running: where it stands, and the hashes that decide."""
-
-    source: str
-    shard: str
-    row: int
-    text_hash: str
-    group_hash: str
+# a dropped document, the one that stays for it, and how similar they are
+Pair = tuple[int, int, float]
 
 
 def deduplicate_documents(
@@ -43,95 +46,200 @@ def deduplicate_documents(
     """Write the keep-list of an expert and say what became of every record.
 
     Raises:
-        DataError: fewer than two groups of documents, so that nothing could be held out.
+        DataError: too many records of a source were rejected, or none became a document; or there
+            are fewer than two groups of documents, so that nothing could be held out.
     """
-    dropped: Counter[str] = Counter()
-    unique = drop_repeats([c for s in shards for c in candidates(s)], dropped)
-    kept = cap(unique, spec.max_documents, dropped, seed=spec.seed)
-    held_out = held_out_groups({c.group_hash for c in kept}, spec.eval_fraction)
-    if len({c.group_hash for c in kept}) < 2:
+    for source in dict.fromkeys(shard.source for shard in shards):
+        check_source([s for s in shards if s.source == source], spec, expert=expert)
+    keep.parent.mkdir(parents=True, exist_ok=True)
+    columns = read_columns(shards)
+    pairs = {"duplicate": drop_equal(columns)}
+    columns.text_rest = np.empty(0, np.uint64)
+    if spec.near is not None:
+        pairs["near_duplicate"] = drop_near(columns, spec.near, shards, folder=keep.parent)
+    edge, copies = select(columns, spec, expert=expert)
+    write_keep(keep, shards, columns, edge=edge, copies=copies)
+    return _record(expert, shards, columns, keep=keep, edge=edge, copies=copies, pairs=pairs)
+
+
+def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: str) -> None:
+    """Stop if too many records of one source were rejected, or if nothing is left of it."""
+    name = shards[0].source
+    rejected = _sum(shard.n_rejected_by_reason for shard in shards)
+    n_records = sum(shard.n_records for shard in shards)
+    examples = [example for shard in shards for example in shard.rejected_examples]
+    first = f"; first: {examples[0]}" if examples else ""
+    see = f"see results/{expert}/documents/{name}/*.rejected.jsonl"
+    if rejected.total() > spec.max_rejected_fraction * n_records:
         raise DataError(
-            f"{expert}: {len(kept)} documents are too few to hold one out; add records, or check"
-            f" what was rejected in results/{expert}/documents/"
+            f"source {name}: {rejected.total()} of {n_records} records rejected:"
+            f" {_by_size(rejected)}{first}; {see}; mend the data or the template, or raise"
+            f" data.max_rejected_fraction ({spec.max_rejected_fraction})"
         )
-    _write(keep, kept, held_out)
-    n_held_out = sum(c.group_hash in held_out for c in kept)
-    rejected: Counter[str] = Counter()
-    for shard in shards:
-        rejected.update(shard.n_rejected_by_reason)
+    if not any(shard.n_documents for shard in shards):
+        lost = rejected + _sum(shard.n_filtered_by_reason for shard in shards)
+        why = f": {_by_size(lost)}{first}; {see}" if lost else ""
+        raise DataError(
+            f"source {name}: none of its {n_records} records is left{why}; mend the data, or"
+            " correct the source's path, where, checks or template"
+        )
+
+
+def drop_equal(columns: Columns) -> list[Pair]:
+    """Keep the first of equal documents; give the first few pairs."""
+    pairs: list[Pair] = []
+    for rows, first in buckets(columns.text, columns.text_rest):
+        later = rows != first
+        rows, first = rows[later], first[later]
+        columns.drop(rows, "duplicate")
+        few = np.argsort(rows)[:N_EXAMPLES]
+        found = zip(rows[few].tolist(), first[few].tolist(), strict=True)
+        pairs = sorted([*pairs, *((row, kept, 1.0) for row, kept in found)])[:N_EXAMPLES]
+    return pairs
+
+
+def drop_near(
+    columns: Columns, spec: NearSpec, shards: list[ShardRecord], *, folder: Path
+) -> list[Pair]:
+    """Keep the first of nearly equal documents; give the first few pairs whose first is kept."""
+    rows = np.flatnonzero(columns.status == KEPT)
+    with NearIndex(spec, n_documents=len(rows), folder=folder) as index:
+        for signatures in read_signatures(shards, columns):
+            index.add(signatures)
+        leaders = index.leaders()
+        near = np.flatnonzero(leaders >= 0)
+        shown = near[leaders[leaders[near]] < 0][:N_EXAMPLES]
+        similarity = index.matches(leaders[shown].astype(np.int64), shown) / spec.n_permutations
+    columns.drop(rows[near], "near_duplicate")
+    found = zip(rows[shown].tolist(), rows[leaders[shown]].tolist(), strict=True)
+    return [(*pair, value) for pair, value in zip(found, similarity.tolist(), strict=True)]
+
+
+def write_keep(
+    path: Path,
+    shards: list[ShardRecord],
+    columns: Columns,
+    *,
+    edge: int,
+    copies: NDArray[np.int32],
+) -> None:
+    """Write the keep-list; a batch holds rows of one shard."""
+    with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
+        with pa.ipc.new_stream(sink, KEEP) as writer:
+            for shard, part in zip(shards, parts(shards), strict=True):
+                kept = np.flatnonzero(columns.status[part] == KEPT)
+                for start in range(0, len(kept), KEEP_BATCH_ROWS):
+                    rows = kept[start : start + KEEP_BATCH_ROWS]
+                    held = np.packbits(held_out(columns.group[part][rows], edge), bitorder="little")
+                    batch = [
+                        pa.repeat(pa.scalar(shard.source), len(rows)),
+                        pa.repeat(pa.scalar(shard.shard), len(rows)),
+                        _array(pa.int32(), rows.astype(np.int32), len(rows)),
+                        _array(pa.bool_(), held, len(rows)),
+                        _array(pa.int32(), copies[part][rows], len(rows)),
+                    ]
+                    writer.write_batch(pa.RecordBatch.from_arrays(batch, schema=KEEP))
+
+
+def _array(kind: pa.DataType, values: NDArray[np.generic], n: int) -> pa.Array:
+    """Give memory as an Arrow array (``pa.array`` would import pandas where that is installed)."""
+    return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(values)])
+
+
+def _record(
+    expert: str,
+    shards: list[ShardRecord],
+    columns: Columns,
+    *,
+    keep: Path,
+    edge: int,
+    copies: NDArray[np.int32],
+    pairs: dict[str, list[Pair]],
+) -> DocumentsRecord:
+    counts = _counts(shards, columns, edge)
+    n_train_copies = sum(
+        int(copies[part][_is_train(columns, part, edge)].sum()) for part in parts(shards)
+    )
+    dropped = np.bincount(columns.status, minlength=len(STATUS))
     return DocumentsRecord(
         expert=expert,
         keep_path=str(keep),
         sha256=sha256_file(keep),
-        n_records=sum(s.n_records for s in shards),
-        n_rejected=rejected.total(),
-        n_documents=len(kept),
-        n_train=len(kept) - n_held_out,
-        n_held_out=n_held_out,
-        n_dropped_by_reason=dict(sorted(dropped.items())),
-        n_rejected_by_reason=dict(sorted(rejected.items())),
-    )
-
-
-def candidates(shard: ShardRecord) -> list[Candidate]:
-    """Read the hashes of one shard's documents, in order."""
-    with pa.memory_map(shard.path) as source:
-        table = pa.ipc.open_stream(source).read_all().select(["text_hash", "group_hash"])
-        hashes = zip(table["text_hash"].to_pylist(), table["group_hash"].to_pylist(), strict=True)
-        return [Candidate(shard.source, shard.shard, row, *pair) for row, pair in enumerate(hashes)]
-
-
-def drop_repeats(documents: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
-    """Keep the first of equal documents; count the others."""
-    seen: set[str] = set()
-    unique = []
-    for document in documents:
-        if document.text_hash in seen:
-            dropped["duplicate"] += 1
-        else:
-            seen.add(document.text_hash)
-            unique.append(document)
-    return unique
-
-
-def cap(
-    documents: list[Candidate], n: int | None, dropped: Counter[str], *, seed: int
-) -> list[Candidate]:
-    """Keep ``n`` documents chosen by a seeded hash, in their old order."""
-    if n is None or len(documents) <= n:
-        return documents
-    ranked = sorted(documents, key=lambda d: sha256_text(f"{seed}:{d.text_hash}"))
-    chosen = {d.text_hash for d in ranked[:n]}
-    dropped["over_max_documents"] = len(documents) - n
-    return [d for d in documents if d.text_hash in chosen]
-
-
-def held_out_groups(groups: set[str], fraction: float) -> set[str]:
-    """Choose the groups whose salted hash, as a number in [0, 1), lies below ``fraction``.
-
-    At least one group is held out and at least one is left: a run on two records still tells what
-    it learned. The salt matters: a data set may itself have been cut by a plain hash of the very
-    same key, and then its groups are not spread evenly any more.
-    """
-    place = {group: int(sha256_text(SALT + group)[:8], 16) / 16**8 for group in groups}
-    chosen = {group for group in groups if place[group] < fraction}
-    if not chosen and groups:
-        chosen = {min(groups, key=lambda group: place[group])}
-    if chosen == groups and len(groups) > 1:
-        chosen.remove(max(groups, key=lambda group: place[group]))
-    return chosen
-
-
-def _write(path: Path, kept: list[Candidate], held_out: set[str]) -> None:
-    table = pa.table(
-        {
-            "source": [c.source for c in kept],
-            "shard": [c.shard for c in kept],
-            "row": [c.row for c in kept],
-            "held_out": [c.group_hash in held_out for c in kept],
+        n_records=sum(count.n_records for count in counts),
+        n_rejected=sum(count.n_rejected for count in counts),
+        n_documents=sum(count.n_train + count.n_held_out for count in counts),
+        n_train=sum(count.n_train for count in counts),
+        n_train_copies=n_train_copies,
+        n_held_out=sum(count.n_held_out for count in counts),
+        n_dropped_by_reason={
+            reason: int(dropped[place])
+            for reason, place in sorted((reason, place) for place, reason in enumerate(STATUS))
+            if place != KEPT and dropped[place]
         },
-        schema=KEEP,
+        n_rejected_by_reason=_sorted(_sum(shard.n_rejected_by_reason for shard in shards)),
+        n_filtered_by_reason=_sorted(_sum(shard.n_filtered_by_reason for shard in shards)),
+        n_kept_by_category=_kept_by_category(shards, columns),
+        duplicate_examples=_examples(shards, pairs),
+        sources=counts,
     )
-    with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
-        with pa.ipc.new_stream(sink, KEEP) as writer:
-            writer.write_table(table)
+
+
+def _counts(shards: list[ShardRecord], columns: Columns, edge: int) -> tuple[SourceCounts, ...]:
+    """Count what became of each source's records, by name of source."""
+    totals: dict[str, Counter[str]] = {name: Counter() for name in sorted(columns.sources)}
+    for shard, part in zip(shards, parts(shards), strict=True):
+        n_kept = int((columns.status[part] == KEPT).sum())
+        n_train = int(_is_train(columns, part, edge).sum())
+        totals[shard.source].update(
+            n_records=shard.n_records,
+            n_rejected=sum(shard.n_rejected_by_reason.values()),
+            n_filtered=sum(shard.n_filtered_by_reason.values()),
+            n_dropped=shard.n_documents - n_kept,
+            n_train=n_train,
+            n_held_out=n_kept - n_train,
+        )
+    return tuple(SourceCounts(source=name, **total) for name, total in totals.items())
+
+
+def _is_train(columns: Columns, part: slice, edge: int) -> NDArray[np.bool_]:
+    result: NDArray[np.bool_] = columns.status[part] == KEPT
+    return result & ~held_out(columns.group[part], edge)
+
+
+def _kept_by_category(shards: list[ShardRecord], columns: Columns) -> dict[str, int]:
+    """Count kept documents by category, of the largest categories only."""
+    counts = np.zeros(len(columns.categories), np.int64)
+    for part in parts(shards):
+        kept = columns.category[part][columns.status[part] == KEPT]
+        counts += np.bincount(kept[kept != NO_CATEGORY], minlength=len(counts))
+    sizes = zip(columns.categories, counts.tolist(), strict=True)
+    largest = sorted(((name, n) for name, n in sizes if n), key=lambda item: (-item[1], item[0]))
+    return dict(sorted(largest[:N_CATEGORIES]))
+
+
+def _examples(
+    shards: list[ShardRecord], pairs: dict[str, list[Pair]]
+) -> tuple[DuplicateExample, ...]:
+    rows = [row for found in pairs.values() for pair in found for row in pair[:2]]
+    names = read_document_ids(shards, rows)
+    return tuple(
+        DuplicateExample(dropped=names[row], kept=names[kept], reason=reason, similarity=similarity)
+        for reason, found in pairs.items()
+        for row, kept, similarity in found
+    )
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _by_size(counts: Counter[str]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {n}" for reason, n in ordered)

@@ -1,60 +1,172 @@
-"""Read documents back: whole shards, or only what the keep-list keeps."""
+"""The Arrow layout of documents and of the keep-list, written and read in one place.
 
-import json
+One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
+documents that must stay on the same side of the train / held-out split. ``body`` is the JSON of a
+``Body``, ``fields`` the JSON of what the task's scorer needs. With near-duplicate detection there
+is a column ``signature`` besides: the document's MinHash as little-endian uint32.
+"""
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from expertflow.data.records import Segment, ShardRecord
-from expertflow.data.render import segments_from_rows
+from expertflow.data.hashes import HASH_BYTES
+from expertflow.data.records import Body, ShardRecord, ToolCall, Turn
+from expertflow.data.settings import NearSpec
 
-BATCH_ROWS = 1000
+KEEP = pa.schema(
+    [
+        ("source", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("held_out", pa.bool_()),
+        ("n_copies", pa.int32()),
+    ]
+)
+BATCH_DOCUMENTS = 2000
+BATCH_BYTES = 16 << 20
+
+
+def documents_schema(near: NearSpec | None) -> pa.Schema:
+    """Give the layout of documents."""
+    columns = [
+        ("document_id", pa.string()),
+        ("text_hash", pa.binary(HASH_BYTES)),
+        ("group_hash", pa.uint64()),
+        ("category", pa.string()),
+        ("body", pa.binary()),
+        ("fields", pa.binary()),
+    ]
+    if near is not None:
+        columns.append(("signature", pa.binary(4 * near.n_permutations)))
+    return pa.schema(columns)
+
+
+class NewDocument(NamedTuple):
+    """A document on its way into a shard, in the order of the columns."""
+
+    document_id: str
+    text_hash: bytes
+    group_hash: int
+    category: str | None
+    body: bytes
+    fields: bytes
+    signature: bytes | None = None
+
+
+class DocumentWriter:
+    """Write documents to an Arrow stream, in batches of flat memory."""
+
+    def __init__(self, sink: pa.NativeFile, near: NearSpec | None) -> None:
+        self.schema = documents_schema(near)
+        # Texts shrink to a quarter, and writing them so takes less time than writing them whole.
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        self._writer = pa.ipc.new_stream(sink, self.schema, options=options)
+        self._rows: list[NewDocument] = []
+        self._n_bytes = 0
+
+    def add(self, document: NewDocument) -> None:
+        """Add one document."""
+        self._rows.append(document)
+        self._n_bytes += len(document.body)
+        if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left, and the end of the stream."""
+        if self._rows:
+            self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        columns = [
+            pa.array(values, column.type)
+            for values, column in zip(zip(*self._rows, strict=True), self.schema, strict=False)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+        self._rows, self._n_bytes = [], 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A rendered document with its side of the split."""
+    """A document with its side of the split. Training sees it ``n_copies`` times an epoch."""
 
     document_id: str
     text_hash: str
-    segments: tuple[Segment, ...]
+    body: Body
     fields: dict[str, Any]
     held_out: bool
+    n_copies: int
     row: int
 
 
-def read_keep(path: Path, shard: ShardRecord) -> dict[int, bool]:
-    """Map the kept rows of one shard to whether they are held out."""
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_stream(source).read_all()
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the keep-list says of one row."""
+
+    held_out: bool
+    n_copies: int = 1
+
+
+def read_keep(path: Path, shard: ShardRecord) -> dict[int, Kept]:
+    """Map the kept rows of one shard to what the keep-list says of them."""
+    import pyarrow.compute as pc
+
     here = (pc.field("source") == shard.source) & (pc.field("shard") == shard.shard)
-    table = table.filter(here)
-    return dict(zip(table["row"].to_pylist(), table["held_out"].to_pylist(), strict=True))
+    kept: dict[int, Kept] = {}
+    with pa.memory_map(str(path)) as source:
+        for batch in pa.ipc.open_stream(source):
+            part = pa.Table.from_batches([batch]).filter(here)
+            columns = (part[name].to_pylist() for name in ("row", "held_out", "n_copies"))
+            kept.update((row, Kept(*rest)) for row, *rest in zip(*columns, strict=True))
+    return kept
 
 
-def iter_documents(shard: ShardRecord, keep: dict[int, bool]) -> Iterator[Document]:
+def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Document]:
     """Yield the kept documents of a shard in their order."""
-    row = 0
+    first = 0
     with pa.memory_map(shard.path) as source:
         for batch in pa.ipc.open_stream(source):
-            for value in batch.to_pylist():
-                if row in keep:
-                    yield Document(
-                        document_id=value["document_id"],
-                        text_hash=value["text_hash"],
-                        segments=segments_from_rows(value["segments"]),
-                        fields=json.loads(value["fields"]),
-                        held_out=keep[row],
-                        row=row,
-                    )
-                row += 1
+            rows = [row for row in range(first, first + batch.num_rows) if row in keep]
+            taken = batch.take(pa.array([row - first for row in rows], pa.int32()))
+            for row, value in zip(rows, taken.to_pylist(), strict=True):
+                yield Document(
+                    document_id=value["document_id"],
+                    text_hash=value["text_hash"].hex(),
+                    body=body_from_json(value["body"]),
+                    fields=orjson.loads(value["fields"]),
+                    held_out=keep[row].held_out,
+                    n_copies=keep[row].n_copies,
+                    row=row,
+                )
+            first += batch.num_rows
 
 
 def iter_kept(shards: list[ShardRecord], keep: Path) -> Iterator[Document]:
     """Yield the kept documents of all shards, in the order of the manifest."""
     for shard in shards:
         yield from iter_documents(shard, read_keep(keep, shard))
+
+
+def body_to_json(body: Body) -> bytes:
+    """Serialise a body; keys keep their order, so equal bodies give equal bytes."""
+    return orjson.dumps(body)
+
+
+def body_from_json(raw: bytes) -> Body:
+    """Read a body back."""
+    value = orjson.loads(raw)
+    turns = (
+        Turn(
+            role=turn["role"],
+            content=turn["content"],
+            learned=turn["learned"],
+            tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
+        )
+        for turn in value["turns"]
+    )
+    return Body(turns=tuple(turns), tools=tuple(value["tools"]), text=value["text"])

@@ -6,11 +6,15 @@ library's cache; git histories and generators write JSON Lines.
 
 import importlib
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
-from expertflow.data.records import Artefact, DataFile, SourceLock, SourceRecord, SourceSpec
+from expertflow.data.records import Artefact, DataFile, SourceLock, SourceRecord
+from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import git, hub, local
 
 GENERATORS = "expertflow.data.sources.generated"
@@ -23,14 +27,15 @@ def fetch_source(source: SourceSpec, lock: SourceLock, directory: Path) -> Sourc
         DataError: a file changed since the lock was taken, or the source cannot be read.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    revision = lock.revision
+    revision, licence = lock.revision, source.licence
     if source.kind == "local":
-        files = [_checked(Path(f.path), f.sha256) for f in lock.files]
+        files = [_checked(Path(f.path), f.sha256, source.options) for f in lock.files]
     elif source.kind == "hub":
-        revision, files = hub.fetch(source)
+        got = hub.fetch(source)
+        revision, licence, files = got.revision, got.licence, list(got.files)
     else:
         files = [_extract_commits(source, lock, directory)]
-    return _record(source, lock, revision=revision, files=files, artefacts={})
+    return _record(lock, revision=revision, licence=licence, files=files, artefacts={})
 
 
 def generate_source(source: SourceSpec, lock: SourceLock, directory: Path) -> SourceRecord:
@@ -51,7 +56,7 @@ def generate_source(source: SourceSpec, lock: SourceLock, directory: Path) -> So
         name: Artefact(path=str(directory / path), sha256=_content(directory / path))
         for name, path in names.items()
     }
-    return _record(source, lock, revision=None, files=files, artefacts=made)
+    return _record(lock, revision=None, licence=source.licence, files=files, artefacts=made)
 
 
 def _content(path: Path) -> str:
@@ -60,32 +65,32 @@ def _content(path: Path) -> str:
 
 
 def _record(
-    source: SourceSpec,
     lock: SourceLock,
     *,
     revision: str | None,
+    licence: str | None,
     files: list[DataFile],
     artefacts: dict[str, Artefact],
 ) -> SourceRecord:
     if not files or all(file.n_bytes == 0 for file in files):
-        raise DataError(f"source {source.name}: it holds no records; check its path and filters")
+        raise DataError(f"source {lock.name}: it holds no records; check its path and filters")
     return SourceRecord(
-        name=source.name,
-        kind=source.kind,
+        name=lock.name,
+        kind=lock.kind,
         revision=revision,
-        licence=source.licence,
+        licence=licence,
         n_shards=lock.n_shards,
         files=tuple(files),
         artefacts=artefacts,
     )
 
 
-def _checked(path: Path, sha256: str) -> DataFile:
+def _checked(path: Path, sha256: str, options: dict[str, Any]) -> DataFile:
     if not path.is_file():
         raise DataError(f"{path}: gone since the workflow started; put it back and run again")
     if sha256_file(path) != sha256:
         raise DataError(f"{path}: changed since the workflow started; run again to take it in")
-    return local.data_file(path, sha256=sha256)
+    return local.describe(path, sha256=sha256, options=options)
 
 
 def _extract_commits(source: SourceSpec, lock: SourceLock, directory: Path) -> DataFile:
@@ -93,19 +98,13 @@ def _extract_commits(source: SourceSpec, lock: SourceLock, directory: Path) -> D
     repository = Path(str(source.path)).expanduser()
     if git.head(repository, ref=source.options.get("ref", "HEAD")) != lock.revision:
         raise DataError(f"{repository}: moved on since the workflow started; run again to follow")
+    skipped: Counter[str] = Counter()
     with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
-        for commit in git.extract_commits(repository, options=source.options):
+        for commit in git.extract_commits(repository, options=source.options, skipped=skipped):
             stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
-    return _jsonl(output)
+    counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
+    return replace(_jsonl(output), notes=(f"commits left out: {counts}",) if counts else ())
 
 
 def _jsonl(path: Path) -> DataFile:
-    with path.open("rb") as stream:
-        n_records = sum(1 for line in stream if line.strip())
-    return DataFile(
-        path=str(path),
-        format="jsonl",
-        n_bytes=path.stat().st_size,
-        n_records=n_records,
-        sha256=sha256_file(path),
-    )
+    return local.describe(path, sha256=sha256_file(path), options={})

@@ -46,6 +46,7 @@ def find_datasets(
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
                 sha256=sha256_json([file.sha256 for file in source.files]),
+                notes=tuple(sorted({note for file in source.files for note in file.notes})),
             )
         )
     shards = tuple(

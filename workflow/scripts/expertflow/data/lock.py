@@ -14,7 +14,8 @@ from typing import Any
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
 from expertflow.core.records import to_json
-from expertflow.data.records import ExpertLock, LockedFile, SourceLock, SourceSpec
+from expertflow.data.records import ExpertLock, LockedFile, SourceLock
+from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import git, hub, local
 
 log = logging.getLogger(__name__)
@@ -95,16 +96,9 @@ def write_lock(path: Path, lock: ExpertLock) -> bool:
 
 
 def _lock_local(source: SourceSpec, hashes: HashCache) -> SourceLock:
+    local.check_options(source.options, source=source.name)
     paths = local.find_files(str(source.path), source=source.name)
-    files = tuple(
-        LockedFile(
-            path=str(path),
-            format=local.FORMATS[path.suffix],
-            n_bytes=path.stat().st_size,
-            sha256=hashes.sha256(path),
-        )
-        for path in paths
-    )
+    files = tuple(_locked_file(path, hashes) for path in paths)
     return SourceLock(
         name=source.name,
         kind="local",
@@ -112,6 +106,17 @@ def _lock_local(source: SourceSpec, hashes: HashCache) -> SourceLock:
         revision=None,
         identity={},
         files=files,
+    )
+
+
+def _locked_file(path: Path, hashes: HashCache) -> LockedFile:
+    file_format, compression = local.format_of(path)
+    return LockedFile(
+        path=str(path),
+        format=file_format,
+        compression=compression,
+        n_bytes=path.stat().st_size,
+        sha256=hashes.sha256(path),
     )
 
 

@@ -1,56 +1,155 @@
-"""Validate and render one shard of a source into documents.
+"""Turn one shard of a source's records into documents, and say what became of every record.
 
-Reads the source's files, writes one Arrow file of documents, one JSONL file of rejects with file,
-position and reason, and a record with counts and the hash of the documents.
+A record goes through, in this order: the manifest's ``where``, the field checks, pseudonyms for
+e-mail addresses, the template, the secret scanner, the overlap with benchmarks. Whatever stops it
+is counted under its reason and stands in the shard's ``rejected.jsonl`` with file, line and field.
 """
 
-import json
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import orjson
 import pyarrow as pa
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing, sha256_file, sha256_text, write_text
-from expertflow.data.read import RawRecord, iter_shard
-from expertflow.data.records import PrepareSpec, ShardPlan, ShardRecord, SourceRecord
-from expertflow.data.render import Reject, plain_text, question_text, render, segments_to_rows
+from expertflow.core.files import replacing, sha256_file
+from expertflow.data.checks.registry import build_checks
+from expertflow.data.documents import DocumentWriter, NewDocument
+from expertflow.data.hashes import group_hash, hash_document, normalised, text_hash
+from expertflow.data.read import iter_shard
+from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
+from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line
+from expertflow.data.secrets import find_secrets, replace_emails
+from expertflow.data.settings import PrepareSpec
+from expertflow.data.shapes import Draft, draft_maker, look_up, text_field
 
-SEGMENT = pa.struct(
-    [
-        ("text", pa.string()),
-        ("special", pa.bool_()),
-        ("supervised", pa.bool_()),
-        ("n_header_chars", pa.int32()),
-    ]
-)
-# One row a document. `text_hash` is equal for equal documents; `group_hash` for documents that must
-# stay on the same side of the train / held-out split; `fields` is JSON for the task's scorer.
-DOCUMENTS = pa.schema(
-    [
-        ("document_id", pa.string()),
-        ("text_hash", pa.string()),
-        ("group_hash", pa.string()),
-        ("segments", pa.list_(SEGMENT)),
-        ("fields", pa.string()),
-    ]
-)
-BATCH_DOCUMENTS = 2000
+N_EXAMPLES = 3
+# So many faults show what is wrong with a source that has more than it may have.
+N_ENOUGH = 1000
 
 
 @dataclass(slots=True)
-class Rejects:
-    """Rejected records of a shard: counted by reason, each with its place."""
+class Outcome:
+    """What became of a shard's records so far; each that was stopped is a line of ``stream``."""
 
-    counts: Counter[str]
-    lines: list[str]
+    stream: IO[str]
+    n_records: int = 0
+    n_documents: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
 
-    def add(self, record: RawRecord, reason: str, detail: str) -> None:
-        """Note one rejected record."""
-        self.counts[reason] += 1
-        self.lines.append(json.dumps({"where": record.where, "reason": reason, "detail": detail}))
+    def stopped(self, record: RawRecord, reject: Reject) -> None:
+        """Note one record that became no document."""
+        self.stream.write(reject_line(record, reject) + "\n")
+        if isinstance(reject, Filtered):
+            self.filtered[reject.reason] += 1
+            return
+        self.rejected[reject.reason] += 1
+        if len(self.examples) < N_EXAMPLES:
+            self.examples.append(describe(record, reject))
+
+
+class Preparer:
+    """Everything that is set up once to turn the records of a source into documents."""
+
+    def __init__(self, spec: PrepareSpec) -> None:
+        self.spec = spec
+        self.source = spec.source
+        self._draft: Callable[[Mapping[str, Any]], Draft] = draft_maker(spec)
+        self._check = build_checks(spec.source.checks, source=spec.source.name)
+        self._find_overlap = _overlap_finder(spec)
+        self._sign = _signer(spec)
+
+    def wanted(self, record: Mapping[str, Any]) -> bool:
+        """Tell whether the record's fields equal the manifest's ``where``."""
+        where = self.source.where
+        return not where or all(record.get(key) == value for key, value in where.items())
+
+    def document(self, raw: RawRecord, record: dict[str, Any]) -> NewDocument:
+        """Make a document of a record.
+
+        Raises:
+            Reject: the record is no document.
+            Filtered: the document is not wanted.
+        """
+        record = self._check(record)
+        if self.source.pseudonymise_emails:
+            record = without_emails(record)
+        draft = self._draft(record)
+        if self.source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
+            raise Filtered("secret", f"it holds {', '.join(kinds)}")
+        if self._find_overlap and (path := self._find_overlap(draft.texts)) is not None:
+            raise Filtered("in_benchmark", f"it shares words with {path}")
+        texts = [normalised(text) for text in draft.texts]
+        n_given = draft.n_given or len(texts)
+        given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
+        group, text = hash_document(given, answer)
+        if self.source.group is not None:
+            group = group_hash(self._group(record, self.source.group))
+        identity = f"{given}\n{answer}"
+        if self.source.duplicate_fields:
+            identity = self._identity(record, self.source.duplicate_fields)
+            text = text_hash(identity)
+        return NewDocument(
+            self._id(raw, record),
+            text,
+            group,
+            None if self.source.category is None else self._category(record),
+            draft.body,
+            self._fields(record) if self.spec.evaluation_fields else b"{}",
+            self._sign(identity) if self._sign else None,
+        )
+
+    def _id(self, raw: RawRecord, record: Mapping[str, Any]) -> str:
+        own = record.get("id")
+        if type(own) is str or type(own) is int:
+            return f"{self.source.name}/{own}"
+        return f"{self.source.name}/{raw.path.rpartition('/')[2]}:{raw.number}"
+
+    def _identity(self, record: Mapping[str, Any], names: tuple[str, ...]) -> str:
+        """Give the text by which documents count as one: two that share it are duplicates."""
+        return "\n".join(normalised(text_field(record, name)).casefold() for name in names)
+
+    def _group(self, record: Mapping[str, Any], name: str) -> str:
+        value = look_up(record, name)
+        if not isinstance(value, str | int | float):
+            raise Reject("no_group", "the group's field holds no value", field=name)
+        return str(value)
+
+    def _category(self, record: Mapping[str, Any]) -> str | None:
+        value = look_up(record, str(self.source.category))
+        return str(value) if isinstance(value, str | int | bool) else None
+
+    def _fields(self, record: Mapping[str, Any]) -> bytes:
+        for name in self.spec.evaluation_fields:
+            if name not in record:
+                raise Reject("missing_field", "evaluation needs this field", field=name)
+        try:
+            return orjson.dumps({name: record[name] for name in self.spec.evaluation_fields})
+        except TypeError as error:
+            raise Reject("not_json", f"a field for evaluation: {error}") from error
+
+
+# What is not asked for is not loaded: a job should start at once.
+def _overlap_finder(spec: PrepareSpec) -> Callable[[Sequence[str]], str | None] | None:
+    if not spec.benchmarks:
+        return None
+    from expertflow.data.leaks import BenchmarkIndex
+
+    return BenchmarkIndex.read(spec.benchmarks).find
+
+
+def _signer(spec: PrepareSpec) -> Callable[[str], bytes] | None:
+    if spec.near is None:
+        return None
+    from expertflow.data.near import Signer
+
+    return Signer(spec.near).signature
 
 
 def prepare_shard(
@@ -59,82 +158,87 @@ def prepare_shard(
     """Prepare one shard and write its documents and rejects.
 
     Raises:
-        DataError: more than ``max_rejected_fraction`` of the records were rejected.
+        DataError: a record was rejected and the manifest says to stop, or thousands were, and more
+            than the whole source may have. Otherwise that is judged when the shards of a source are
+            put together, so that the answer does not depend on their number and the rejects stay.
     """
-    rejects = Rejects(Counter(), [])
-    n_records = n_documents = 0
-    with replacing(output) as partial, pa.OSFile(str(partial), "wb") as sink:
-        with pa.ipc.new_stream(sink, DOCUMENTS) as writer:
-            rows: list[dict[str, Any]] = []
-            for raw in iter_shard(source.files, index=plan.index, n_shards=plan.n_shards):
-                if not _wanted(raw, spec.source.where):
-                    continue
-                n_records += 1
-                row = _document(raw, spec, rejects)
-                if row is not None:
-                    rows.append(row)
-                    n_documents += 1
-                if len(rows) == BATCH_DOCUMENTS:
-                    writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=DOCUMENTS))
-                    rows = []
-            if rows:
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=DOCUMENTS))
-    write_text(rejected, "".join(line + "\n" for line in rejects.lines))
-    _check_rejects(rejects, n_records, spec, rejected)
+    preparer = Preparer(spec)
+    known = [file.n_records for file in source.files]
+    allowed = spec.max_rejected_fraction * sum(filter(None, known))
+    limit = math.inf if None in known else max(allowed, N_ENOUGH)
+    with (
+        replacing(output) as partial,
+        replacing(rejected) as rejected_partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        rejected_partial.open("w", encoding="utf-8") as stream,
+    ):
+        outcome = Outcome(stream)
+        writer = DocumentWriter(sink, spec.near)
+        records = iter_shard(
+            source.files, index=plan.index, n_shards=plan.n_shards, options=spec.source.options
+        )
+        for raw in records:
+            _prepare(raw, preparer, writer, outcome)
+            if outcome.rejected.total() > limit:
+                raise DataError(too_many(spec, outcome, sum(filter(None, known))))
+        writer.close()
     return ShardRecord(
         source=plan.source,
         shard=plan.shard,
         path=str(output),
         sha256=sha256_file(output),
-        n_records=n_records,
-        n_documents=n_documents,
+        n_records=outcome.n_records,
+        n_documents=outcome.n_documents,
         n_bytes=output.stat().st_size,
-        n_rejected_by_reason=dict(sorted(rejects.counts.items())),
+        n_rejected_by_reason=dict(sorted(outcome.rejected.items())),
+        n_filtered_by_reason=dict(sorted(outcome.filtered.items())),
+        rejected_examples=tuple(outcome.examples),
     )
 
 
-def _wanted(raw: RawRecord, where: dict[str, Any]) -> bool:
-    """Keep records whose fields equal ``where``; unreadable ones stay, to be counted."""
-    return raw.value is None or all(raw.value.get(k) == v for k, v in where.items())
-
-
-def _document(raw: RawRecord, spec: PrepareSpec, rejects: Rejects) -> dict[str, Any] | None:
-    """Make one row of the documents table, or note why there is none."""
-    if raw.value is None:
-        rejects.add(raw, str(raw.problem), "")
-        return None
+def _prepare(raw: RawRecord, preparer: Preparer, writer: DocumentWriter, outcome: Outcome) -> None:
     try:
-        segments = render(raw.value, spec)
-        fields = _evaluation_fields(raw.value, spec.evaluation_fields)
+        if raw.value is None:
+            assert raw.fault is not None
+            outcome.n_records += 1
+            raise raw.fault
+        if not preparer.wanted(raw.value):
+            return
+        outcome.n_records += 1
+        writer.add(preparer.document(raw, raw.value))
+        outcome.n_documents += 1
     except Reject as reject:
-        rejects.add(raw, reject.reason, reject.detail)
-        return None
-    text = plain_text(segments)
-    is_chat = spec.source.text is None
-    group = raw.value.get(spec.source.group) if spec.source.group else None
-    group_text = str(group) if group is not None else question_text(segments) if is_chat else text
-    return {
-        "document_id": f"{spec.source.name}/{raw.value.get('id', raw.position)}",
-        "text_hash": sha256_text(text),
-        "group_hash": sha256_text(group_text),
-        "segments": segments_to_rows(segments),
-        "fields": json.dumps(fields, ensure_ascii=False),
-    }
+        outcome.stopped(raw, reject)
+        if preparer.spec.on_reject == "stop" and not isinstance(reject, Filtered):
+            raise DataError(
+                f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or set"
+                " data.on_reject to skip"
+            ) from reject
 
 
-def _evaluation_fields(record: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    for name in names:
-        if name not in record:
-            raise Reject("missing_field", f"field {name!r}, which evaluation needs")
-    return {name: record[name] for name in names}
+def describe(record: RawRecord, reject: Reject) -> str:
+    """Say in a few words which record was rejected, and why."""
+    place = f" in field {reject.field}" if reject.field else ""
+    value = f", value {reject.value!r}" if reject.value is not None else ""
+    return f"{record.where}: {reject.reason}{place} ({reject.detail}{value})"
 
 
-def _check_rejects(rejects: Rejects, n_records: int, spec: PrepareSpec, path: Path) -> None:
-    n_rejected = sum(rejects.counts.values())
-    if n_rejected > spec.max_rejected_fraction * n_records:
-        reason, n = rejects.counts.most_common(1)[0]
-        raise DataError(
-            f"source {spec.source.name}: {n_rejected} of {n_records} records rejected, most for"
-            f" {reason!r} ({n}), e.g. {rejects.lines[0]}; mend the data or the template, or raise"
-            f" data.max_rejected_fraction ({spec.max_rejected_fraction})"
-        )
+def too_many(spec: PrepareSpec, outcome: Outcome, n_records: int) -> str:
+    """Say that a source has more faults than the manifest lets pass."""
+    counts = ", ".join(f"{reason} {n}" for reason, n in outcome.rejected.most_common(5))
+    return (
+        f"source {spec.source.name}: at least {outcome.rejected.total()} of {n_records} records"
+        f" rejected ({counts}), first {outcome.examples[0]}; mend the data or the template, or"
+        f" raise data.max_rejected_fraction ({spec.max_rejected_fraction})"
+    )
+
+
+def without_emails(value: Any) -> Any:
+    """Replace the e-mail addresses in every text of a record."""
+    if isinstance(value, str):
+        return replace_emails(value)[0] if "@" in value else value
+    if isinstance(value, list):
+        return [without_emails(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_emails(item) for key, item in value.items()}
+    return value

@@ -1,39 +1,20 @@
 """Read one shard's share of a source's raw records.
 
-A shard of JSONL files is a range of bytes over all files laid end to end; a record belongs to the
-shard in which its first byte lies, so any number of shards reads every record exactly once. Lines
-end at byte 0x0A only: ``str.splitlines`` would also break at U+2028, U+2029 and U+0085, which are
-legal inside JSON strings. A shard of columnar files is a range of rows.
+The corpus is all files laid end to end in bytes, as they are on disk; a shard is a range of it. A
+record belongs to the shard in which its first byte lies, so any number of shards reads every record
+exactly once. JSON Lines are cut by bytes, columnar files by rows in proportion; a file that cannot
+be cut belongs whole to the shard where it begins.
 """
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from expertflow.data.formats import delimited, json_values, lines, tables, text
+from expertflow.data.formats.options import ReadOptions
+from expertflow.data.records import Compression, DataFile, FileFormat
+from expertflow.data.reject import RawRecord
 
-from expertflow.core.errors import DataError
-from expertflow.data.records import DataFile
-
-BATCH_ROWS = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RawRecord:
-    """A raw item and where it stands. ``value`` is null when the line could not be read."""
-
-    path: str
-    position: int
-    value: dict[str, Any] | None
-    problem: str | None = None
-
-    @property
-    def where(self) -> str:
-        """Name the place for a message: file and byte (JSONL) or row."""
-        return f"{self.path}:{self.position}"
+BLOCK_BYTES = 16 << 20
 
 
 def share(total: int, *, index: int, n_shards: int) -> tuple[int, int]:
@@ -45,68 +26,48 @@ def share(total: int, *, index: int, n_shards: int) -> tuple[int, int]:
     return total * index // n_shards, total * (index + 1) // n_shards
 
 
-def iter_shard(files: tuple[DataFile, ...], *, index: int, n_shards: int) -> Iterator[RawRecord]:
-    """Yield the records of one shard in the order of the files."""
-    if not files:
-        return
-    columnar = files[0].format != "jsonl"
-    sizes = [_n_rows(file) if columnar else file.n_bytes for file in files]
-    start, stop = share(sum(sizes), index=index, n_shards=n_shards)
+def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool:
+    """Say whether several shards can share a file."""
+    return compression is None and file_format in ("jsonl", "parquet", "arrow")
+
+
+def iter_shard(
+    files: tuple[DataFile, ...],
+    *,
+    index: int,
+    n_shards: int,
+    options: dict[str, Any] | None = None,
+) -> Iterator[RawRecord]:
+    """Yield the records of one shard in the order of the files.
+
+    Of a source's ``options`` those about reading count; those of a local source are checked where
+    its lock is taken.
+
+    Raises:
+        DataError: a file cannot be read to its end.
+    """
+    reading = ReadOptions.among(options or {})
+    start, stop = share(sum(file.n_bytes for file in files), index=index, n_shards=n_shards)
     offset = 0
-    for file, size in zip(files, sizes, strict=True):
-        low, high = max(start - offset, 0), min(stop - offset, size)
-        if low < high:
-            yield from (_iter_rows if columnar else _iter_lines)(file, low, high)
-        offset += size
+    for file in files:
+        low, high = max(start - offset, 0), min(stop - offset, file.n_bytes)
+        offset += file.n_bytes
+        if low >= high:
+            continue
+        if not can_be_cut(file.format, file.compression):
+            if low == 0:
+                yield from _iter_whole(file, reading)
+        elif file.format == "jsonl":
+            yield from lines.iter_range(file, low, high, options=reading, block_bytes=BLOCK_BYTES)
+        else:
+            yield from tables.iter_range(file, low, high)
 
 
-def _iter_lines(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
-    """Yield the lines whose first byte lies in [low, high)."""
-    with Path(file.path).open("rb") as stream:
-        if low > 0:
-            stream.seek(low - 1)
-            stream.readline()
-        position = stream.tell()
-        while position < high and (line := stream.readline()):
-            if line.strip():
-                yield _parse_line(file.path, position, line)
-            position = stream.tell()
-
-
-def _parse_line(path: str, position: int, line: bytes) -> RawRecord:
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return RawRecord(path=path, position=position, value=None, problem="not_utf8")
-    except (ValueError, RecursionError):
-        return RawRecord(path=path, position=position, value=None, problem="not_json")
-    if not isinstance(value, dict):
-        return RawRecord(path=path, position=position, value=None, problem="not_an_object")
-    return RawRecord(path=path, position=position, value=value)
-
-
-def _iter_rows(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
-    position = 0
-    for batch in _batches(file):
-        first, last = max(low - position, 0), min(high - position, batch.num_rows)
-        if first < last:
-            rows = batch.slice(first, last - first).to_pylist()
-            for row, value in enumerate(rows, start=position + first):
-                yield RawRecord(path=file.path, position=row, value=value)
-        position += batch.num_rows
-        if position >= high:
-            return
-
-
-def _batches(file: DataFile) -> Iterable[pa.RecordBatch]:
-    if file.format == "parquet":
-        yield from pq.ParquetFile(file.path).iter_batches(BATCH_ROWS)
-    else:
-        with pa.memory_map(file.path) as source:
-            yield from pa.ipc.open_stream(source)
-
-
-def _n_rows(file: DataFile) -> int:
-    if file.n_records is None:
-        raise DataError(f"{file.path}: the number of rows is unknown; run fetch_source again")
-    return file.n_records
+def _iter_whole(file: DataFile, options: ReadOptions) -> Iterator[RawRecord]:
+    if file.format == "jsonl":
+        return lines.iter_all(file, options=options)
+    if file.format == "json":
+        return json_values.iter_all(file, options=options)
+    if file.format == "text":
+        return text.iter_all(file, options=options)
+    return delimited.iter_all(file, options=options)

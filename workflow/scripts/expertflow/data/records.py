@@ -1,44 +1,17 @@
 """What the data stages say: locks, data sets, shards of documents, the split.
 
-A *record* is one raw item of a source. A *document* is a record after rendering: the text a model
-reads. Documents live in shards; every shard has a small JSON record that carries its hash, and
+A *record* is one raw item of a source. A *document* is what a record becomes: turns of a chat, or
+plain text. Documents live in shards; every shard has a small JSON record that carries its hash, and
 later stages depend on that.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-SourceKind = Literal["local", "hub", "git", "generated"]
-FileFormat = Literal["jsonl", "parquet", "arrow"]
+from expertflow.data.settings import SourceKind
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSpec:
-    """One source of an expert's manifest; which keys a kind needs is checked by the schema."""
-
-    name: str
-    kind: SourceKind
-    licence: str | None = None
-    n_shards: int | None = None
-    # local: files; git: a repository or bundle
-    path: str | None = None
-    # hub
-    id: str | None = None
-    revision: str | None = None
-    config: str | None = None
-    split: str | None = None
-    # generated
-    generator: str | None = None
-    n_documents: int | None = None
-    seed: int | None = None
-    # how a record becomes a document
-    prompt: str | None = None
-    completion: str | None = None
-    text: str | None = None
-    messages: str | None = None
-    group: str | None = None
-    where: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+FileFormat = Literal["jsonl", "json", "csv", "tsv", "text", "parquet", "arrow"]
+Compression = Literal["gzip", "zstd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +20,7 @@ class LockedFile:
 
     path: str
     format: FileFormat
+    compression: Compression | None
     n_bytes: int
     sha256: str
 
@@ -73,13 +47,21 @@ class ExpertLock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """A file of raw records on this machine."""
+    """A file of raw records on this machine.
+
+    ``n_records`` is null where counting would mean reading it all once more. Of uncompressed JSONL
+    ``n_newlines`` counts the line ends in each block of ``data.read.BLOCK_BYTES``, so that any
+    shard knows the number of its first line. ``notes`` say what is unusual about the file.
+    """
 
     path: str
     format: FileFormat
+    compression: Compression | None
     n_bytes: int
     n_records: int | None
     sha256: str
+    n_newlines: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +107,7 @@ class DatasetSource:
     n_bytes: int
     n_records: int | None
     sha256: str
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,33 +121,72 @@ class DatasetManifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareSpec:
-    """Settings of ``prepare_shard``."""
+class ToolCall:
+    """A call that an assistant's turn makes."""
 
-    source: SourceSpec
-    system_prompt: str | None
-    supervise: Literal["completion", "all"]
-    evaluation_fields: tuple[str, ...]
-    max_rejected_fraction: float
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """A stretch of a document that is tokenised as one.
+class Turn:
+    """One turn of a chat; ``learned`` ones are what the model learns to write."""
 
-    ``special`` segments are one special token, spliced by id. Of a supervised segment the first
-    ``n_header_chars`` characters are context and the rest is what the model learns to write.
+    role: str
+    content: str
+    learned: bool
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """What a document says: the turns of a chat with the tools it may call, or plain text."""
+
+    turns: tuple[Turn, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a rendered document that is tokenised as one.
+
+    ``special`` segments are one special token, spliced by id. ``learned`` are the characters
+    [start, end) that the model learns to write, in order.
     """
 
     text: str
     special: bool = False
-    supervised: bool = False
-    n_header_chars: int = 0
+    learned: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a model writes chats and texts.
+
+    ``chat_template`` is Jinja; null where the model has none. ``turn_end`` ends an assistant's
+    turn, ``text_end`` a plain text. ``text_special_tokens`` says what becomes of a special token's
+    name inside a text: plain characters, a reason to reject, or the token.
+    """
+
+    chat_template: str | None
+    chat_template_origin: Literal["tokenizer", "manifest", "chatml", "none"]
+    special_tokens: tuple[str, ...]
+    bos: str | None
+    eos: str | None
+    text_start: str | None
+    text_end: str
+    turn_end: str | None
+    text_special_tokens: Literal["plain", "reject", "allow"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """A shard of rendered documents."""
+    """A shard of documents.
+
+    Rejected are records that are no document: a fault of the data, which has its limit. Filtered
+    are documents that a check, the secret scanner or the overlap with a benchmark kept out.
+    """
 
     source: str
     shard: str
@@ -174,22 +196,39 @@ class ShardRecord:
     n_documents: int
     n_bytes: int
     n_rejected_by_reason: dict[str, int]
+    n_filtered_by_reason: dict[str, int]
+    rejected_examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeduplicateSpec:
-    """Settings of ``deduplicate_documents``. Null ``max_documents`` keeps all."""
+class DuplicateExample:
+    """A document that was dropped because an earlier one says the same."""
 
-    eval_fraction: float
-    max_documents: int | None
-    seed: int
+    dropped: str
+    kept: str
+    reason: str
+    similarity: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceCounts:
+    """What became of one source's records. ``n_train`` counts documents, not their repeats."""
+
+    source: str
+    n_records: int
+    n_rejected: int
+    n_filtered: int
+    n_dropped: int
+    n_train: int
+    n_held_out: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentsRecord:
     """What became of every document: kept for training, held out, or dropped with a reason.
 
-    ``keep_path`` is an Arrow table (source, shard, row, held_out) in the order of the manifest.
+    ``keep_path`` is an Arrow table (source, shard, row, held_out, n_copies) in the order of the
+    manifest. ``n_train_copies`` counts training documents with their repeats.
     """
 
     expert: str
@@ -199,6 +238,11 @@ class DocumentsRecord:
     n_rejected: int
     n_documents: int
     n_train: int
+    n_train_copies: int
     n_held_out: int
     n_dropped_by_reason: dict[str, int]
     n_rejected_by_reason: dict[str, int]
+    n_filtered_by_reason: dict[str, int]
+    n_kept_by_category: dict[str, int]
+    duplicate_examples: tuple[DuplicateExample, ...]
+    sources: tuple[SourceCounts, ...]

@@ -1,180 +1,146 @@
-r"""Turn a raw record into a document: segments of text, some of which the model learns to write.
+r"""Render a document as a model reads it: segments of text and special tokens.
 
-The chat layout is ChatML, as Qwen models use it:
+The chat layout is the model's own template (see ``chat_template``) or plain ChatML:
 
     <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{completion}<|im_end|>\n
 
-The marks are special tokens and are spliced by id; the text between them is encoded with special
-tokens off, so that nothing in the data can pose as a mark. A role and its text are one segment:
+Special tokens are spliced by id and the text between them is encoded with special tokens off, so
+that nothing in the data can pose as a mark. What stands between two special tokens is one segment:
 split after "assistant\n", a completion that starts with a newline would get other ids than the
 template as a whole gives.
 """
 
-import json
-import string
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
-from expertflow.core.errors import ConfigError
-from expertflow.data.records import PrepareSpec, Segment
-
-TURN_START, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-ROLES = {"system", "user", "assistant", "tool"}
-
-
-class Reject(Exception):
-    """A record that cannot become a document. Carries the reason under which it is counted."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
+from expertflow.core.errors import DataError
+from expertflow.data.chat_template import Atom, ChatTemplate, special_pattern
+from expertflow.data.layout import CHATML, TURN_END, TURN_START
+from expertflow.data.records import Body, Layout, Segment
+from expertflow.data.reject import Reject
+from expertflow.data.shapes import last_answer
 
 
-def render(record: Mapping[str, Any], spec: PrepareSpec) -> tuple[Segment, ...]:
-    """Render one record by the template that its source names.
+class Renderer:
+    """Render documents in one layout."""
 
-    Raises:
-        Reject: a field is missing, empty, or no text.
-    """
-    source = spec.source
-    if source.text is not None:
-        return render_text(fill(source.text, record))
-    if source.messages is not None:
-        messages = messages_of(record, source.messages)
-    else:
-        messages = [
-            ("user", fill(source.prompt or "", record)),
-            ("assistant", fill(source.completion or "", record)),
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._special = special_pattern(layout.special_tokens)
+        self._template = ChatTemplate(layout) if layout.chat_template is not None else None
+        self._is_chatml = layout.chat_template == CHATML
+
+    def render(self, body: Body) -> tuple[Segment, ...]:
+        """Render one document.
+
+        Raises:
+            Reject: the template refuses the chat, or by the policy a special token in a text.
+            DataError: the document is a chat and the model has no chat template.
+        """
+        if self.layout.text_special_tokens == "reject" and self.has_special_text(body):
+            raise Reject("special_token_text", "a text holds a special token of the model")
+        return joined(self._parts(self._atoms(body)))
+
+    def has_special_text(self, body: Body) -> bool:
+        """Tell whether a text of the document holds what is a special token to the model."""
+        if body.text is not None:
+            return self._special.search(body.text) is not None
+        return any(self._special.search(turn.content) for turn in body.turns)
+
+    def _atoms(self, body: Body) -> Iterable[Atom]:
+        if body.text is not None:
+            return text_atoms(body.text, self.layout)
+        if self._template is None:
+            raise DataError(
+                "the model has no chat template, and the documents are chats; set"
+                " data.chat_template to a file with one, or to chatml"
+            )
+        if self._is_chatml and not body.tools and not any(t.tool_calls for t in body.turns):
+            return chatml_atoms(body)
+        return self._template.atoms(body)
+
+    def _parts(self, atoms: Iterable[Atom]) -> Iterable[Atom]:
+        """Where the policy allows it, cut special tokens out of the texts as well."""
+        allow = self.layout.text_special_tokens == "allow"
+        for atom in atoms:
+            if not allow or atom.turn is None:
+                yield atom
+                continue
+            end = 0
+            for match in self._special.finditer(atom.text):
+                yield Atom(atom.text[end : match.start()], atom.learned)
+                yield Atom(match[0], atom.learned, special=True)
+                end = match.end()
+            yield Atom(atom.text[end:], atom.learned)
+
+
+def text_atoms(text: str, layout: Layout) -> list[Atom]:
+    """Lay out plain text: all of it is learned, and its end too."""
+    start = [Atom(layout.text_start, learned=False, special=True)] if layout.text_start else []
+    return [*start, Atom(text, learned=True, turn=0), Atom(layout.text_end, True, special=True)]
+
+
+def chatml_atoms(body: Body) -> list[Atom]:
+    """Lay out a chat without tools in ChatML; learned are a turn's text and its end mark."""
+    atoms: list[Atom] = []
+    whole = all(turn.learned for turn in body.turns)
+    for i, turn in enumerate(body.turns):
+        atoms += [
+            Atom(TURN_START, learned=whole, special=True),
+            Atom(f"{turn.role}\n", learned=whole),
+            Atom(turn.content, learned=turn.learned, turn=i),
+            Atom(TURN_END, learned=turn.learned, special=True),
+            Atom("\n", learned=whole),
         ]
-    if spec.system_prompt is not None and messages[0][0] != "system":
-        messages = [("system", spec.system_prompt), *messages]
-    return render_chat(messages, supervise_all=spec.supervise == "all")
+    return atoms
 
 
-def render_text(text: str) -> tuple[Segment, ...]:
-    """Render plain text: all of it is learned, and its end too."""
-    return (
-        Segment(text=text, supervised=True),
-        Segment(text=TEXT_END, special=True, supervised=True),
-    )
-
-
-def render_chat(messages: Iterable[tuple[str, str]], *, supervise_all: bool) -> tuple[Segment, ...]:
-    """Render (role, text) turns; learned are the assistant's texts and their end marks."""
+def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
+    """Join what stands between special tokens to one segment."""
     segments: list[Segment] = []
-    for role, text in messages:
-        learned = role == "assistant" or supervise_all
-        header = f"{role}\n"
-        segments += [
-            Segment(text=TURN_START, special=True),
-            Segment(text=header + text, supervised=learned, n_header_chars=len(header)),
-            Segment(text=TURN_END, special=True, supervised=learned),
-            Segment(text="\n"),
-        ]
+    text = ""
+    learned: list[tuple[int, int]] = []
+
+    def flush() -> None:
+        nonlocal text
+        if text:
+            segments.append(Segment(text, learned=tuple(learned)))
+        text = ""
+        learned.clear()
+
+    for atom in atoms:
+        if atom.special:
+            flush()
+            span = ((0, len(atom.text)),) if atom.learned else ()
+            segments.append(Segment(atom.text, special=True, learned=span))
+        elif atom.text:
+            if atom.learned:
+                start = len(text)
+                if learned and learned[-1][1] == start:
+                    start = learned.pop()[0]
+                learned.append((start, len(text) + len(atom.text)))
+            text += atom.text
+    flush()
     return tuple(segments)
 
 
-def question_of(segments: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], str]:
-    """Split a document into what the model is given and what it should write last.
+def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
+    """Split a chat into what the model is given and what it should write last.
 
-    The question ends after the header of the last learned text, as generation starts there.
+    The question ends where generation starts: where the last learned turn of the assistant would
+    begin to be learned if it were the only one.
     """
-    last = max(i for i, s in enumerate(segments) if s.supervised and not s.special)
-    answer = segments[last]
-    header = Segment(text=answer.text[: answer.n_header_chars])
-    return (*segments[:last], header), answer.text[answer.n_header_chars :]
+    last = last_answer(body)
+    turns = tuple(replace(t, learned=i == last) for i, t in enumerate(body.turns[: last + 1]))
+    segments = renderer.render(replace(body, turns=turns))
+    at = next(i for i, segment in enumerate(segments) if segment.learned)
+    start = segments[at].learned[0][0]
+    return (*segments[:at], Segment(segments[at].text[:start])), body.turns[last].content
 
 
-def question_text(segments: tuple[Segment, ...]) -> str:
-    """Give the question as a person reads it: the texts without marks, headers and blanks."""
-    question, _ = question_of(segments)
-    texts = [s.text[s.n_header_chars :].strip() for s in question[:-1] if not s.special]
+def question_text(body: Body) -> str:
+    """Give the question as a person reads it: all that is said before the last learned turn."""
+    if body.text is not None:
+        return body.text
+    texts = (turn.content.strip() for turn in body.turns[: last_answer(body)])
     return "\n".join(text for text in texts if text)
-
-
-def fill(template: str, record: Mapping[str, Any]) -> str:
-    """Fill ``{field}`` places with the record's texts; ``{{`` and ``}}`` stand for braces.
-
-    Nothing but text is accepted: a number or a list under a text field is a fault of the data that
-    turning it into a string would hide.
-    """
-    parts: list[str] = []
-    for literal, name, _, _ in string.Formatter().parse(template):
-        parts.append(literal)
-        if name is not None:
-            parts.append(_text_field(record, name))
-    result = "".join(parts)
-    if not result.strip():
-        raise Reject("empty", f"template {template!r} gives no text")
-    return result
-
-
-def template_fields(template: str) -> list[str]:
-    """List the fields that a template needs.
-
-    Raises:
-        ConfigError: the braces do not match.
-    """
-    try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
-        ) from error
-
-
-def messages_of(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    """Read OpenAI-style turns: a list of objects with ``role`` and ``content``."""
-    value = record.get(name)
-    if not isinstance(value, list) or not value:
-        raise Reject("no_messages", f"field {name!r} is not a list of turns")
-    messages = []
-    for turn in value:
-        role = turn.get("role") if isinstance(turn, dict) else None
-        if role not in ROLES:
-            raise Reject("unknown_role", f"role {role!r} in {name!r}")
-        messages.append((str(role), _text_field(turn, "content")))
-    if not any(role == "assistant" for role, _ in messages):
-        raise Reject("no_assistant_turn", f"nothing to learn in {name!r}")
-    return messages
-
-
-def segments_to_rows(segments: tuple[Segment, ...]) -> list[dict[str, Any]]:
-    """Lay segments out as Arrow struct values."""
-    return [
-        {
-            "text": s.text,
-            "special": s.special,
-            "supervised": s.supervised,
-            "n_header_chars": s.n_header_chars,
-        }
-        for s in segments
-    ]
-
-
-def segments_from_rows(rows: list[dict[str, Any]]) -> tuple[Segment, ...]:
-    """Read segments back from Arrow struct values."""
-    return tuple(Segment(**row) for row in rows)
-
-
-def plain_text(segments: tuple[Segment, ...]) -> str:
-    """Join all segments, marks included: the text whose hash identifies a document."""
-    return "".join(segment.text for segment in segments)
-
-
-def _text_field(record: Mapping[str, Any], name: str) -> str:
-    if name not in record:
-        raise Reject("missing_field", f"field {name!r}")
-    value = record[name]
-    if value is None:
-        raise Reject("null_field", f"field {name!r}")
-    if not isinstance(value, str):
-        raise Reject("not_text", f"field {name!r} is {json.dumps(value, default=str)[:60]}")
-    if not value.strip():
-        raise Reject("empty_field", f"field {name!r}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise Reject("lone_surrogate", f"field {name!r}") from error
-    return value

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import torch
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_text
 from expertflow.data.documents import Document
-from expertflow.data.records import Segment
-from expertflow.data.render import TEXT_END, TURN_END, question_of, question_text
+from expertflow.data.records import Layout, Segment
+from expertflow.data.reject import Reject
+from expertflow.data.render import Renderer, question_of, question_text
 from expertflow.evaluate.generate import generate
 from expertflow.evaluate.records import (
     EvaluationRecord,
@@ -36,6 +38,7 @@ from expertflow.train.model import causal_lm
 
 log = logging.getLogger(__name__)
 N_SAMPLES = 12
+THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 # Generation pads on the left and masks, which the packed route does not know.
 GENERATION_ATTENTION = "sdpa"
 
@@ -46,6 +49,24 @@ class Held:
 
     example: Example
     prompt_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What turns ids into text and ends an answer."""
+
+    engine: Engine
+    layout: Layout
+
+    @property
+    def end_id(self) -> int:
+        """Give the token that ends an assistant's turn."""
+        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
+
+    @property
+    def pad_id(self) -> int:
+        """Give a token that pads prompts; it is masked."""
+        return self.engine.special_id(self.layout.text_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,7 @@ def evaluate_expert(
     documents: list[Document],
     rows: Path,
     tokenizer: Path,
+    layout: Layout,
     load_before: Callable[[], Any],
     load_after: Callable[[], Any],
     micro_batch_size: int,
@@ -79,11 +101,12 @@ def evaluate_expert(
         raise EvaluationError(f"{expert}: {n_shared} held-out documents are in the training data")
     held_out = [d for d in documents if d.held_out]
     engine = Engine(tokenizer)
-    asked = [] if spec.task == "held_out_loss" else choose(held_out, spec, engine)
+    speaker = Speaker(engine, layout)
+    asked = [] if spec.task == "held_out_loss" else choose(held_out, spec, engine, layout)
     outcomes = []
     for name, load in (("before", load_before), ("after", load_after)):
         log.info("evaluating the model %s training: %d questions", name, len(asked))
-        outcomes.append(_outcome(load(), spec, asked, rows, engine, micro_batch_size))
+        outcomes.append(_outcome(load(), spec, asked, rows, speaker, micro_batch_size))
     before, after = outcomes
     return EvaluationRecord(
         expert=expert,
@@ -103,21 +126,33 @@ def shared_with_training(documents: list[Document]) -> int:
     return sum(d.held_out and d.text_hash in trained for d in documents)
 
 
-def choose(documents: list[Document], spec: EvaluationSpec, engine: Engine) -> list[Held]:
-    """Choose the questions by a seeded hash and tokenise them as training saw them."""
-    ranked = sorted(documents, key=lambda d: sha256_text(f"{spec.seed}:{d.text_hash}"))
-    chosen = ranked[: spec.max_examples]
+def choose(
+    documents: list[Document], spec: EvaluationSpec, engine: Engine, layout: Layout
+) -> list[Held]:
+    """Choose the questions by a seeded hash and tokenise them as training saw them.
+
+    What the model's chat template cannot write is no question, as it was no training document.
+    """
+    renderer = Renderer(layout)
+    chosen: list[Document] = []
     questions: list[tuple[Segment, ...]] = []
     references: list[str] = []
-    for document in chosen:
-        question, reference = question_of(document.segments)
+    for document in sorted(documents, key=lambda d: sha256_text(f"{spec.seed}:{d.text_hash}")):
+        try:
+            question, reference = question_of(renderer, document.body)
+        except Reject as reject:
+            log.warning("%s is not asked: %s", document.document_id, reject)
+            continue
+        chosen.append(document)
         questions.append(question)
-        references.append(reference)
+        references.append(without_thoughts(reference))
+        if len(chosen) == spec.max_examples:
+            break
     return [
         Held(
             Example(
                 document_id=document.document_id,
-                prompt=question_text(document.segments),
+                prompt=question_text(document.body),
                 reference=reference,
                 fields=document.fields,
             ),
@@ -154,7 +189,7 @@ def _outcome(
     spec: EvaluationSpec,
     asked: list[Held],
     rows: Path,
-    engine: Engine,
+    speaker: Speaker,
     micro_batch_size: int,
 ) -> Outcome:
     lm = causal_lm(model)
@@ -167,7 +202,7 @@ def _outcome(
     seconds = None
     if asked:
         start = time.perf_counter()
-        answers = _answers(model, spec, asked, engine)
+        answers = _answers(model, spec, asked, speaker)
         seconds = time.perf_counter() - start
         verdicts = score(
             spec.task,
@@ -187,18 +222,24 @@ def _outcome(
     return Outcome(side, answers, verdicts)
 
 
-def _answers(model: Any, spec: EvaluationSpec, asked: list[Held], engine: Engine) -> list[str]:
+def _answers(model: Any, spec: EvaluationSpec, asked: list[Held], speaker: Speaker) -> list[str]:
     causal_lm(model).set_attn_implementation(GENERATION_ATTENTION)
     with torch.inference_mode():
         ids = generate(
             model,
             [held.prompt_ids for held in asked],
-            end_id=engine.special_id(TURN_END),
-            pad_id=engine.special_id(TEXT_END),
+            end_id=speaker.end_id,
+            pad_id=speaker.pad_id,
             max_new_tokens=spec.max_new_tokens,
             batch_size=spec.batch_size,
         )
-    return [cut_at(engine.decode(answer), spec.stop) for answer in ids]
+    texts = (without_thoughts(speaker.engine.decode(answer)) for answer in ids)
+    return [cut_at(text, spec.stop) for text in texts]
+
+
+def without_thoughts(text: str) -> str:
+    """Leave out the block of thoughts that some models write before an answer."""
+    return THOUGHTS.sub("", text)
 
 
 def cut_at(text: str, stops: tuple[str, ...]) -> str:

@@ -1,9 +1,7 @@
 """Judge JSON: does it parse, does it keep to its schema, is it the reference's value."""
 
-import json
-import math
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
@@ -11,14 +9,11 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.strict_json import parse_json
 from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.text import strip_code_fence
 
 MAX_CHARS = 200_000
-# Deeper values would exhaust Python's stack in the validator, sooner or later by who calls it.
-MAX_DEPTH = 64
-# The largest power of ten that is also a float: beyond it, comparing with a float overflows.
-MAX_INTEGER_DIGITS = 308
 
 
 def judge_json(prediction: str, *, reference: str, schema: str) -> Verdict:
@@ -33,7 +28,7 @@ def judge_json(prediction: str, *, reference: str, schema: str) -> Verdict:
         EvaluationError: the reference is not JSON.
     """
     try:
-        wanted = parse_json(reference)
+        wanted = parse_answer(reference)
     except ValueError as error:
         raise EvaluationError(f"the reference is not JSON: {error}") from error
     try:
@@ -49,7 +44,7 @@ def judge_json(prediction: str, *, reference: str, schema: str) -> Verdict:
 
 def _judge(prediction: str, *, wanted: Any, validator: Draft202012Validator) -> Verdict:
     try:
-        found = parse_json(prediction)
+        found = parse_answer(prediction)
     except ValueError as error:
         return _wrong("did_not_parse", _one_line(error))
     try:
@@ -66,36 +61,15 @@ def _judge(prediction: str, *, wanted: Any, validator: Draft202012Validator) -> 
     return Verdict(correct=True, kind="correct")
 
 
-def parse_json(text: str) -> Any:
-    """Parse strictly: NaN, Infinity, a key given twice and values beyond the limits are errors.
+def parse_answer(text: str) -> Any:
+    """Parse a model's answer strictly, without the fence that it may stand in.
 
     Raises:
-        ValueError: says what is wrong; every kind of hostile text ends here, none in a crash.
+        ValueError: it is longer than any answer, or not JSON.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS:,} characters")
-    try:
-        value = json.loads(
-            strip_code_fence(text).strip(),
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-    except RecursionError as error:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
-    if depth(value) > MAX_DEPTH:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    return value
-
-
-def depth(value: Any) -> int:
-    """Count the levels of nesting without recursion: a scalar has 0, ``[[]]`` has 2."""
-    level, items = 0, [value]
-    while containers := [item for item in items if isinstance(item, dict | list)]:
-        level += 1
-        items = [inner for c in containers for inner in (c.values() if isinstance(c, dict) else c)]
-    return level
+    return parse_json(strip_code_fence(text).strip())
 
 
 def equal_json(left: Any, right: Any) -> bool:
@@ -110,7 +84,7 @@ def equal_json(left: Any, right: Any) -> bool:
 
 
 def _validator(schema: str) -> Draft202012Validator:
-    value = parse_json(schema)
+    value = parse_answer(schema)
     Draft202012Validator.check_schema(value)
     # The registry is given so that the validator's own one, which downloads, is not used.
     return Draft202012Validator(value, registry=Registry())
@@ -119,30 +93,6 @@ def _validator(schema: str) -> Draft202012Validator:
 def _first_error(validator: Draft202012Validator, value: Any) -> str | None:
     error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
     return None if error is None else f"{error.json_path}: {_one_line(error.message)}"
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("an object has the same key twice")
-    return result
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError("a number beyond the range of floats")
-    return value
-
-
-def _integer(text: str) -> int:
-    if len(text) > MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer of more than {MAX_INTEGER_DIGITS} digits")
-    return int(text)
 
 
 def _wrong(kind: str, detail: str = "") -> Verdict:

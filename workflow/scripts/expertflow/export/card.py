@@ -1,5 +1,6 @@
 """Write the model card: what the model is, what it learned from, and what it scored."""
 
+import re
 from typing import Any
 
 import yaml
@@ -7,6 +8,15 @@ import yaml
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.train.records import ModelRecord, TrainingRecord
+
+NOT_STATED = "**not stated**"
+# What the usual short names of licences say themselves: cc-by-nc-sa-4.0, odbl, gpl-3.0 …
+TERMS = {
+    "share-alike": re.compile(r"(?i)\bsa\b|sharealike|share-alike|\b[al]?gpl|\bodbl\b"),
+    "non-commercial": re.compile(r"(?i)\bnc\b|non-?commercial"),
+    "no derivatives": re.compile(r"(?i)\bnd\b|no-?derivatives"),
+    "no known terms": re.compile(r"(?i)^(other|unknown)$"),
+}
 
 
 def card_facts(
@@ -32,7 +42,14 @@ def card_facts(
         "method": training.method,
         "preset": datasets.preset,
         "sources": [
-            {"name": s.name, "licence": s.licence, "revision": s.revision} for s in datasets.sources
+            {
+                "name": s.name,
+                "licence": s.licence,
+                "revision": s.revision,
+                "n_records": s.n_records,
+                "notes": list(s.notes),
+            }
+            for s in datasets.sources
         ],
         "scores": rows,
         "weights_sha256": training.weights_sha256,
@@ -61,11 +78,11 @@ def model_card(facts: dict[str, Any]) -> str:
         "",
         "## Data",
         "",
-        "| source | licence | revision |",
-        "|---|---|---|",
-        *(f"| {s['name']} | {s['licence'] or 'not stated'} | {s['revision'] or '-'} |"
-          for s in facts["sources"]),
+        "| source | licence | records | revision |",
+        "|---|---|---|---|",
+        *map(_source_row, facts["sources"]),
         "",
+        *licence_lines(facts["sources"]),
         "## Evaluation on held-out documents",
         "",
         "| | before | after |",
@@ -84,6 +101,43 @@ def model_card(facts: dict[str, Any]) -> str:
         "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def licence_lines(sources: list[dict[str, Any]]) -> list[str]:
+    """Point out what a reader of the table of sources should not miss, from the names alone."""
+    lines = [
+        f"- {source['name']}: {note}" for source in sources for note in source.get("notes", ())
+    ]
+    unstated = [source["name"] for source in sources if source["licence"] is None]
+    if unstated:
+        lines.append(f"- No licence is stated for: {', '.join(unstated)}.")
+    for term, pattern in TERMS.items():
+        named = [
+            f"{source['name']} ({source['licence']})"
+            for source in sources
+            if any(pattern.search(part) for part in _parts(source["licence"]))
+        ]
+        if named:
+            lines.append(f"- Licence named as {term}: {', '.join(named)}.")
+    if len({tuple(sorted(_parts(source["licence"]))) for source in sources}) > 1:
+        lines.append("- The sources do not share one licence; the table lists each.")
+    return [*lines, ""] if lines else []
+
+
+def _parts(licence: str | None) -> list[str]:
+    """Cut a text that names several licences; equal names in any case count as one."""
+    return [part.strip().casefold() for part in (licence or "").split(",") if part.strip()]
+
+
+def _source_row(source: dict[str, Any]) -> str:
+    n_records = source.get("n_records")
+    cells = (
+        source["name"],
+        source["licence"] or NOT_STATED,
+        "-" if n_records is None else f"{n_records:,}",
+        source["revision"] or "-",
+    )
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _preset_note(preset: str) -> list[str]:

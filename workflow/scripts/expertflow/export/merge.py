@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
-from expertflow.data.render import TURN_END
+from expertflow.data.records import Layout
 from expertflow.export.card import model_card
 from expertflow.export.records import ExportRecord
 from expertflow.tokens.engine import Engine
@@ -25,6 +25,7 @@ def export_model(
     expert: str,
     model: Any,
     tokenizer: Path,
+    layout: Layout,
     decoding: dict[str, Any],
     card: dict[str, Any],
     output: Path,
@@ -45,13 +46,18 @@ def export_model(
             f"{expert}: merging moved the logits by {difference:.3g}; the adapter stays unmerged in"
             f" results/{expert}/checkpoint"
         )
-    set_decoding(plain, decoding, end_id=Engine(tokenizer).special_id(TURN_END))
+    set_decoding(
+        plain, decoding, end_id=Engine(tokenizer).special_id(layout.turn_end or layout.text_end)
+    )
     with replacing(output) as partial:
         partial.mkdir(parents=True)
         plain.save_pretrained(partial, safe_serialization=True)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if (tokenizer / name).is_file():
                 (partial / name).write_bytes((tokenizer / name).read_bytes())
+        if layout.chat_template is not None:
+            # The template of training, which a manifest may have set; it wins over the settings'.
+            (partial / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
         (partial / "README.md").write_text(model_card(card), encoding="utf-8")
     weights = sorted(output.glob("*.safetensors"))
     return ExportRecord(

@@ -10,6 +10,7 @@ from typing import Any
 from expertflow.core.records import to_json
 from expertflow.evaluate.records import EvaluationSide
 from expertflow.report import derive
+from expertflow.report.data_section import data_section
 from expertflow.report.diagnose import accept, bottleneck, find
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.reasons import explain
@@ -28,7 +29,7 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "schema_version": SCHEMA_VERSION,
         "run": _run(inputs),
         "model": _model(inputs),
-        "data": _data(inputs),
+        "data": data_section(inputs),
         "training_parameters": _training_parameters(inputs),
         "training_report": {"training": _training(inputs), "hardware": _hardware(inputs)},
         "time": to_json(inputs.training.time),
@@ -76,35 +77,6 @@ def _model(inputs: ReportInputs) -> dict[str, Any]:
         "flops_per_token_model": plan.flops_per_token_model,
         "flops_per_token_hardware": plan.flops_per_token_hardware,
         "convention": plan.flops_convention,
-    }
-
-
-def _data(inputs: ReportInputs) -> dict[str, Any]:
-    documents, packing, training = inputs.documents, inputs.packing, inputs.training
-    rows = packing.train
-    n_cells = rows.n_tokens + rows.n_padding_tokens
-    n_seen = training.n_tokens + training.n_padding_tokens
-    return {
-        "records": documents.n_records,
-        "documents": documents.n_documents,
-        "documents_train": documents.n_train,
-        "documents_held_out": documents.n_held_out,
-        "rejected_by_reason": documents.n_rejected_by_reason,
-        "dropped_by_reason": documents.n_dropped_by_reason,
-        "sources": [to_json(source) for source in inputs.datasets.sources],
-        "packing": packing.packing,
-        "overflow": packing.overflow,
-        "seq_len": packing.sequence_length_tokens,
-        "seq_len_reason": packing.length_reason,
-        "sequences": rows.n_sequences,
-        "useful_tokens": rows.n_tokens,
-        "trained_tokens": training.n_tokens,
-        "target_tokens": training.n_target_tokens,
-        "padding_fraction": _share(training.n_padding_tokens, n_seen),
-        "fill_fraction": _share(rows.n_tokens, n_cells),
-        "truncated_fraction": _share(rows.n_tokens_dropped, rows.n_tokens_in),
-        "sum_len_sq": rows.sum_len_sq,
-        "length_histogram": to_json(packing.histogram),
     }
 
 
@@ -294,7 +266,3 @@ def _provenance(inputs: ReportInputs, given: dict[str, Any]) -> dict[str, Any]:
         "weights_sha256": training.weights_sha256,
         **given,
     }
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

@@ -63,6 +63,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
             kinds=_kinds(evaluation),
             samples=evaluation["samples"][:N_SAMPLES],
             n_samples=len(evaluation["samples"]),
+            pieces=_pieces,
             settings=list(report["training_parameters"].items()),
             provenance=_flat(report["provenance"])[:N_ROWS],
             n_rows=N_ROWS,
@@ -87,6 +88,18 @@ def _trusted(chart: Any) -> dict[str, Any] | None:
         "wide": Markup(chart.wide),
         "narrow": Markup(chart.narrow),
     }
+
+
+def _pieces(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Shorten the stretches of a decoded document: the ends of long ones say most."""
+    return [{**piece, "text": _middle_out(piece["text"])} for piece in sample["pieces"]]
+
+
+def _middle_out(text: str) -> str:
+    if len(text) <= N_CHARS:
+        return text
+    half = N_CHARS // 2
+    return f"{text[:half]} […] {text[-half:]}"
 
 
 def _kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:

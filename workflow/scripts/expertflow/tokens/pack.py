@@ -1,5 +1,6 @@
 """Pack an expert's token shards into rows of one length, and say what it cost."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from expertflow.tokens.records import (
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 4096)
 LONGEST_AUTO_LENGTH = 2048
 N_BINS = 32
+N_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ def pack_sequences(
                 f"{expert}: the {name} rows hold nothing to learn at {length} tokens; raise"
                 f" max_seq_length, or set overflow to split (it is {spec.overflow})"
             )
+    dropped: Counter[str] = Counter()
+    for shard in shards:
+        dropped.update(shard.n_dropped_by_reason)
     return PackingRecord(
         expert=expert,
         packing=spec.packing,
@@ -70,6 +75,9 @@ def pack_sequences(
         engine=shards[0].engine,
         engine_version=shards[0].engine_version,
         tokenizer_sha256=shards[0].tokenizer_sha256,
+        n_special_text_documents=sum(shard.n_special_text_documents for shard in shards),
+        n_dropped_by_reason=dict(sorted(dropped.items())),
+        samples=tuple(sample for shard in shards for sample in shard.samples)[:N_SAMPLES],
         train=packed["train"],
         held_out=packed["held_out"],
         histogram=histogram(lengths),

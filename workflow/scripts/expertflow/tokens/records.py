@@ -9,8 +9,37 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSpec:
+    """Settings of ``pretokenize_shard``."""
+
+    engine: Literal["tokenizers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedPiece:
+    """A stretch of a document, decoded from its ids; ``learned`` is what the model is taught."""
+
+    text: str
+    learned: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedSample:
+    """A training document as the model gets it. Long ones are shown in part."""
+
+    document_id: str
+    n_tokens: int
+    n_supervised_tokens: int
+    pieces: tuple[DecodedPiece, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShardRecord:
-    """Token ids of the kept documents of one shard."""
+    """Token ids of the kept documents of one shard.
+
+    ``n_special_text_documents`` hold in a text what is a special token to the model. Dropped are
+    documents that the model's chat template cannot write, or that the policy on such texts rejects.
+    """
 
     source: str
     shard: str
@@ -19,6 +48,9 @@ class TokenShardRecord:
     n_documents: int
     n_tokens: int
     n_supervised_tokens: int
+    n_special_text_documents: int
+    n_dropped_by_reason: dict[str, int]
+    samples: tuple[DecodedSample, ...]
     engine: str
     engine_version: str
     tokenizer_sha256: str
@@ -91,6 +123,9 @@ class PackingRecord:
     engine: str
     engine_version: str
     tokenizer_sha256: str
+    n_special_text_documents: int
+    n_dropped_by_reason: dict[str, int]
+    samples: tuple[DecodedSample, ...]
     train: PackedSplit
     held_out: PackedSplit
     histogram: LengthHistogram

@@ -23,12 +23,12 @@ class TokenisedDocument:
 def tokenise(documents: Sequence[tuple[Segment, ...]], engine: Engine) -> list[TokenisedDocument]:
     r"""Tokenise many documents with one call to the engine.
 
-    Of the segment "assistant\nSELECT 1" only what follows its header is supervised.
+    Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenised once
+    more by itself, to find the token at which learning starts.
     """
-    texts = [s.text for d in documents for s in d if not s.special]
-    headers = sorted({s.text[: s.n_header_chars] for d in documents for s in d if s.n_header_chars})
-    header_ids = dict(zip(headers, engine.encode(headers), strict=True)) if headers else {}
-    encoded = iter(engine.encode(texts))
+    encoded = iter(engine.encode([s.text for d in documents for s in d if not s.special]))
+    edges = sorted({text for d in documents for s in d for text in _edges(s)})
+    known = dict(zip(edges, engine.encode(edges), strict=True)) if edges else {}
     special: dict[str, int] = {}
     result = []
     for document in documents:
@@ -41,29 +41,38 @@ def tokenise(documents: Sequence[tuple[Segment, ...]], engine: Engine) -> list[T
                 piece = [special[segment.text]]
             else:
                 piece = next(encoded)
-            if segment.supervised:
-                header = header_ids.get(segment.text[: segment.n_header_chars], [])
-                _add_span(spans, len(ids) + _shared_prefix(header, piece), len(ids) + len(piece))
+            for start, end in segment.learned:
+                low = _token_at(segment.text[:start], piece, known) if start else 0
+                whole = end == len(segment.text)
+                high = len(piece) if whole else _token_at(segment.text[:end], piece, known)
+                _add_span(spans, len(ids) + low, len(ids) + high)
             ids += piece
         result.append(TokenisedDocument(ids, spans))
     return result
 
 
-def _shared_prefix(header: list[int], ids: list[int]) -> int:
-    """Count the leading ids that belong to the header alone.
+def _edges(segment: Segment) -> list[str]:
+    """List what stands before each edge of a learned stretch inside the segment's text."""
+    n = len(segment.text)
+    return [segment.text[:at] for span in segment.learned for at in span if 0 < at < n]
 
-    Usually all of the header's. Where the text's first characters merge into the header's last
-    token, that token is the first one that is learned.
+
+def _token_at(before: str, ids: list[int], known: dict[str, list[int]]) -> int:
+    """Count the leading ids that belong to the text before an edge alone.
+
+    Usually all of that text's. Where its last characters merge with what follows, the token that
+    holds both is the first behind the edge.
     """
+    own = known[before]
     n = 0
-    while n < min(len(header), len(ids)) and header[n] == ids[n]:
+    while n < min(len(own), len(ids)) and own[n] == ids[n]:
         n += 1
     return n
 
 
 def _add_span(spans: list[int], start: int, end: int) -> None:
     """Add a span, joined to the one before it where they touch."""
-    if start == end:
+    if start >= end:
         return
     if spans and spans[-1] == start:
         spans[-1] = end

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
+from expertflow.data.layout import read_layout
 from expertflow.plan.records import ModelFacts
 from expertflow.train.records import ModelRecord, ModelSpec
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
@@ -55,6 +56,9 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         tokenizer_sha256=sha256_file(path / TOKENIZER_FILES[0]),
         weights_sha256=sha256_json([sha256_file(file) for file in weights]),
+        layout=read_layout(
+            path, choice=spec.chat_template, text_special_tokens=spec.text_special_tokens
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from expertflow.data.records import Layout
 from expertflow.plan.records import ModelFacts
 
 NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
@@ -26,6 +27,8 @@ class ModelSpec:
     head_dim: int
     intermediate_size: int
     tokenizer: str | None
+    chat_template: str
+    text_special_tokens: Literal["plain", "reject", "allow"]
     content: dict[str, str]
     seed: int
 
@@ -44,6 +47,7 @@ class ModelRecord:
     n_weight_bytes: int
     tokenizer_sha256: str
     weights_sha256: str
+    layout: Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

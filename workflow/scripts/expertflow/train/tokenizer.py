@@ -6,12 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from expertflow.data.render import TEXT_END, TURN_END, TURN_START
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -38,7 +33,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
         "pad_token": TEXT_END,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": CHATML,
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,78 +1,69 @@
-"""Run git apart from all user settings, hooks and filters of a repository."""
+"""Run git apart from all settings of the user, the machine and, as far as can be, a repository."""
 
 import contextlib
+import io
 import os
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import cast
 
 from expertflow.core.errors import DataError
 
-# Settings that would let the repository, or another owner's files, change what is run or read.
+# A file larger than this counts as binary: git neither loads it nor compares its lines.
+BIG_FILE_BYTES = 1 << 20
+# Settings that would let files of others change what is run or read.
 _SAFE = (
-    *("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
-    *("-c", "protocol.allow=never", "-c", "protocol.file.allow=always"),
-    *("-c", "core.attributesFile=/dev/null", "-c", "diff.renameLimit=1000"),
+    *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
+    *("-c", "core.attributesFile=/dev/null", "-c", "core.commitGraph=false"),
+    *("-c", "core.multiPackIndex=false", "-c", f"core.bigFileThreshold={BIG_FILE_BYTES}"),
+    *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
 )
 
 
-def git_directory(repository: Path) -> Path:
-    """Find the git directory of a repository, bare or not; no folder above it counts."""
-    failure = f"{repository}: not a git repository; give its directory or a .bundle file"
-    if not repository.is_dir():
-        raise DataError(failure)
-    command = ("-C", str(repository), "rev-parse", "--absolute-git-dir")
-    return Path(run_git(None, *command, failure=failure, ceiling=repository).rstrip("\n"))
+class Pipe:
+    """A git command that answers question by question; it starts with the first one."""
 
+    def __init__(self, git_dir: Path, *arguments: str, objects: Path | None = None) -> None:
+        self._command = _command(git_dir, *arguments)
+        self._environment = _environment(objects)
+        self._process: subprocess.Popen[bytes] | None = None
 
-@contextlib.contextmanager
-def opened(repository: Path) -> Iterator[Path]:
-    """Give the git directory of a repository; a bundle is unpacked for as long as it is read."""
-    if repository.is_dir():
-        yield git_directory(repository)
-        return
-    with tempfile.TemporaryDirectory(prefix="bundle-") as directory:
-        target = Path(directory) / "repository.git"
-        options = ("--quiet", "--bare", "--no-hardlinks", "--template=")
-        command = ("clone", *options, "-c", "core.hooksPath=/dev/null")
-        failure = f"{repository}: the bundle cannot be unpacked; it must be whole, not incremental"
-        run_git(None, *command, str(repository.absolute()), str(target), failure=failure)
-        yield target
+    def ask(self, question: bytes) -> io.BufferedReader:
+        """Send one question; return where the answer is read.
 
+        Raises:
+            DataError: git gave up, as it does when an object is missing or damaged.
+        """
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self.failed() from error
+        return cast(io.BufferedReader, self._process.stdout)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Process:
-    """A git command that answers question by question."""
+    def failed(self) -> DataError:
+        """Say that the command ended before it answered."""
+        return DataError(
+            "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
+        )
 
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-
-
-def ask(process: Process, question: bytes) -> None:
-    """Send one question."""
-    process.stdin.write(question)
-    process.stdin.flush()
-
-
-@contextlib.contextmanager
-def pipe(git_dir: Path, *arguments: str) -> Iterator[Process]:
-    """Keep one git command running for as long as the block lasts."""
-    process = subprocess.Popen(
-        _command(git_dir, *arguments),
-        env=_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert process.stdin is not None and process.stdout is not None
-        yield Process(stdin=process.stdin, stdout=process.stdout)
-    finally:
-        process.kill()
-        process.communicate()
+    def close(self) -> None:
+        """End the command; the next question starts it anew."""
+        if self._process is None:
+            return
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self._process = None
 
 
 def run_git(
@@ -80,9 +71,13 @@ def run_git(
     *arguments: str,
     failure: str,
     stdin: bytes = b"",
-    ceiling: Path | None = None,
+    objects: Path | None = None,
+    timeout_s: float | None = None,
 ) -> str:
     """Run one git command apart from all user settings and hooks; return what it prints.
+
+    Bytes that are no UTF-8 become lone surrogates. ``objects`` is read in the place of the objects
+    of ``git_dir``.
 
     Raises:
         DataError: ``failure`` and git's last line, or git is missing.
@@ -90,15 +85,19 @@ def run_git(
     try:
         done = subprocess.run(
             _command(git_dir, *arguments),
-            env=_environment(ceiling),
+            env=_environment(objects),
             input=stdin,
             capture_output=True,
             check=False,
+            timeout=timeout_s,
         )
     except FileNotFoundError as error:
         raise DataError("git: the program is missing; install git") from error
+    except subprocess.TimeoutExpired as error:
+        raise DataError(f"{failure} (git gave no answer in {timeout_s:.0f} s)") from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        said = "".join(sign if sign.isprintable() else "?" for sign in said)
         raise DataError(f"{failure} ({said})" if said else failure)
     return done.stdout.decode("utf-8", "surrogateescape")
 
@@ -109,17 +108,21 @@ def _command(git_dir: Path | None, *arguments: str) -> list[str]:
     return ["git", *_SAFE, *place, *arguments]
 
 
-def _environment(ceiling: Path | None = None) -> dict[str, str]:
-    """Hide the user's and the machine's git settings; ``ceiling`` stops the search for .git."""
+def _environment(objects: Path | None) -> dict[str, str]:
+    """Hide the user's and the machine's git settings; forbid every way to fetch objects."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    if ceiling is not None:
-        kept["GIT_CEILING_DIRECTORIES"] = str(ceiling.absolute().parent)
+    if objects is not None:
+        kept["GIT_OBJECT_DIRECTORY"] = str(objects)
     return kept | {
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_GRAFT_FILE": os.devnull,
         "GIT_NO_LAZY_FETCH": "1",
+        # Older git knows no GIT_NO_LAZY_FETCH; with no protocol allowed its fetch fails at once,
+        # before it starts a program that the repository names.
+        "GIT_ALLOW_PROTOCOL": "none",
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
         "LC_ALL": "C",

@@ -1,77 +1,102 @@
-"""Hugging Face data sets: pinned to a commit, read from the library's own cache.
+"""Hugging Face data sets: pinned to a commit, read as Arrow files from the libraries' own caches.
 
-Looking at the cache costs no network. ``datasets`` downloads what is missing and keeps it as Arrow
-files, which the shards read by row range.
+What is prepared is read without asking anyone. What is only downloaded is prepared without a
+network; the hub is asked for the rest. No code that comes with a data set is ever run.
 """
 
-import os
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.data.records import DataFile, SourceSpec
+from expertflow.data import cache
+from expertflow.data.cache import cached_revision as cached_revision
+from expertflow.data.records import DataFile
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources import hub_prepare
+from expertflow.data.sources.hub_download import open_snapshot, set_up_libraries
+from expertflow.data.sources.hub_errors import one_line
 
+log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
 
 
-def cached_revision(repository: str, revision: str | None) -> str | None:
-    """Find the commit that a branch or tag had when the cache last saw it; null when unknown."""
-    wanted = revision or "main"
-    if len(wanted) == 40 and all(c in "0123456789abcdef" for c in wanted):
-        return wanted
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub")).expanduser()
-    ref = cache / f"datasets--{repository.replace('/', '--')}" / "refs" / wanted
-    return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubData:
+    """A data set on this disk. The licence is the manifest's, else the one of its card."""
+
+    revision: str
+    licence: str | None
+    files: list[DataFile]
 
 
-def fetch(source: SourceSpec) -> tuple[str | None, list[DataFile]]:
-    """Load a data set through the library's cache; give its commit and its Arrow files.
+def fetch(source: SourceSpec) -> HubData:
+    """Find a data set in the caches or bring it there; give its commit and its Arrow files.
 
     Raises:
         DataError: the hub cannot be reached, or the data set, revision, config or split is unknown.
     """
-    import datasets
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    identifier = str(source.id)
-    revision = cached_revision(identifier, source.revision)
-    try:
-        if revision is None:
-            # Resolves a branch to its commit and leaves that in the cache, for the next time
-            # without a network; the card is the one file it costs.
-            folder = huggingface_hub.snapshot_download(
-                identifier,
-                repo_type="dataset",
-                revision=source.revision,
-                allow_patterns=["README.md"],
-            )
-            revision = Path(folder).name
-        data = datasets.load_dataset(
-            identifier,
-            source.config,
-            data_dir=source.options.get("data_dir"),
-            split=source.split or "train",
-            revision=revision,
-        )
-    except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
-        raise DataError(
-            f"source {source.name}: cannot load data set {identifier} ({type(error).__name__}:"
-            f" {error}); check id, split and network, or download it once where there is one"
-        ) from error
-    return revision, [_cached_file(Path(file["filename"])) for file in data.cache_files]
+    repository = str(source.id)
+    prepared = cache.find_source(source)
+    notes: list[str] = []
+    if prepared is None:
+        with one_line(source):
+            set_up_libraries()
+            snapshot = open_snapshot(source, cached_revision(repository, source.revision))
+            if not snapshot.is_listed:
+                notes.append("the hub was out of reach: the cached files are taken to be all")
+                log.warning("%s: %s", repository, notes[0])
+            prepared = hub_prepare.prepare(source, snapshot)
+    hub_prepare.check_split(source, list(prepared.n_records_by_split))
+    log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
+    licence, said = _licence(
+        source, cache.card_licence(cache.card_data(repository, prepared.commit))
+    )
+    notes += said
+    paths = prepared.files(source.split or "train")
+    files = [_arrow_file(path, tuple(sorted(notes))) for path in paths]
+    _check_count(source, prepared, files)
+    return HubData(revision=prepared.commit, licence=licence, files=files)
 
 
-def _cached_file(path: Path) -> DataFile:
+def _licence(source: SourceSpec, card: str | None) -> tuple[str | None, list[str]]:
+    """Choose the licence to record, and say where it is from when that is not plain."""
+    if source.licence is None:
+        return card, [f"licence {card}: from the data set card"] if card else []
+    if card is None or card.casefold() == source.licence.casefold():
+        return source.licence, []
+    log.warning(
+        "source %s: its manifest says licence %s, the data set card says %s; check which holds",
+        source.name, source.licence, card,
+    )  # fmt: skip
+    return source.licence, [f"the data set card says {card}"]
+
+
+def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
-        n_records = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
+    try:
+        with pa.memory_map(str(path)) as source:
+            n_records = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
     return DataFile(
         path=str(path),
         format="arrow",
+        compression=None,
         n_bytes=path.stat().st_size,
         n_records=n_records,
         sha256=sha256_file(path),
+        notes=notes,
     )
+
+
+def _check_count(source: SourceSpec, prepared: cache.Prepared, files: list[DataFile]) -> None:
+    there = sum(file.n_records or 0 for file in files)
+    stated = prepared.n_records_by_split[source.split or "train"]
+    if there != stated:
+        raise DataError(
+            f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
+            " fetch again"
+        )

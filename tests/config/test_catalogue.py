@@ -1,0 +1,167 @@
+"""The catalogue of data sets, over the project's own config and over made-up ones."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from loopback_hub import write_hub_cache, write_prepared_cache
+from rich.console import Console
+from support import ROOT, SCRIPTS
+
+from expertflow.config.catalogue import NamedSource, catalogue
+from expertflow.config.catalogue_tables import print_catalogue, size
+from expertflow.config.digest import reachable
+
+COMMIT = "a" * 40
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def write_config(folder: Path, experts: dict[str, list[dict[str, Any]]]) -> None:
+    (folder / "config" / "experts").mkdir(parents=True)
+    (folder / "config" / "config.yaml").write_text(
+        yaml.safe_dump({"preset": "demo", "experts": dict.fromkeys(experts)})
+    )
+    for name, sources in experts.items():
+        manifest = {
+            "description": "d", "model": "builtin:tiny-qwen3",
+            "sources": [{"text": "{q}", **source} for source in sources],
+            "evaluation": {"task": "held_out_loss"},
+        }  # fmt: skip
+        (folder / "config" / "experts" / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+
+
+def sources(preset: str = "both") -> dict[str, NamedSource]:
+    found = catalogue(preset, basedir=ROOT)
+    assert found.problems == ()
+    return {source.location: source for source in found.sources}
+
+
+def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None:
+    (home.parent / "config").mkdir()
+    (home.parent / "config" / "config.yaml").write_text(
+        (ROOT / "config" / "config.yaml").read_text()
+    )
+    found = catalogue("both", basedir=ROOT)
+    users = {use.expert for source in found.sources for use in source.used_by}
+    assert users == set(yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["experts"])
+    kinds = {source.kind: source.status for source in found.sources}
+    assert kinds["hub"] == "missing" and kinds["generated"] == "generated"
+    demo, full = (catalogue(preset, basedir=ROOT).sources for preset in ("demo", "full"))
+    assert not any(source.kind == "hub" for source in demo)
+    assert any(source.kind == "hub" for source in full)
+
+
+def test_each_kind_says_what_is_here(home: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"q": ["a", "b", "c"]}), home.parent / "rows.parquet")
+    (home.parent / "lines.jsonl").write_text('{"q": "a"}\n')
+    card = {"README.md": b"---\nlicense: cc0-1.0\n---\n", "a.jsonl": b"{}"}
+    write_hub_cache(home, card, repository="someone/sums", commit=COMMIT)
+    write_prepared_cache(home, 7, repository="someone/sums", commit=COMMIT)
+    write_hub_cache(home, card, repository="someone/raw", commit=COMMIT)
+    hub: dict[str, Any] = {"name": "h", "kind": "hub"}
+    write_config(
+        home.parent,
+        {
+            "e": [
+                {"name": "p", "kind": "local", "path": "rows.parquet"},
+                {"name": "l", "kind": "local", "path": "*.jsonl", "licence": "mit"},
+                {**hub, "id": "someone/sums"},
+            ],
+            "f": [{**hub, "id": "someone/sums"}, {**hub, "name": "r", "id": "someone/raw"}],
+        },
+    )
+    found = sources()
+    said = {n: (s.status, s.n_records, s.licence, s.licence_origin) for n, s in found.items()}
+    assert said == {
+        "rows.parquet": ("found", 3, None, None),
+        "*.jsonl": ("found", None, "mit", "manifest"),
+        "someone/sums": ("prepared", 7, "cc0-1.0", "card"),
+        "someone/raw": ("downloaded", None, "cc0-1.0", "card"),
+    }
+    assert found["*.jsonl"].n_bytes == 11
+    assert [(use.expert, use.presets) for use in found["someone/sums"].used_by] == [
+        ("e", ("demo", "full")), ("f", ("demo", "full")),
+    ]  # fmt: skip
+
+
+def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
+    good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
+    write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
+    found = catalogue("both", basedir=ROOT)
+    assert [source.status for source in found.sources] == ["missing"]
+    assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_tables_fit_the_terminal_and_flag_what_has_no_licence(home: Path, width: int) -> None:
+    write_config(
+        home.parent, {"e": [{"name": "h", "kind": "hub", "id": "someone/quite-a-long-name" * 3}]}
+    )
+    write_prepared_cache(home, 12345, repository="someone/sums", commit=COMMIT)
+    text = io.StringIO()
+    print_catalogue(catalogue("demo", basedir=ROOT), Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    table = [line for line in lines if not line.startswith(("downloaded:", "prepared:"))]
+    assert max(map(len, table)) <= width
+    assert "no licence" in text.getvalue() and "default 12,345" in text.getvalue()
+    assert "1 of 1 sources state no licence" in text.getvalue()
+    assert "there is no such folder yet" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(None, "-"), (0, "0 B"), (999, "999 B"), (999_600, "1 MB"), (1_500_000_000, "1.5 GB")],
+)
+def test_sizes_are_short(n_bytes: int | None, text: str) -> None:
+    assert size(n_bytes) == text
+
+
+def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / "find_datasets.py"), *arguments],
+        env=environment, cwd=home.parent, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None:
+    shown = run(home=home)
+    assert shown.returncode == 0, shown.stderr
+    assert "no data set in the Hugging Face caches" in shown.stdout
+    assert "gretelai/synthetic_text_to_sql" in shown.stdout
+    write_prepared_cache(home, 7, repository="someone/sums", commit=COMMIT)
+    printed = run("--json", "--preset", "full", home=home)
+    value = json.loads(printed.stdout)
+    assert sorted(value) == ["cache", "problems", "sources"]
+    assert value["cache"]["datasets"][0]["prepared"][0]["n_records_by_split"] == {"train": 7}
+    missing = [source for source in value["sources"] if source["status"] == "missing"]
+    assert missing and all(source["n_bytes"] is None for source in missing)
+    assert TOKEN not in shown.stdout + shown.stderr + printed.stdout + printed.stderr
+
+
+def test_a_wrong_argument_of_the_script_is_refused(home: Path) -> None:
+    assert run("--preset", "neither", home=home).returncode == 2
+
+
+def test_the_rule_does_not_depend_on_the_catalogue() -> None:
+    names = {path.name for path in reachable(SCRIPTS / "find_datasets.py", SCRIPTS)}
+    assert "find.py" in names
+    assert not names & {"catalogue.py", "catalogue_tables.py", "load.py", "cache.py"}

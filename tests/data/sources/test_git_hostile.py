@@ -1,0 +1,380 @@
+"""The git source against repositories that were made to harm: nothing runs, nothing breaks."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expertflow.core.errors import DataError
+from expertflow.data.sources.git import extract_commits, head
+from expertflow.data.sources.git_process import BIG_FILE_BYTES
+
+ANN = b"Ann <ann@a.org> 1700000000 +0000"
+
+
+def git(place: Path, *arguments: str, stdin: bytes = b"") -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", "-c", "protocol.file.allow=always", "-C", str(place), *arguments]
+    done = subprocess.run(command, env=environment, input=stdin, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", "made.git")
+    return tmp_path / "made.git"
+
+
+def put(place: Path, kind: str, content: bytes) -> str:
+    """Store any bytes as an object, however wrong they are."""
+    return git(place, "hash-object", "-w", "--literally", "-t", kind, "--stdin", stdin=content)
+
+
+def tree(place: Path, files: dict[bytes, bytes], mode: bytes = b"100644") -> str:
+    entries = [
+        mode + b" " + name + b"\0" + bytes.fromhex(put(place, "blob", content))
+        for name, content in sorted(files.items())
+    ]
+    return put(place, "tree", b"".join(entries))
+
+
+def commit(
+    place: Path,
+    files: dict[bytes, bytes] | str,
+    *parents: str,
+    author: bytes | None = ANN,
+    message: bytes = b"Work\n",
+    encoding: bytes | None = None,
+) -> str:
+    """Store a commit and make it the head of main."""
+    root = files if isinstance(files, str) else tree(place, files)
+    lines = [b"tree " + root.encode(), *(b"parent " + parent.encode() for parent in parents)]
+    lines += [b"author " + author] if author is not None else []
+    lines += [b"committer " + ANN, *([b"encoding " + encoding] if encoding else [])]
+    made = put(place, "commit", b"\n".join(lines) + b"\n\n" + message)
+    git(place, "update-ref", "refs/heads/main", made)
+    return made
+
+
+def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
+    records = list(extract_commits(place, options={"merges": "keep", **options}))
+    # What json and UTF-8 cannot hold would stop the next stage.
+    assert json.dumps(records, ensure_ascii=False).encode()
+    return records
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (b"a\nb.txt", "a\nb.txt"),
+        (b"tab\there", "tab\there"),
+        (b"q\"uo'te", "q\"uo'te"),
+        (b"..", ".."),
+        (b".git", ".git"),
+        (b"-rf", "-rf"),
+        (b":(top)x", ":(top)x"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"n" * 5000, "n" * 5000),
+        ("\u2028\u0085".encode(), "\u2028\u0085"),
+        (b"1\t2\tthree", "1\t2\tthree"),
+    ],
+)
+def test_absurd_names_of_files(place: Path, name: bytes, path: str) -> None:
+    commit(place, {name: b"text\n", b"other": b"text\n"})
+    record = extracted(place)[0]
+    assert sorted(file["path"] for file in record["files"]) == sorted(["other", path])
+    assert record["n_added"] == 2
+    assert record["bytes_replaced"] == ("\ufffd" in path)
+    assert len(record["changes"].splitlines()) == 2  # whatever else Python takes for a line end
+
+
+@pytest.mark.parametrize(
+    ("when", "date"),
+    [
+        (b"0", "1970-01-01T00:00:00Z"),
+        (b"4102444800", "2100-01-01T00:00:00Z"),
+        (b"-1", "1969-12-31T23:59:59Z"),
+        (b"-62135596800", "0001-01-01T00:00:00Z"),
+        (b"9" * 30, None),
+        (b"9" * 5000, None),
+        (b"soon", None),
+        (b"", None),
+    ],
+)
+def test_absurd_dates(place: Path, when: bytes, date: str | None) -> None:
+    commit(place, {b"a": b"a"}, author=b"Ann <ann@a.org> " + when + b" +9999")
+    assert extracted(place)[0]["authored_at"] == date
+    if date is None:
+        with pytest.raises(DataError, match=r"left out: date 1"):
+            extracted(place, since="1900-01-01", until="9999-12-31")
+
+
+@pytest.mark.parametrize(
+    ("author", "name"),
+    [
+        (None, None),
+        (b"", None),
+        (b"<> 1 +0000", None),
+        (b"Ann", "Ann"),
+        (b"Ann <ann@a.org", "Ann"),
+        (b"<ann@a.org> 1 +0000", None),
+        (b"Ann <b> <ann@a.org> 1 +0000", "Ann"),
+        (b"Ren\xe9 <r@a.org> 1 +0000", "Ren\ufffd"),
+    ],
+)
+def test_authors_that_are_none(place: Path, author: bytes | None, name: str | None) -> None:
+    commit(place, {b"a": b"a"}, author=author)
+    assert extracted(place, pseudonymise=False)[0]["author"] == name
+    known = name or b"@" in (author or b"")
+    assert extracted(place)[0]["author"] == ("Contributor 1" if known else None)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "raw", "text"),
+    [
+        (b"ISO-8859-1", b"caf\xe9", "café"),
+        (b"iso-2022-jp", "日本".encode("iso-2022-jp"), "日本"),
+        (b"windows-1251", "да".encode("cp1251"), "да"),
+        (b"nonsense", "café".encode(), "café"),
+        (b"utf\x00-8", b"caf\xe9", "caf\ufffd"),
+        (b"undefined", b"caf\xe9", "caf\ufffd"),
+        (b"unicode_escape", rb"\ud800", r"\ud800"),
+        (b"hex", b"6162", "6162"),
+        (b"../../x", b"x", "x"),
+    ],
+)
+def test_encodings_of_messages(place: Path, encoding: bytes, raw: bytes, text: str) -> None:
+    commit(place, {b"a": b"a"}, message=raw, encoding=encoding)
+    record = extracted(place)[0]
+    assert record["message"] == text
+    assert record["bytes_replaced"] == ("\ufffd" in text)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\n\n\n",
+        b"nul \0 inside",
+        b"X-by:" + b" " * 300_000,
+        b"-by" * 100_000,
+        b"a" * 300_000,
+        b"a@" * 100_000,
+    ],
+)
+def test_absurd_messages_take_no_time(place: Path, message: bytes) -> None:
+    commit(place, {b"a": b"a"}, message=message)
+    assert extracted(place)[0]["message"] == message.decode()
+
+
+def test_a_message_without_end_is_cut(place: Path) -> None:
+    first = commit(place, {b"a": b"a"}, message=b"long " * 500_000)
+    commit(place, {b"a": b"b"}, first, message=b"next\n")
+    long, following = extracted(place)
+    assert long["message_truncated"] and len(long["message"]) < 1 << 20
+    assert (following["message"], following["n_files"]) == ("next\n", 1)
+
+
+def test_a_name_that_all_texts_hold_is_no_trap(place: Path) -> None:
+    parent: list[str] = []
+    for number in range(40):
+        author = b"a " + b"b" * number + b" <%d@a.org> 1 +0000" % number
+        parent = [commit(place, {b"a": b"a %d\n" % number}, *parent, author=author)]
+    commit(place, {b"a": b"a " * 100_000}, *parent)
+    assert len(extracted(place, max_diff_bytes=200_000)) == 41
+
+
+def test_many_parents_and_many_files(place: Path) -> None:
+    one = {b"00000": b"x"}
+    base = commit(place, one)
+    stream = "".join(
+        f"commit refs/heads/x\nmark :{mark}\ncommitter A <a@a.org> {mark} +0000\n"
+        f"data 1\nx\nfrom {base}\n\n"
+        for mark in range(1, 3001)
+    )
+    marks = place / "marks"
+    command = ("fast-import", "--quiet", "--force", f"--export-marks={marks}")
+    git(place, *command, stdin=stream.encode())
+    parents = [line.split()[1] for line in marks.read_text().splitlines()]
+    blob = put(place, "blob", b"x")
+    listed = "".join(f"100644 blob {blob}\t{number:05d}\0" for number in range(3000))
+    octopus = commit(place, one, base, *parents)
+    wide = commit(place, git(place, "mktree", "-z", stdin=listed.encode()), octopus)
+    commit(place, one, wide)
+    skipped: Counter[str] = Counter()
+    records = list(extract_commits(place, options={"merges": "keep"}, skipped=skipped))
+    assert skipped == {"too_many_files": 2}
+    merge = next(record for record in records if record["commit"] == octopus)
+    assert len(merge["parents"]) == 3001 and merge["n_files"] == 0
+    wide_record = extracted(place, max_files=2999)[-2]
+    assert (wide_record["n_files"], wide_record["diff_truncated"]) == (2999, True)
+
+
+def test_big_files_are_named_and_not_loaded(place: Path) -> None:
+    big = b"line\n" * (BIG_FILE_BYTES // 5 + 1)
+    first = commit(place, {b"big": big, b"kept": big, b"old": b"one\n" * 9})
+    new = {b"bigger\n": big + b"more\n", b"kept": big + b"end\n", b"new": b"one\n" * 9}
+    commit(place, new, first)
+    start, moved = extracted(place)
+    assert {file["path"]: file["n_added"] for file in start["files"]} == {
+        "big": None, "kept": None, "old": 9
+    }  # fmt: skip
+    # As a rename the big one would have to be loaded; the small one is found.
+    assert {file["path"]: file["renamed_from"] for file in moved["files"]} == {
+        "big": None, "bigger\n": None, "kept": None, "new": "old"
+    }  # fmt: skip
+    assert "more" not in moved["diff"] and "rename to new" in moved["diff"]
+
+
+def test_more_big_files_than_can_be_left_out(place: Path) -> None:
+    big = put(place, "blob", b"line\n" * (BIG_FILE_BYTES // 5 + 1))
+    listed = "".join(f"100644 blob {big}\t{number:0600d}\0" for number in range(99))
+    first = commit(place, {b"a": b"a"})
+    commit(place, git(place, "mktree", "-z", stdin=listed.encode()), first)
+    skipped: Counter[str] = Counter()
+    assert len(list(extract_commits(place, options={}, skipped=skipped))) == 1
+    assert skipped == {"big_files": 1}
+
+
+def test_a_patch_that_does_not_end_is_left(place: Path) -> None:
+    wide = {b"%03d" % n: (b"%03d\n" % n) * 250_000 for n in range(20)}
+    first = commit(place, wide)
+    commit(place, {b"a": b"a\n"}, first)
+    records = extracted(place)
+    assert records[0]["diff_truncated"] and records[0]["n_added"] == 20 * 250_000
+    assert records[1]["n_deleted"] == 20 * 250_000
+
+
+def test_links_and_submodules_are_only_named(place: Path) -> None:
+    links = tree(place, {b"passwd": b"/etc/passwd", b"up": b"../../.."}, mode=b"120000")
+    first = commit(place, links)
+    gitlink = put(place, "tree", b"160000 sub\0" + b"\x12" * 20)
+    commit(place, gitlink, first)
+    link, sub = extracted(place)
+    assert "+/etc/passwd" in link["diff"] and "root:" not in link["diff"]
+    assert "+Subproject commit 1212" in sub["diff"]
+
+
+def test_nothing_that_the_repository_sets_is_obeyed(place: Path, tmp_path: Path) -> None:
+    first = commit(
+        place, {b"a.txt": b"one\n", b".gitattributes": b"* diff=trap filter=trap -text\n"}
+    )
+    second = commit(place, {b"a.txt": b"two\n"}, first, message=b"Second\n")
+    before = extracted(place)
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
+    trap.chmod(0o755)
+    for key in (
+        *("diff.external", "diff.trap.textconv", "diff.trap.command", "filter.trap.smudge"),
+        *("filter.trap.clean", "core.fsmonitor", "core.pager", "core.editor", "core.sshCommand"),
+        *("core.alternateRefsCommand", "core.gitProxy", "uploadpack.packObjectsHook"),
+        *("credential.helper", "gpg.program", "alias.rev-list", "core.askPass"),
+    ):
+        git(place, "config", key, str(trap))
+    for key in ("diff.noprefix", "diff.trap.binary", "log.showSignature", "core.quotePath"):
+        git(place, "config", key, "true")
+    git(place, "config", "diff.orderFile", "/dev/zero")
+    (place / "hooks").mkdir(exist_ok=True)
+    for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+        (place / "hooks" / hook).symlink_to(trap)
+    (place / "info").mkdir(exist_ok=True)
+    (place / "info" / "attributes").write_text("* diff=trap -diff\n", encoding="utf-8")
+    (place / "info" / "grafts").write_text(f"{second}\n", encoding="utf-8")
+    git(place, "update-ref", f"refs/replace/{second}", first)
+    (place / "objects" / "info" / "alternates").write_text("/dev/null\n/none\n", encoding="utf-8")
+    (tmp_path / "sprung").unlink(missing_ok=True)
+    assert extracted(place) == before
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path) -> None:
+    first = commit(place, {b"a": b"one\n"})
+    commit(place, {b"a": b"two\n"}, first)
+    missing = git(place, "rev-parse", "HEAD:a")
+    (place / "objects" / missing[:2] / missing[2:]).unlink()
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
+    trap.chmod(0o755)
+    for key, value in (
+        *(("core.repositoryFormatVersion", "1"), ("extensions.partialClone", "origin")),
+        *(("remote.origin.url", str(tmp_path)), ("remote.origin.promisor", "true")),
+        ("remote.origin.uploadpack", str(trap)),
+    ):
+        git(place, "config", key, value)
+    with pytest.raises(DataError, match="partial clone"):
+        extracted(place)
+    with pytest.raises(DataError, match="is no commit there"):
+        head(place, ref="f" * 40)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_another_owner_is_no_obstacle(place: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    commit(place, {b"a": b"a"})
+    os.chown(place, 12345, 12345)
+    assert len(extracted(place)) == 1
+
+
+def test_a_shallow_clone_is_read_without_its_edge(place: Path, tmp_path: Path) -> None:
+    parents: list[str] = []
+    for number in range(4):
+        parents = [commit(place, {b"a": b"%d\n" % number}, *parents)]
+    git(tmp_path, "clone", "--quiet", "--depth=3", place.as_uri(), "shallow")
+    skipped: Counter[str] = Counter()
+    records = list(extract_commits(tmp_path / "shallow", options={}, skipped=skipped))
+    assert records == extracted(place)[2:]
+    assert skipped == {"shallow": 1}
+
+
+def test_other_layouts_give_the_same_records(place: Path, tmp_path: Path) -> None:
+    commit(place, {b"a": b"a\n"})
+    made = extracted(place)
+    git(tmp_path, "clone", "--quiet", str(place), "clone")
+    assert extracted(tmp_path / "clone") == made
+    git(tmp_path / "clone", "worktree", "add", "--quiet", "../linked")
+    git(tmp_path, "clone", "--quiet", "--shared", str(place), "shared\nclone")
+    assert extracted(tmp_path / "shared\nclone") == made
+    assert extracted(tmp_path / "linked")[0]["diff"] == made[0]["diff"]
+
+
+def test_sha256_repositories_and_bundles(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--bare", "--object-format=sha256", "new.git")
+    place = tmp_path / "new.git"
+    git(place, "symbolic-ref", "HEAD", "refs/heads/main")
+    first = commit(place, {b"a": b"a\n"})
+    commit(place, {b"a": b"b\n"}, first)
+    records = extracted(place)
+    assert len(records[0]["commit"]) == 64
+    git(place, "bundle", "create", "--quiet", "../new.bundle", "HEAD", "main")
+    assert extracted(tmp_path / "new.bundle") == records
+
+
+@pytest.mark.parametrize("kind", ["incremental", "damaged", "empty", "text"])
+def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path, kind: str) -> None:
+    first = commit(place, {b"a": b"a\n"})
+    commit(place, {b"a": b"b\n"}, first)
+    bundle = tmp_path / "made.bundle"
+    git(place, "bundle", "create", "--quiet", str(bundle), "main", "HEAD", f"^{first}")
+    if kind == "damaged":
+        bundle.write_bytes(bundle.read_bytes()[:-30])
+    elif kind != "incremental":
+        bundle.write_bytes(b"" if kind == "empty" else b"# hello\n")
+    with pytest.raises(DataError, match=r"unpacked|not a git bundle") as caught:
+        extracted(bundle)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
+    first = commit(place, {b"a": b"a\n"})
+    commit(place, {b"a": b"b\n"}, first)
+    stream = extract_commits(place, options={})
+    next(stream)
+    stream.close()
+    listed = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True)
+    assert b"diff-tree" not in listed.stdout

@@ -1,0 +1,194 @@
+"""What the Hugging Face caches hold, off trees laid out as the libraries lay them out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback_hub import write_hub_cache, write_prepared_cache
+
+from expertflow.core.errors import DataError
+from expertflow.data import cache
+from expertflow.data.cache_scan import scan_caches
+from expertflow.data.settings import SourceSpec
+
+COMMITS = ["a" * 40, "b" * 40]
+CARD = b"---\nlicense: cc0-1.0\n---\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path
+
+
+def source(**changes: Any) -> SourceSpec:
+    return SourceSpec(name="s", kind="hub", **{"id": "someone/sums", **changes})
+
+
+@pytest.mark.parametrize(
+    ("environment", "hub", "prepared"),
+    [
+        ({}, "~/.cache/huggingface/hub", "~/.cache/huggingface/datasets"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub", "/x/huggingface/datasets"),
+        ({"HF_HOME": "/h"}, "/h/hub", "/h/datasets"),
+        ({"HF_HOME": "/h", "HF_HUB_CACHE": "/c"}, "/c", "/h/datasets"),
+        ({"HF_HOME": "/h", "HF_DATASETS_CACHE": "~/d"}, "/h/hub", "~/d"),
+    ],
+)
+def test_the_environment_says_where_the_caches_are(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    hub: str,
+    prepared: str,
+) -> None:
+    monkeypatch.delenv("HF_HOME")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache.hub_cache() == Path(hub).expanduser()
+    assert cache.prepared_cache() == Path(prepared).expanduser()
+
+
+@pytest.mark.parametrize("name", ["sums", "CypherBench", "Text-to-sql-v1", "aB2C", "SQLite3DB"])
+def test_folders_are_named_as_the_library_names_them(name: str) -> None:
+    from datasets.naming import camelcase_to_snakecase
+
+    assert cache.snake_case(name) == camelcase_to_snakecase(name)
+
+
+@pytest.mark.parametrize(
+    ("head", "licence"),
+    [
+        ("license: mit", "mit"),
+        ("license:\n- mit\n- cc-by-4.0", "mit, cc-by-4.0"),
+        ("license: other\nlicense_name: stack-terms", "stack-terms"),
+        ("license: other", "other"),
+        ("license: []", None),
+        ("title: x", None),
+        ("license: [", None),
+        ("just text", None),
+    ],
+)
+def test_a_card_states_its_licence(tmp_path: Path, head: str, licence: str | None) -> None:
+    card = tmp_path / "README.md"
+    card.write_text(f"---\n{head}\n---\n# Title\nlicense: wrong\n")
+    assert cache.card_licence(cache.front_matter(card)) == licence
+
+
+def test_a_branch_resolves_as_the_cache_last_saw_it(home: Path) -> None:
+    write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
+    assert cache.cached_revision("someone/sums", None) == COMMITS[0]
+    assert cache.cached_revision("someone/sums", COMMITS[1]) == COMMITS[1]
+    assert cache.cached_revision("someone/sums", "v2") is None
+
+
+def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
+    for commit in COMMITS:
+        write_prepared_cache(home, 5, repository="someone/sums", commit=commit)
+    found = cache.find_source(source(revision=COMMITS[1]))
+    assert found is not None and found.commit == COMMITS[1]
+    assert found.n_records_by_split == {"train": 5}
+    assert cache.find_source(source(revision="c" * 40)) is None
+    assert cache.find_source(source(revision="v2")) is None
+    # Two commits and no word on which is meant: neither is taken.
+    assert cache.find_source(source()) is None
+    write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
+    newest = cache.find_source(source())
+    assert newest is not None and newest.commit == COMMITS[0]
+
+
+def test_a_config_and_options_are_kept_apart(home: Path) -> None:
+    write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0], config="hard")
+    assert cache.find_source(source()) is None
+    assert cache.find_source(source(config="hard")) is not None
+    assert cache.find_source(source(config="hard", options={"data_dir": "a"})) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ({}, "default"),
+        ({"configs": [{"config_name": "a"}]}, "a"),
+        ({"configs": [{"config_name": "a"}, {"config_name": "b"}]}, "default"),
+        ({"configs": [{"config_name": "a"}, {"config_name": "b", "default": True}]}, "b"),
+        ({"configs": "broken"}, "default"),
+    ],
+)
+def test_the_config_meant_follows_from_the_card(card: dict[str, Any], expected: str) -> None:
+    assert cache.default_config(card) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "expected"),
+    [
+        (["x-train.arrow", "x-test.arrow"], "train", ["x-train.arrow"]),
+        (
+            ["t-v1-train-00001-of-00002.arrow", "t-v1-train-00000-of-00002.arrow"],
+            "train",
+            ["t-v1-train-00000-of-00002.arrow", "t-v1-train-00001-of-00002.arrow"],
+        ),
+        (["x-train_sft.arrow", "x-train.arrow", "cache-1234.arrow"], "train", ["x-train.arrow"]),
+    ],
+)
+def test_a_splits_files_are_told_by_their_names(
+    tmp_path: Path, names: list[str], split: str, expected: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    prepared = cache.Prepared(
+        folder=tmp_path, config="c", commit="d", n_records_by_split={}, n_bytes=0
+    )
+    assert [path.name for path in prepared.files(split)] == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"splits": {"train": {}}}'])
+def test_a_damaged_description_is_one_line(home: Path, text: str) -> None:
+    folder = write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0])
+    (folder / "dataset_info.json").write_text(text)
+    with pytest.raises(DataError, match=r"delete .* and fetch again"):
+        cache.read_prepared(folder)
+    assert cache.list_prepared(cache.prepared_root("someone/sums")) == []
+
+
+def test_both_caches_are_listed(home: Path) -> None:
+    files = {"README.md": CARD, "data/train.jsonl": b"x" * 100}
+    write_hub_cache(home, files, repository="someone/Sums", commit=COMMITS[0])
+    write_prepared_cache(home, 5, repository="someone/sums", commit=COMMITS[0])
+    write_prepared_cache(home, 7, repository="other/facts", commit=COMMITS[1])
+    broken = write_hub_cache(home, {"a": b"1"}, repository="bad/one", commit=COMMITS[0])
+    (broken / "refs" / "v1").write_text(COMMITS[1])
+    (home / "hub" / "models--x--y" / "snapshots").mkdir(parents=True)
+    report = scan_caches()
+    facts, sums = report.datasets
+    assert (sums.id, sums.licence, sums.n_bytes) == ("someone/Sums", "cc0-1.0", 100 + len(CARD))
+    assert [(r.commit, r.refs, r.n_files) for r in sums.revisions] == [(COMMITS[0], ("main",), 2)]
+    assert [(p.config, p.n_records_by_split) for p in sums.prepared] == [("default", {"train": 5})]
+    assert sums.last_used is not None and sums.last_used.endswith("+00:00")
+    assert (facts.id, facts.revisions, facts.licence) == ("other/facts", (), None)
+    assert facts.n_prepared_bytes > 0
+    assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
+
+
+def test_missing_caches_are_said(home: Path) -> None:
+    report = scan_caches()
+    assert (report.hub_cache_exists, report.prepared_cache_exists) == (False, False)
+    assert report.datasets == ()
+
+
+def test_the_description_the_library_writes_is_read(home: Path) -> None:
+    """The layout is the library's: let it write one, and read that."""
+    import datasets
+
+    folder = home / "datasets" / "someone___sums" / "default" / "0.0.0" / COMMITS[0]
+    rows = home / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(9)))
+    builder = datasets.load_dataset_builder(
+        "json", data_files={"train": str(rows)}, cache_dir=str(home / "other")
+    )
+    builder.download_and_prepare(str(folder), max_shard_size=50)
+    found = cache.find_source(source())
+    assert found is not None and found.n_records_by_split == {"train": 9}
+    assert len(found.files("train")) >= 1

@@ -1,0 +1,81 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import SCRIPTS
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import read_record, write_record
+from expertflow.data.find import find_datasets
+from expertflow.data.records import DataFile, DatasetManifest, ExpertLock, SourceLock, SourceRecord
+
+
+def data_file(path: Path, *, n_records: int | None = 2, notes: tuple[str, ...] = ()) -> DataFile:
+    path.write_text("{}\n")
+    return DataFile(
+        path=str(path), format="jsonl", compression=None, n_bytes=3, n_records=n_records,
+        sha256=path.name, notes=notes,
+    )  # fmt: skip
+
+
+def lock() -> ExpertLock:
+    source = SourceLock(name="s", kind="hub", n_shards=3, revision=None, identity={}, files=())
+    return ExpertLock(expert="e", sources=(source,))
+
+
+def record(*files: DataFile) -> SourceRecord:
+    return SourceRecord(
+        name="s", kind="hub", revision="c", licence="mit", n_shards=3, files=files, artefacts={}
+    )
+
+
+def found(*files: DataFile) -> DatasetManifest:
+    return find_datasets(expert="e", preset="demo", lock=lock(), sources=[record(*files)])
+
+
+def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -> None:
+    files = (
+        data_file(tmp_path / "a", notes=("zstd", "odd")),
+        data_file(tmp_path / "b", notes=("odd",)),
+    )
+    manifest = found(*files)
+    (source,) = manifest.sources
+    assert (source.n_files, source.n_bytes, source.n_records) == (2, 6, 4)
+    assert source.notes == ("odd", "zstd")
+    assert [(s.shard, s.index, s.n_shards) for s in manifest.shards] == [
+        ("000", 0, 3), ("001", 1, 3), ("002", 2, 3),
+    ]  # fmt: skip
+
+
+def test_one_file_of_unknown_length_leaves_the_sum_unknown(tmp_path: Path) -> None:
+    manifest = found(data_file(tmp_path / "a"), data_file(tmp_path / "b", n_records=None))
+    assert manifest.sources[0].n_records is None
+
+
+def test_the_hash_follows_content_and_order(tmp_path: Path) -> None:
+    a, b = data_file(tmp_path / "a"), data_file(tmp_path / "b")
+    assert found(a, b).sources[0].sha256 != found(b, a).sources[0].sha256
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    file = data_file(tmp_path / "a")
+    Path(file.path).unlink()
+    with pytest.raises(DataError, match="a: source s lost it; fetch it again"):
+        found(file)
+
+
+def test_the_rule_writes_the_same_record_through_the_script(tmp_path: Path) -> None:
+    file = data_file(tmp_path / "a")
+    write_record(tmp_path / "lock.json", lock())
+    write_record(tmp_path / "s.json", record(file))
+    arguments = ["--spec", json.dumps({"expert": "e", "preset": "demo"}), "--code", "c"]
+    for name in ("lock", "sources", "output"):
+        place = {"lock": "lock.json", "sources": "s.json", "output": "datasets.json"}[name]
+        arguments += [f"--{name}", str(tmp_path / place)]
+    script = str(SCRIPTS / "find_datasets.py")
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert read_record(DatasetManifest, tmp_path / "datasets.json") == found(file)
+    assert (tmp_path / ".datasets.json.fingerprint").is_file()

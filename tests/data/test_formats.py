@@ -1,0 +1,308 @@
+"""Every format gives records with their places; what a file is not is said in one line."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_read import describe, read_shards
+
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.data.formats import json_values, lines, streams, text
+from expertflow.data.formats.options import ReadOptions
+from expertflow.data.records import LockedFile
+from expertflow.data.sources import local
+
+PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+def seen(path: Path, raw: bytes, **options: Any) -> list[tuple[int, Any]]:
+    """Write and read a file: each record's number with its value, or the code of its fault."""
+    path.write_bytes(PACKERS.get(path.suffix, bytes)(raw))
+    records = read_shards((describe(path, **options),), 2, **options)
+    return [(r.number, r.fault.reason if r.fault else r.value) for r in records]
+
+
+JSON = [
+    (b'[{"a": 1},\n {"a": 2}]', [(1, {"a": 1}), (2, {"a": 2})]),
+    (b'\xef\xbb\xbf[\n{"a":\n "]}"\n}, {"b": [{}]}\n]\n', [(2, {"a": "]}"}), (4, {"b": [{}]})]),
+    (b'{"a": 1}\n\n{\n"a": 2}{"a": 3}', [(1, {"a": 1}), (3, {"a": 2}), (4, {"a": 3})]),
+    (b"[]", []),
+    (b'[\n{}, [1], 7, "x", null]', [(2, {}), *((2, "not_an_object"),) * 4]),
+    (b"[{'a': 1}, {}]", [(1, "python_repr"), (1, {})]),
+    (b'[{"a": 1, "a": 2}, {"b": NaN}]', [(1, "duplicate_key"), (1, "not_finite")]),
+    (b"[{},,{}]", [(1, {}), (1, "not_json"), (1, {})]),
+    (b"[{} {}]", [(1, {}), (1, "not_json"), (1, {})]),
+    (b'{"a": "x\n{"a": 2}\n', [(1, "truncated"), (2, {"a": 2})]),
+    (b"}{}", [(1, "not_json"), (1, {})]),
+]
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize(("raw", "wanted"), JSON)
+def test_json(tmp_path: Path, raw: bytes, wanted: list[Any], packed: str) -> None:
+    assert seen(tmp_path / f"a.json{packed}", raw) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("a.json", b'[{"a": 1},\n{"a": 2', "ends within what begins on line 2"),
+        ("a.json", b'[{"a": {\n},\n{"b": 2}]', "ends on line 3 before its array does; a bracket"),
+        ("a.json", b'{"a": {\n}\n{"b": 2}', "ends within what begins on line 1; a bracket"),
+        ("a.json", b'[{"a": 1},\n', "ends on line 2 before its array does"),
+        ("a.csv", b'a,b\n1,2\n1,"2\n3\n', "line 3: a quote opens and is not closed by line 4"),
+    ],
+)
+def test_what_has_no_end_is_no_matter_of_one_record(
+    tmp_path: Path, name: str, raw: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        seen(tmp_path / name, raw)
+
+
+OBJECTS = st.dictionaries(
+    st.text('ab{}[]\\",:\n'), st.text('ab{}[]\\",:\nü') | st.lists(st.none()), max_size=4
+)
+
+
+@given(values=st.lists(OBJECTS), indent=st.sampled_from([None, 2]), n_bytes=st.integers(1, 9))
+@settings(deadline=None)
+def test_json_is_read_through_a_window_of_any_size(
+    tmp_path_factory: pytest.TempPathFactory, values: list[Any], indent: int | None, n_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    path.write_text(json.dumps(values, indent=indent, ensure_ascii=False), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "BUFFER_BYTES", n_bytes)
+        assert [r.value for r in read_shards((describe(path),))] == values
+
+
+def test_an_object_that_is_too_large_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_values, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(json_values, "BUFFER_BYTES", 7)
+    large = json.dumps({"a": '\\"{' * 90, "b": ["}"] * 90}, indent=1).encode()
+    raw = b"[{},\n" + large + b",\n{}]"
+    wanted = [(1, {}), (2, "record_too_large"), (3 + large.count(b"\n"), {})]
+    assert seen(tmp_path / "a.json", raw) == wanted
+
+
+CSV = [
+    (b"a,b\n1,x\r\n2,\n", [(2, {"a": "1", "b": "x"}), (3, {"a": "2", "b": ""})]),
+    (b'a\n"1\n\n2 ""y"""\n\n3', [(2, {"a": '1\n\n2 "y"'}), (6, {"a": "3"})]),
+    (b"\xef\xbb\xbfa,b\n1\n1,2,3\n", [(2, "ragged_row"), (3, "ragged_row")]),
+    (b"a,b\n1,\xe9\n1,2\n", [(2, "not_utf8"), (3, {"a": "1", "b": "2"})]),
+    (b"a,b\n1,\0\n1,2\n", [(2, "nul_character"), (3, {"a": "1", "b": "2"})]),
+    (b'a,b\n"1"x,2\n1,2\n', [(2, "not_csv"), (3, {"a": "1", "b": "2"})]),
+    (b"a,b\n", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize(("raw", "wanted"), CSV)
+def test_csv(tmp_path: Path, raw: bytes, wanted: list[Any], packed: str) -> None:
+    assert seen(tmp_path / f"a.csv{packed}", raw) == wanted
+    assert seen(tmp_path / f"a.tsv{packed}", raw.replace(b",", b"\t")) == wanted
+
+
+def test_csv_with_another_delimiter_and_encoding(tmp_path: Path) -> None:
+    raw = "a;b\n1,5;é\n".encode("cp1252")
+    options = {"delimiter": ";", "encoding": "cp1252"}
+    assert seen(tmp_path / "a.csv", raw, **options) == [(2, {"a": "1,5", "b": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [(b"a,b,a\n1,2,3\n", "line 1: two columns are named 'a'"), (b"\n\n", "no header row")],
+)
+def test_csv_headers_that_cannot_be_used(tmp_path: Path, raw: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(raw)
+    with pytest.raises(DataError, match=message):
+        describe(tmp_path / "a.csv")
+
+
+TEXT = b"one\r\ntwo\n \n\nthree \xc3\xbc\n\n\xff\n"
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("line", [(1, "one"), (2, "two"), (5, "three ü"), (7, "not_utf8")]),
+        ("paragraph", [(1, "one\ntwo"), (5, "three ü"), (7, "not_utf8")]),
+        ("file", [(1, "not_utf8")]),
+    ],
+)
+def test_text(tmp_path: Path, kind: str, wanted: list[Any], packed: str) -> None:
+    found = seen(tmp_path / f"a.md{packed}", TEXT, text_records=kind)
+    assert [(n, v if isinstance(v, str) else v["text"]) for n, v in found] == wanted
+    assert {v["name"] for _, v in found if isinstance(v, dict)} <= {f"a.md{packed}"}
+
+
+def test_a_text_too_long_for_one_record_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (local, text, lines):
+        monkeypatch.setattr(module, "MAX_RECORD_BYTES", 20)
+    raw = b"x" * 30 + b"\n\n" + b"y\n" * 15 + b"\nz\n"
+    for name in ("a.txt", "a.txt.gz"):
+        with pytest.raises(DataError, match="text_records to paragraph or line"):
+            seen(tmp_path / name, raw)
+    reasons = [
+        (1, "record_too_large"),
+        (3, "record_too_large"),
+        (19, {"text": "z", "name": "a.txt"}),
+    ]
+    assert seen(tmp_path / "a.txt", raw, text_records="paragraph") == reasons
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8-sig", "gbk", "euc_jp"])
+def test_json_in_another_encoding(tmp_path: Path, name: str, encoding: str) -> None:
+    value = {"a": "é{" if encoding == "latin-1" else "中{"}
+    raw = json.dumps(value, ensure_ascii=False).encode(encoding) + b"\n"
+    assert seen(tmp_path / name, raw, encoding=encoding) == [(1, value)]
+    found = seen(tmp_path / name, b'{"a": "\x81\xff"}\n{}\n', encoding="cp1252")
+    assert found == [(1, "not_utf8"), (2, {})]
+
+
+def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
+    text = pa.array([b"ok", b"\xff", b"ok"]).cast(pa.binary())
+    invalid = pa.Array.from_buffers(pa.string(), 3, text.buffers())
+    table = pa.table({"x": [1.5, None, float("nan")], "t": invalid, "b": [b"\xff", None, b""]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    records = read_shards((describe(tmp_path / "a.parquet"),), 3)
+    assert [r.where for r in records] == [f"{tmp_path}/a.parquet, row {i}" for i in (1, 2, 3)]
+    assert records[0].value == {"x": 1.5, "t": "ok", "b": b"\xff"}
+    assert [r.fault.reason for r in records[1:] if r.fault] == ["not_utf8", "not_finite"]
+
+
+def test_frames_members_and_padding_are_read_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_PACKED_BYTES", 3)
+    skipped = b"\x50\x2a\x4d\x18" + (2).to_bytes(4, "little") + b"ab"
+    files = {
+        "a.jsonl.gz": gzip.compress(b"{}\n{") + gzip.compress(b"}") + b"\0" * 9,
+        "a.jsonl.zst": skipped + zstandard.compress(b"{}\n{") + zstandard.compress(b"}"),
+    }
+    for name, raw in files.items():
+        (tmp_path / name).write_bytes(raw)
+        assert [r.value for r in read_shards((describe(tmp_path / name),))] == [{}, {}]
+
+
+LINES = b"".join(b'{"n": %d}\n' % i for i in range(50_000))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+def test_packed_data_that_are_cut_off_say_where(tmp_path: Path, name: str, suffix: str) -> None:
+    packed = PACKERS[suffix](LINES)
+    path = tmp_path / (name + suffix)
+    path.write_bytes(packed[: len(packed) * 9 // 10])
+    with pytest.raises(DataError, match=r"ends early after line \d{5}; the download is incomplete"):
+        read_shards((describe(path),))
+
+
+def test_damaged_packed_data_say_where(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    packed = bytearray(gzip.compress(LINES))
+    packed[-5] ^= 1
+    path.write_bytes(bytes(packed))
+    with pytest.raises(DataError, match=r"gzip data are damaged after line \d{5} .*fetch it again"):
+        read_shards((describe(path),))
+    path.write_bytes(gzip.compress(b"{}\n") + b"rubbish")
+    with pytest.raises(DataError, match=r"damaged after line 1 \(something else follows"):
+        read_shards((describe(path),))
+
+
+PARQUET = b"PAR1" + b"x" * 50
+WRONG = [
+    ("a.jsonl", gzip.compress(b"{}"), "is gzip data; name it a.jsonl.gz"),
+    ("a.jsonl.gz", zstandard.compress(b"{}"), "is zstd data; name it a.jsonl.zst"),
+    ("a.jsonl.gz", b"{}\n", "is no gzip data; name it a.jsonl,"),
+    ("a.jsonl.gz", gzip.compress(gzip.compress(b"{}")), "packed twice"),
+    ("a.jsonl", b'[{"a": 1},\n{"a": 2}]\n', "is a JSON array, .* name it a.json"),
+    ("a.jsonl", b'[{"a": 1}, {"a": 2}]', "is a JSON array"),
+    ("a.jsonl", b'[\n  {"a": 1}\n]', "is a JSON array"),
+    ("a.jsonl.gz", gzip.compress(b'{\n "a": 1\n}\n'), "pretty-printed JSON, .* name it a.json.gz"),
+    ("a.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16 .*iconv -f UTF-16 -t UTF-8"),
+    ("a.csv", "a,b".encode("utf-16-le"), "is UTF-16"),
+    ("a.json", "{}".encode("utf-32-be"), "is UTF-16 or UTF-32"),
+    ("a.json", "{}".encode("utf-32-le"), "is UTF-16 or UTF-32"),
+    ("a.jsonl", PARQUET, "is Parquet data; name it a.parquet"),
+    ("a.jsonl", b"PK\x03\x04...", "is a zip archive; unpack it"),
+    ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
+    ("a.json", b"\n<!DOCTYPE html><html>", "is an HTML page"),
+    ("a.parquet", b"hello", "cannot be opened as Parquet"),
+    ("a.parquet", PARQUET, "cannot be read as Parquet"),
+    ("a.arrow", b"ARROW1" + b"x" * 50, "cannot be read as Arrow"),
+    ("a.feather", b"FEA1....", "is Feather version 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "raw", "message"), WRONG)
+def test_a_file_that_is_not_what_its_name_says(
+    tmp_path: Path, name: str, raw: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=message) as caught:
+        describe(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a": \n{"a": 1}\n', b'[{"r": 1}]\n[{"r": 2}]\n', b"[1, 2]\n", b"\0\0\0\0\n{}\n"]
+)
+def test_bad_lines_do_not_condemn_a_file(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(raw)
+    assert all(
+        r.fault or r.value for r in read_shards((describe(tmp_path / "a.jsonl"),)) if r.fault
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encodng": "utf-8"}, "options.encodng: unknown; .* encoding, text_records, delimiter"),
+        ({"encoding": "utf-16"}, "iconv -f utf-16 -t UTF-8"),
+        ({"encoding": "utf-7"}, "iconv"),
+        ({"encoding": "unicode_escape"}, "iconv"),
+        ({"encoding": "cp037"}, "iconv"),
+        ({"encoding": "hex"}, "is unknown"),
+        ({"encoding": "klingon"}, "is unknown"),
+        ({"text_records": "word"}, "is none of file, paragraph, line"),
+        ({"delimiter": "::"}, "is not one character"),
+        ({"delimiter": "\n"}, "is not one character"),
+    ],
+)
+def test_options_that_cannot_be_met(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReadOptions.from_manifest(options)
+
+
+@pytest.mark.parametrize(
+    ("files", "n_shards"),
+    [
+        ([("jsonl", None, 1)], 1),
+        ([("jsonl", None, 200 << 20)], 7),
+        ([("jsonl", None, 1 << 40)], 200),
+        ([("jsonl", "gzip", 1 << 40)], 1),
+        ([("jsonl", "gzip", 1 << 40), ("jsonl", None, 65 << 20)], 2),
+        ([("csv", None, 1)] * 300, 1),
+    ],
+)
+def test_there_are_no_more_shards_than_pieces(files: list[Any], n_shards: int) -> None:
+    locked = [
+        LockedFile(path="x", format=f, compression=c, n_bytes=n, sha256="") for f, c, n in files
+    ]
+    assert local.count_shards(tuple(locked)) == n_shards

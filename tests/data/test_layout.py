@@ -1,0 +1,81 @@
+"""How a model writes chats, found out from its tokenizer's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.data.layout import CHATML, read_layout
+
+OWN = (
+    "{% for m in messages %}<|u|>{{ m.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|u|>{% endif %}"
+)
+
+
+def tokenizer(
+    folder: Path, *special: str, template: Any = None, post: Any = None, **settings: Any
+) -> Path:
+    tokens = [{"content": name, "special": True} for name in special]
+    tokens.append({"content": "<think>", "special": False})
+    value = {"added_tokens": tokens, "post_processor": post}
+    (folder / "tokenizer.json").write_text(json.dumps(value))
+    settings |= {"chat_template": template} if template is not None else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def layout(folder: Path, choice: str = "auto") -> Any:
+    return read_layout(folder, choice=choice, text_special_tokens="plain")
+
+
+def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": OWN}]
+    for template in (OWN, named):
+        found = layout(tokenizer(tmp_path, "<|e|>", "<|u|>", template=template, eos_token="<|e|>"))
+        assert (found.chat_template, found.chat_template_origin) == (OWN, "tokenizer")
+        assert (found.turn_end, found.text_end) == ("<|e|>", "<|e|>")
+        assert found.special_tokens == ("<|e|>", "<|u|>")
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    assert layout(tmp_path).chat_template == CHATML
+
+
+def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    assert layout(folder).chat_template_origin == "chatml"
+    assert (layout(folder).turn_end, layout(folder).text_end) == ("<|im_end|>", "<|endoftext|>")
+    other = layout(tokenizer(tmp_path, "</s>", eos_token={"content": "</s>"}))
+    assert (other.chat_template, other.chat_template_origin) == (None, "none")
+    with pytest.raises(DataError, match=r"no token '<\|im_start\|>'"):
+        layout(tmp_path, "chatml")
+
+
+def test_a_manifests_template_wins_over_all(tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path, "<|e|>", "<|u|>", template="x", eos_token="<|e|>")
+    (tmp_path / "mine.jinja").write_text(OWN)
+    found = layout(folder, str(tmp_path / "mine.jinja"))
+    assert (found.chat_template, found.chat_template_origin) == (OWN, "manifest")
+    with pytest.raises(ConfigError, match=r"no file at nowhere\.jinja"):
+        layout(folder, "nowhere.jinja")
+
+
+def test_a_template_that_does_not_parse_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path, "</s>", template="a\n{% if %}", eos_token="</s>")
+    with pytest.raises(DataError, match="chat template: line 2"):
+        layout(folder)
+
+
+def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(tmp_path: Path) -> None:
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert layout(tokenizer(tmp_path, "<s>", "</s>", **names)).text_start is None
+    post = {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>"}}}
+    assert layout(tokenizer(tmp_path, "<s>", "</s>", post=post, **names)).text_start == "<s>"
+    folder = tokenizer(tmp_path, "<s>", "</s>", post=post, add_bos_token=False, **names)
+    assert layout(folder).text_start is None
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="names no eos_token"):
+        layout(tokenizer(tmp_path))

@@ -1,0 +1,166 @@
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.data import buckets as buckets_module
+from expertflow.data import near as near_module
+from expertflow.data.buckets import buckets
+from expertflow.data.near import Bands, NearIndex, Signer, choose_bands
+from expertflow.data.settings import NearSpec
+
+SPEC = NearSpec(threshold=0.8, n_words=5, n_permutations=128)
+WORDS = NearSpec(threshold=0.8, n_words=1, n_permutations=128)
+
+
+def signatures(texts: list[str], spec: NearSpec = SPEC) -> NDArray[np.uint32]:
+    signer = Signer(spec)
+    raw = b"".join(signer.signature(text) for text in texts)
+    return np.frombuffer(raw, "<u4").reshape(len(texts), spec.n_permutations)
+
+
+def similarity(first: str, second: str, spec: NearSpec = SPEC) -> float:
+    a, b = signatures([first, second], spec)
+    return float((a == b).mean())
+
+
+def leaders(
+    signed: NDArray[np.uint32], folder: Path, spec: NearSpec = WORDS, *, lot: int = 1000
+) -> list[int]:
+    with NearIndex(spec, n_documents=len(signed), folder=folder) as index:
+        for start in range(0, len(signed), lot):
+            index.add(signed[start : start + lot])
+        return index.leaders().tolist()
+
+
+def pair(number: int, jaccard: float, n_words: int = 180) -> tuple[str, str]:
+    """Give two texts whose sets of words have this Jaccard similarity."""
+    shared = round(n_words * 2 * jaccard / (1 + jaccard))
+    own = n_words - shared
+    words = [f"{number}x{i}" for i in range(shared + 2 * own)]
+    return " ".join(words[: shared + own]), " ".join(words[:shared] + words[shared + own :])
+
+
+@pytest.mark.parametrize("jaccard", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])
+def test_signatures_estimate_the_similarity(jaccard: float) -> None:
+    spec = NearSpec(threshold=0.8, n_words=1, n_permutations=256)
+    estimates = [similarity(*pair(number, jaccard), spec) for number in range(100)]
+    standard_error = math.sqrt(jaccard * (1 - jaccard) / 256)
+    assert np.mean(estimates) == pytest.approx(jaccard, abs=0.4 * standard_error + 0.003)
+    assert np.std(estimates) == pytest.approx(standard_error, rel=0.3, abs=1e-9)
+
+
+def test_a_signature_never_changes() -> None:
+    # Shards that an older version signed are compared with new ones.
+    text = "the quick brown fox jumps over the lazy dog, 数据库 and Straße"
+    digest = hashlib.sha256(Signer(SPEC).signature(text)).hexdigest()
+    assert digest == "f1c87cf23a5a831b31f92c2ca34a70557f8251f29a451a986265f0126842a6f4"
+
+
+def test_blanks_and_case_make_no_difference() -> None:
+    assert similarity("Show ALL\r\n the rows of  t", "show all the rows of t") == 1.0
+
+
+def test_punctuation_does() -> None:
+    assert similarity("SELECT a FROM t WHERE b < 4", "SELECT a FROM t WHERE b > 4") < 0.7
+
+
+@pytest.mark.parametrize("text", ["", "one", "one two three four"])
+def test_a_text_shorter_than_a_run_is_one_run(text: str) -> None:
+    assert similarity(text, text.upper()) == 1.0
+    assert similarity(text, text + " more") == 0.0
+
+
+def test_a_long_text_is_signed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(f"w{i}" for i in range(500))
+    whole = Signer(SPEC).signature(text)
+    monkeypatch.setattr(near_module, "RUNS_AT_ONCE", 7)
+    assert Signer(SPEC).signature(text) == whole
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.99])
+@pytest.mark.parametrize("n_permutations", [64, 128, 256])
+def test_a_pair_at_the_threshold_is_found(threshold: float, n_permutations: int) -> None:
+    spec = NearSpec(threshold=threshold, n_words=5, n_permutations=n_permutations)
+    bands = choose_bands(spec)
+    assert bands.n_bands * bands.n_values <= n_permutations
+    assert bands.chance(threshold) >= 0.95
+    n_values = bands.n_values + 1
+    longer = Bands(n_bands=n_permutations // n_values, n_values=n_values)
+    assert longer.chance(threshold) < 0.95
+
+
+def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:
+    near = [text for i in range(300) for text in pair(i, 0.9)]
+    far = [text for i in range(300, 600) for text in pair(i, 0.65)]
+    found = leaders(signatures(near + far, WORDS), tmp_path)
+    assert all(leader in (-1, row - 1) for row, leader in enumerate(found))
+    assert sum(leader >= 0 for leader in found[:600]) >= 0.98 * 300
+    assert sum(leader >= 0 for leader in found[600:]) <= 0.01 * 300
+
+
+def test_of_a_family_the_first_stays(tmp_path: Path) -> None:
+    texts = [" ".join(f"w{i}" for i in range(100) if i != out) for out in range(40)]
+    other = [" ".join(f"v{i}" for i in range(100))]
+    found = leaders(signatures([*other, *texts, *other], WORDS), tmp_path)
+    assert [row for row, leader in enumerate(found) if leader < 0] == [0, 1]
+    assert found[-1] == 0 and 0 not in found[:-1]
+
+
+def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) -> None:
+    # a text that drifts: each is near its neighbours, the ends have nothing in common
+    texts = [" ".join(f"w{i}" for i in range(4 * step, 4 * step + 100)) for step in range(120)]
+    signed = signatures(texts, WORDS)
+    found = leaders(signed, tmp_path)
+    for row, leader in enumerate(found):
+        assert leader < row
+        if leader >= 0:
+            assert (signed[row] == signed[leader]).mean() >= 0.8
+    kept = [row for row, leader in enumerate(found) if leader < 0]
+    assert kept[0] == 0 and 10 <= len(kept) <= 60
+
+
+@pytest.mark.parametrize("lot", [1, 7, 600])
+@pytest.mark.parametrize("pass_rows", [16, 1 << 20])
+def test_the_result_does_not_depend_on_lots_and_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int, pass_rows: int
+) -> None:
+    signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
+    wanted = leaders(signed, tmp_path)
+    assert sum(leader >= 0 for leader in wanted) > 50
+    monkeypatch.setattr(buckets_module, "PASS_ROWS", pass_rows)
+    monkeypatch.setattr(buckets_module, "SCAN_ROWS", 5)
+    monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
+    assert leaders(signed, tmp_path, lot=lot) == wanted
+
+
+def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
+    leaders(signatures(["a b", "c d"], WORDS), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert leaders(np.empty((0, 128), np.uint32), tmp_path) == []
+
+
+def test_a_full_disk_is_said_before_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 10 << 20})
+    monkeypatch.setattr(near_module.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match="needs 62 MiB of disk and 10 are free"):
+        NearIndex(SPEC, n_documents=100_000, folder=tmp_path)
+
+
+@pytest.mark.parametrize("pass_rows", [4, 1 << 20])
+def test_rows_with_equal_keys_come_together(
+    monkeypatch: pytest.MonkeyPatch, pass_rows: int
+) -> None:
+    monkeypatch.setattr(buckets_module, "PASS_ROWS", pass_rows)
+    keys = np.array([5, 1 << 63, 5, 7, 1 << 63, 5, 8, 1 << 63], np.uint64)
+    found = [p for rows, first in buckets(keys) for p in zip(rows, first, strict=True)]
+    assert sorted(found) == [(0, 0), (1, 1), (2, 0), (4, 1), (5, 0), (7, 1)]
+    more = np.array([1, 1, 2, 0, 2, 1, 0, 1], np.uint64)
+    found = [p for rows, first in buckets(keys, more) for p in zip(rows, first, strict=True)]
+    assert sorted(found) == [(0, 0), (1, 1), (5, 0), (7, 1)]

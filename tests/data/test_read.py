@@ -1,0 +1,198 @@
+"""Any number of shards reads every record once, in order, each with the number of its line."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from expertflow.core.errors import DataError
+from expertflow.data import read
+from expertflow.data.formats import lines
+from expertflow.data.read import iter_shard
+from expertflow.data.records import DataFile
+from expertflow.data.reject import RawRecord
+from expertflow.data.sources import local
+
+Records = list[dict[str, Any]]
+
+
+def jsonl(records: Records) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def write_csv(path: Path, records: Records) -> None:
+    rows = [("n", "text"), *((str(r["n"]), r["text"]) for r in records)]
+    path.write_text("".join('{},"{}"\r\n'.format(*row) for row in rows), encoding="utf-8")
+
+
+def write_arrow(path: Path, records: Records) -> None:
+    table = pa.Table.from_pylist(records)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+WRITERS: dict[str, Callable[[Path, Records], object]] = {
+    ".jsonl": lambda path, records: path.write_bytes(jsonl(records)),
+    ".jsonl.gz": lambda path, records: path.write_bytes(gzip.compress(jsonl(records))),
+    ".ndjson.zst": lambda path, records: path.write_bytes(zstandard.compress(jsonl(records))),
+    ".json": lambda path, records: path.write_text(json.dumps(records, indent=1)),
+    ".csv": write_csv,
+    ".parquet": lambda path, records: pq.write_table(
+        pa.Table.from_pylist(records), path, row_group_size=4
+    ),
+    ".arrow": write_arrow,
+    ".feather": lambda path, records: feather.write_feather(pa.Table.from_pylist(records), path),
+}
+
+
+def describe(path: Path, **options: Any) -> DataFile:
+    return local.describe(path, sha256="", options=options)
+
+
+def read_shards(files: tuple[DataFile, ...], n_shards: int = 1, **options: Any) -> list[RawRecord]:
+    return [
+        record
+        for index in range(n_shards)
+        for record in iter_shard(files, index=index, n_shards=n_shards, options=options)
+    ]
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(sorted(WRITERS)), st.lists(st.integers(0, 300), min_size=1)),
+        min_size=1,
+        max_size=4,
+    ),
+    n_shards=st.integers(2, 40),
+)
+def test_shards_read_every_record_once_in_order(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, list[int]]], n_shards: int
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    files, wanted = [], []
+    for i, (suffix, lengths) in enumerate(parts):
+        records = [{"n": i * 1000 + k, "text": "ü" * n} for k, n in enumerate(lengths)]
+        path = folder / f"{i}{suffix}"
+        WRITERS[suffix](path, records)
+        files.append(describe(path))
+        wanted += [record["n"] for record in records]
+    whole = read_shards(tuple(files))
+    assert [int(record.value["n"]) for record in whole if record.value] == wanted
+    assert read_shards(tuple(files), n_shards) == whole
+
+
+@given(
+    rows=st.lists(st.sampled_from(["{}", '{"a": "\\n"}', "", "  ", "\r", "x", '{"b": 1}\r'])),
+    ends=st.booleans(),
+    n_shards=st.integers(1, 9),
+    block_bytes=st.integers(1, 30),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_numbers_are_lines_of_the_file_in_any_shard(
+    tmp_path: Path,
+    rows: list[str],
+    ends: bool,
+    n_shards: int,
+    block_bytes: int,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes("\n".join(rows).encode() + b"\n" * ends)
+    wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "BLOCK_BYTES", block_bytes)
+        patch.setattr(local, "BLOCK_BYTES", block_bytes)
+        file = describe(path)
+        assert sum(file.n_newlines) == path.read_bytes().count(b"\n")
+        assert [record.number for record in read_shards((file,), n_shards)] == wanted
+        assert file.n_records == len(wanted)
+
+
+BAD = [
+    (b'{"q": "caf\xe9"}', "not_utf8"),
+    (b"q: x", "not_json"),
+    (b'["q"]', "not_an_object"),
+    (b'{"q": 1}{"q": 2}', "several_values"),
+    (b"{'q': 1}", "python_repr"),
+    (b'{"q": NaN}', "not_finite"),
+    (b'{"q": 1, "q": 2}', "duplicate_key"),
+    (b'{"q": 36893488147419103232}', "integer_over_64_bits"),
+    (b'{"q": ' + b"[" * 9999 + b"]" * 9999 + b"}", "too_deep"),
+    (b'{"q": "\\ud800"}', "lone_surrogate"),
+    (b'{"q": "\\u0000"}', "nul_character"),
+    (b'\xef\xbb\xbf{"q": 1}', "byte_order_mark"),
+    (b'{"q": "' + b"x" * 50_000 + b'"}', "record_too_large"),
+    (b'{"q": 1, "a": "cut', "truncated"),
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("n_shards", [1, 3, 50])
+def test_one_of_each_bad_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, n_shards: int
+) -> None:
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 30_000)
+    path = tmp_path / f"bad{suffix}"
+    raw = b'\xef\xbb\xbf{"q": 0}\r\n\n' + b"\n".join(b'{"q": 1}\n' + line for line, _ in BAD)
+    path.write_bytes(gzip.compress(raw) if suffix.endswith(".gz") else raw)
+    file = describe(path)
+    assert file.notes == ("starts with a byte order mark",)
+    records = read_shards((file,), n_shards)
+    assert Counter(r.fault.reason for r in records if r.fault) == Counter(dict.fromkeys(
+        (reason for _, reason in BAD), 1
+    ))  # fmt: skip
+    places = {r.where: r.fault.reason for r in records if r.fault}
+    assert places == {f"{path}, line {4 + 2 * i}": reason for i, (_, reason) in enumerate(BAD)}
+    assert [r.number for r in records if r.value] == [1, *range(3, 2 * len(BAD) + 2, 2)]
+
+
+def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n" * 9)
+    file = describe(path)
+    path.write_bytes(b"{}\n" * 8)
+    with pytest.raises(DataError, match="changed since it was fetched"):
+        read_shards((file,))
+
+
+def test_what_other_separators_there_are_ends_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    text = "\u2028 \u2029 \x85 \x0c"
+    path.write_text(json.dumps({"a": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [r.value for r in read_shards((describe(path),))] == [{"a": text}]
+
+
+# What is wrong in the real data: a test suite tries NUL characters and huge integers; and one NaN.
+REAL_FAULTS = {
+    "draft2020-12.jsonl": {"nul_character": 7, "integer_over_64_bits": 6},
+    "tasks.json": {"not_finite": 1},
+}
+
+
+def test_real_data_is_read_whole(shared_data: Path) -> None:
+    paths = sorted(p for p in shared_data.rglob("*.json*") if p.is_file())
+    assert paths
+    for path in paths:
+        records = read_shards((describe(path),), 3)
+        faults = Counter(record.fault.reason for record in records if record.fault)
+        assert faults == REAL_FAULTS.get(path.name, {}), path
+        raw = path.read_bytes()
+        if path.suffix == ".jsonl":
+            wanted = [json.loads(line) for line in raw.split(b"\n") if line]
+        else:
+            value = json.loads(raw)
+            wanted = value if isinstance(value, list) else [value]
+        assert len(records) == len(wanted), path
+        assert all(r.value in (None, w) for r, w in zip(records, wanted, strict=True)), path

@@ -1,0 +1,184 @@
+"""Every family of real data becomes documents, by a manifest's own means."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_prepare import documents, source_of
+from test_shapes import SPEC
+
+from expertflow.data.layout import read_layout
+from expertflow.data.prepare import prepare_shard
+from expertflow.data.records import ShardPlan, ShardRecord
+from expertflow.data.render import Renderer
+from expertflow.data.settings import FieldCheck, SourceSpec
+
+SQL = FieldCheck(field="sql", check="sql", dialect="sqlite")
+# file; how the manifest reads it; records; rejected; kept out by a check
+FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, int]]] = {
+    "wikisql": (
+        "expert-sql/wikisql/records.jsonl",
+        {"prompt": "{schema}\n{question}", "completion": "{sql}", "group": "table_id",
+         "checks": (SQL,)},
+        6990, {}, {},
+    ),
+    "defog": (
+        "expert-sql/defog/records.jsonl",
+        {"prompt": "{instructions?}{question}", "completion": "{sql}", "checks": (SQL,)},
+        276, {}, {},
+    ),
+    "schemastore": (
+        "expert-json/schemastore/records.jsonl",
+        {"prompt": "{schema_name}: {description?}", "completion": "{document:json}",
+         "where": {"valid": True}},
+        606, {}, {},
+    ),
+    "json-test-suite": (
+        "expert-json/test-suite/draft2020-12.jsonl",
+        {"prompt": "{schema:json}", "completion": "{data:json}", "where": {"valid": True}},
+        1233, {"integer_over_64_bits": 6, "nul_character": 7}, {},
+    ),
+    "text2cypher": (
+        "expert-neo4j/records.jsonl",
+        {"prompt": "{question}", "completion": "{cypher}",
+         "checks": (FieldCheck(field="cypher", check="cypher"),)},
+        4500, {}, {"cypher_unparsable": 26},
+    ),
+    "mbtsp": (
+        "expert-typescript/mbtsp.jsonl",
+        {"prompt": "{prompt}", "completion": "{canonical_solution}", "where": {"verified": True}},
+        518, {}, {},
+    ),
+    "dolly": (
+        "phase1a/dolly/records.jsonl",
+        {"prompt": "{context?}\n{instruction}", "completion": "{response}"}, 14414, {}, {},
+    ),
+    "natural-instructions": (
+        "phase1a/natural-instructions/records.jsonl",
+        {"prompt": "{definition}\n{input}", "completion": "{output.0}"}, 18951, {}, {},
+    ),
+    "tldr": (
+        "phase1a/tldr/records.jsonl",
+        {"prompt": "{command} ({lang})", "completion": "{description}", "category": "lang"},
+        11463, {}, {},
+    ),
+    "gsm8k": (
+        "phase1c-cot/gsm8k/train.jsonl",
+        {"prompt": "{question}", "completion": "{answer}"}, 7473, {}, {},
+    ),
+    "aqua": (
+        "phase1c-cot/aqua/records.jsonl",
+        {"prompt": "{question}\n{options:lines}", "completion": "{rationale}\n#### {correct}"},
+        254, {}, {},
+    ),
+    "sgd": (
+        "chat-tools/sgd/records.jsonl",
+        {"messages": "turns", "role_key": "speaker", "content_key": "utterance",
+         "roles": {"USER": "user", "SYSTEM": "assistant"}},
+        2200, {}, {},
+    ),
+}  # fmt: skip
+
+
+def run(path: Path, folder: Path, source: SourceSpec) -> ShardRecord:
+    return prepare_shard(
+        spec=replace(SPEC, source=source),
+        source=source_of(path),
+        plan=ShardPlan(source="s", shard="000", index=0, n_shards=1),
+        output=folder / "documents.arrow",
+        rejected=folder / "rejected.jsonl",
+    )
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_family_becomes_documents(family: str, shared_data: Path, tmp_path: Path) -> None:
+    name, source, n_records, rejected, filtered = FAMILIES[family]
+    record = run(shared_data / name, tmp_path, SourceSpec(name="s", kind="local", **source))
+    assert record.n_rejected_by_reason == rejected
+    assert record.n_filtered_by_reason == filtered
+    assert record.n_records == n_records
+    assert record.n_documents == n_records - sum(rejected.values()) - sum(filtered.values())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def as_calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take the first of the accepted values of every argument that has one."""
+    return [
+        {"function": {"name": name, "arguments": {k: v[0] for k, v in arguments.items() if v}}}
+        for call in truth
+        for name, arguments in call.items()
+    ]
+
+
+@pytest.mark.parametrize("name", ["simple_python", "multiple", "parallel", "live_simple"])
+def test_function_calls_are_learned_as_calls(name: str, shared_data: Path, tmp_path: Path) -> None:
+    raw = lines(shared_data / "chat-tools" / "bfcl" / f"{name}.jsonl")
+    path = write(
+        tmp_path / "calls.jsonl",
+        [
+            {
+                "messages": [
+                    *record["question"][0],
+                    {"role": "assistant", "tool_calls": as_calls(record["ground_truth"])},
+                ],
+                "tools": record["function"],
+            }
+            for record in raw
+        ],
+    )
+    source = SourceSpec(name="s", kind="local", messages="messages", tools="tools")
+    shard = run(path, tmp_path, source)
+    assert (shard.n_documents, shard.n_rejected_by_reason) == (len(raw), {})
+    layout = read_layout(
+        shared_data / "tokenizers" / "qwen", choice="chatml", text_special_tokens="plain"
+    )
+    renderer = Renderer(layout)
+    for document, record in zip(documents(shard), raw, strict=True):
+        segments = renderer.render(document.body)
+        learned = "".join(s.text[a:b] for s in segments for a, b in s.learned)
+        names = [name for call in record["ground_truth"] for name in call]
+        assert learned.count("<tool_call>") == len(names)
+        assert all(f'"name": "{name}"' in learned for name in names)
+        assert learned.endswith("</tool_call><|im_end|>")
+        assert learned.startswith("<tool_call>")
+
+
+def test_dialogues_with_calls_and_results_keep_every_turn(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    chats = []
+    for record in lines(shared_data / "chat-tools" / "sgd" / "records.jsonl"):
+        messages: list[dict[str, Any]] = []
+        for turn in record["turns"]:
+            if call := turn.get("service_call"):
+                function = {"name": call["method"], "arguments": json.dumps(call["parameters"])}
+                messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
+                results = json.dumps(turn.get("service_results", []))
+                messages.append({"role": "tool", "content": results})
+            role = "user" if turn["speaker"] == "USER" else "assistant"
+            messages.append({"role": role, "content": turn["utterance"]})
+        chats.append({"messages": messages})
+    source = SourceSpec(name="s", kind="local", messages="messages")
+    shard = run(write(tmp_path / "chats.jsonl", chats), tmp_path, source)
+    assert (shard.n_documents, shard.n_rejected_by_reason) == (2200, {})
+    layout = read_layout(
+        shared_data / "tokenizers" / "qwen", choice="chatml", text_special_tokens="plain"
+    )
+    renderer = Renderer(layout)
+    n_calls = 0
+    for document, chat in list(zip(documents(shard), chats, strict=True))[:200]:
+        segments = renderer.render(document.body)
+        n_turns = sum(m["role"] == "assistant" for m in chat["messages"])
+        assert sum(s.special and bool(s.learned) for s in segments) == n_turns
+        n_calls += sum(s.text.count("<tool_call>") for s in segments)
+    assert n_calls > 200

@@ -1,0 +1,207 @@
+"""What a model reads: ChatML, a model's own template, and what is learned of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expertflow.data.chat_template import ChatTemplate
+from expertflow.data.layout import CHATML, chatml_layout
+from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
+from expertflow.data.reject import Reject
+from expertflow.data.render import Renderer, joined, question_of, question_text
+
+# Styles of well-known families, written out small: marks and trimming as they have them.
+HEADERS = (
+    "{{ bos_token }}{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n"
+    "{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|header|>assistant<|/header|>\n\n{% endif %}"
+)
+BRACKETS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('only user and assistant turns') }}{% endif %}{% endfor %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% set answer = m.content.split('</think>')[-1] %}"
+    "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ answer }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}: {% endif %}{% endfor %}"
+)
+SPECIAL = ("<|header|>", "<|/header|>", "<|eot|>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+
+
+def layout(template: str, **changes: Any) -> Layout:
+    own = replace(
+        chatml_layout(), chat_template=template, chat_template_origin="tokenizer",
+        special_tokens=SPECIAL, bos="<s>", eos="</s>",
+    )  # fmt: skip
+    return replace(own, **changes)
+
+
+def chat(*texts: str, learned: tuple[int, ...] | None = None) -> Body:
+    turns = [
+        Turn(
+            role="user" if i % 2 == 0 else "assistant",
+            content=text,
+            learned=i % 2 == 1 if learned is None else i in learned,
+        )
+        for i, text in enumerate(texts)
+    ]
+    return Body(turns=tuple(turns))
+
+
+def whole(segments: tuple[Segment, ...]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+def learned(segments: tuple[Segment, ...]) -> str:
+    return "|".join(s.text[a:b] for s in segments for a, b in s.learned)
+
+
+def test_chatml_learns_every_answer_and_its_end() -> None:
+    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d"))
+    assert whole(segments) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n"
+    )
+    assert learned(segments) == "b|<|im_end|>|d|<|im_end|>"
+
+
+def test_all_turns_learned_means_every_token() -> None:
+    segments = Renderer(chatml_layout()).render(chat("a", "b", learned=(0, 1)))
+    assert learned(segments).replace("|", "") == whole(segments).replace("|", "")
+
+
+def test_a_turn_that_is_not_learned_is_context() -> None:
+    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d", learned=(3,)))
+    assert learned(segments) == "d|<|im_end|>"
+
+
+def test_plain_text_learns_its_end() -> None:
+    segments = Renderer(chatml_layout()).render(Body(text="a<|im_end|>"))
+    assert learned(segments) == "a<|im_end|>|<|endoftext|>"
+    assert [s.special for s in segments] == [False, True]
+    start = Renderer(replace(chatml_layout(), text_start="<s>")).render(Body(text="a"))
+    assert (start[0], learned(start)) == (Segment("<s>", special=True), "a|<|endoftext|>")
+
+
+def test_the_fast_way_to_chatml_is_the_template() -> None:
+    body = chat("a\n", "\nb ", "c", "d")
+    by_template = joined(ChatTemplate(chatml_layout()).atoms(body))
+    assert by_template == Renderer(chatml_layout()).render(body)
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "text", "taught"),
+    [
+        (
+            HEADERS, chat(" a ", "b "),
+            "<s><|header|>user<|/header|>\n\na<|eot|><|header|>assistant<|/header|>\n\nb<|eot|>",
+            "b|<|eot|>",
+        ),
+        (BRACKETS, chat("a", "b", "c", "d"),
+         "<s>[INST] a [/INST] b</s>[INST] c [/INST] d</s>", " b|</s>| d|</s>"),
+        (
+            THINKING, chat("a", "<think>x</think>b", "c", "d"),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+            "<|im_start|>user\nc<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n\n</think>\n\nd<|im_end|>\n",
+            "b|<|im_end|>|<think>\n\n</think>\n\nd|<|im_end|>",
+        ),
+        (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
+    ],
+    ids=["headers", "brackets", "thinking", "marked"],
+)  # fmt: skip
+def test_templates_of_other_families(template: str, body: Body, text: str, taught: str) -> None:
+    segments = Renderer(layout(template)).render(body)
+    assert whole(segments) == text
+    assert learned(segments) == taught
+    assert all(s.special == (s.text in SPECIAL) for s in segments)
+
+
+def test_data_cannot_pose_as_a_mark() -> None:
+    for template in (CHATML, BRACKETS):
+        segments = Renderer(layout(template)).render(chat("x<|im_end|></s>y", "b"))
+        assert any("x<|im_end|></s>y" in s.text and not s.special for s in segments)
+
+
+def test_a_mark_in_a_text_that_the_template_rewrites_is_rejected() -> None:
+    with pytest.raises(Reject, match="special_token_text"):
+        Renderer(layout(HEADERS)).render(chat(" x<|eot|>", "b"))
+
+
+def test_the_policy_on_marks_in_texts() -> None:
+    body = chat("x<|im_end|>y", "b")
+    plain = Renderer(chatml_layout())
+    assert plain.has_special_text(body) and not plain.has_special_text(chat("a", "b"))
+    assert sum(s.special for s in plain.render(body)) == 4
+    allowing = Renderer(replace(chatml_layout(), text_special_tokens="allow"))
+    assert sum(s.special for s in allowing.render(body)) == 5
+    assert whole(allowing.render(body)) == whole(plain.render(body))
+    with pytest.raises(Reject, match="special_token_text"):
+        Renderer(replace(chatml_layout(), text_special_tokens="reject")).render(body)
+
+
+def test_a_template_that_refuses_is_a_reason() -> None:
+    body = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
+    with pytest.raises(Reject, match="only user and assistant turns"):
+        Renderer(layout(BRACKETS)).render(body)
+
+
+def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
+    call = ToolCall(name="f", arguments={"x": "é"})
+    body = Body(
+        turns=(
+            Turn(role="system", content="be kind", learned=False),
+            Turn(role="user", content="a", learned=False),
+            Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
+            Turn(role="tool", content="2", learned=False),
+            Turn(role="assistant", content="b", learned=True),
+        ),
+        tools=({"type": "function", "function": {"name": "f"}},),
+    )
+    segments = Renderer(chatml_layout()).render(body)
+    assert '{"type": "function", "function": {"name": "f"}}\n' in segments[1].text
+    assert segments[1].text.startswith("system\nbe kind\n\n")
+    wanted = '\n<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>|<|im_end|>'
+    assert learned(segments).removeprefix("\n") == wanted.removeprefix("\n") + "|b|<|im_end|>"
+
+
+def test_a_mark_in_a_call_is_rejected() -> None:
+    call = ToolCall(name="f", arguments={"x": "<|im_end|>"})
+    turns = (Turn(role="assistant", content="", learned=True, tool_calls=(call,)),)
+    with pytest.raises(Reject, match="special_token_text"):
+        Renderer(chatml_layout()).render(Body(turns=turns))
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
+def test_a_question_ends_where_generation_starts(template: str) -> None:
+    renderer = Renderer(layout(template))
+    body = chat("a", "b", "c", "d")
+    for supervised in (body, chat("a", "b", "c", "d", learned=(0, 1, 2, 3))):
+        question, answer = question_of(renderer, supervised)
+        prompt = renderer.render(supervised)
+        assert answer == "d"
+        assert whole(prompt).startswith(whole(question))
+        assert whole(question).rstrip().endswith(("assistant", "[/INST]", "<|/header|>"))
+    assert question_text(body) == "a\nb\nc"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=6))
+def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
+    body = chat(*texts, "end")
+    for template in (CHATML, BRACKETS):
+        own = layout(template)
+        segments = Renderer(own).render(body)
+        n_marks = sum(s.special for s in Renderer(own).render(chat(*("x" for _ in texts), "end")))
+        assert sum(s.special for s in segments) == n_marks
+        assert all(text in whole(segments) for text in texts)

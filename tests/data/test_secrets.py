@@ -1,0 +1,251 @@
+"""Credentials are found as the library's own line by line scan finds them, only faster."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from expertflow.data import secrets
+from expertflow.data.secrets import detectors, find_secrets, replace_emails
+from expertflow.data.sources.git import extract_commits
+
+HEX, LOWER, DIGITS = "0123456789abcdef", "abcdefghijklmnopqrstuvwxyz", "0123456789"
+UPPER = LOWER.upper()
+ALL = LOWER + UPPER + DIGITS
+RNG = random.Random(7)
+
+
+def some(signs: str, n: int) -> str:
+    return "".join(RNG.choice(signs) for _ in range(n))
+
+
+def jwt() -> str:
+    # {"alg":"HS256"} and {"sub":"1"}
+    return "ey" + "JhbGciOiJIUzI1NiJ9" + "." + "ey" + "JzdWIiOiIxIn0" + "." + some(ALL, 43)
+
+
+# One or more for every pattern. Made from parts, so that no scanner finds one in this file.
+SAMPLES: list[tuple[str, str]] = [
+    ("Artifactory Credentials", "AK" + "C" + some(ALL, 20)),
+    ("Artifactory Credentials", "A" + "PA" + some(ALL, 20)),
+    ("AWS Access Key", "AK" + "IA" + some(UPPER + DIGITS, 16)),
+    ("AWS Access Key", 'aws_secret_key = "' + some(ALL + "/+", 40) + '"'),
+    ("Azure Storage Account access key", "Account" + "Key=" + some(ALL, 86) + "=="),
+    ("Basic Auth Credentials", "https:/" + "/ann:" + some(ALL, 12) + "@host.example"),
+    ("Cloudant Credentials", "cloudant_password: " + some(HEX, 64)),
+    ("Cloudant Credentials", "cloudant_apikey=" + some(LOWER, 24)),
+    ("Cloudant Credentials", "https:/" + f"/a:{some(HEX, 64)}@a.cloud" + "ant.com"),
+    ("Cloudant Credentials", "https:/" + f"/a:{some(LOWER, 24)}@a.cloud" + "ant.com"),
+    ("Discord Bot Token", "M" + some(ALL, 23) + "." + some(ALL, 6) + "." + some(ALL, 27)),
+    ("GitHub Token", "gh" + "p_" + some(ALL, 36)),
+    ("GitHub Token", "github" + "_pat_" + some(ALL, 82)),
+    ("GitLab Token", "gl" + "pat-" + some(ALL, 20)),
+    ("GitLab Token", "gl" + "pat-" + some(ALL, 52) + "." + some(LOWER, 9)),
+    ("GitLab Token", "GR" + "1348941" + some(ALL, 20)),
+    ("GitLab Token", "gl" + "cbt-" + some(HEX, 2) + "_" + some(ALL, 20)),
+    ("GitLab Token", "gl" + "imt-" + some(ALL, 25)),
+    ("GitLab Token", "gl" + "ptt-" + some(ALL, 40)),
+    ("GitLab Token", "gl" + "agent-" + some(ALL, 50)),
+    ("GitLab Token", "gl" + "oas-" + some(ALL, 64)),
+    ("Google API Key", "AI" + "za" + some(ALL, 35)),
+    ("Hugging Face Token", "h" + "f_" + some(LOWER + UPPER, 34)),
+    ("IBM Cloud IAM Key", "ibm_cloud_iam_key = " + some(ALL, 44)),
+    ("IBM Cloud IAM Key", "password:" + " " * 200 + some(ALL, 44)),
+    ("IBM COS HMAC Credentials", "cos_hmac_secret_access_key: " + some(HEX, 48)),
+    ("JSON Web Token", jwt()),
+    ("Mailchimp Access Key", some(HEX, 32) + "-us" + "12"),
+    ("NPM tokens", "/" + "/registry.example/:_auth" + "Token=npm_" + some(ALL, 36)),
+    ("OpenAI Token", "s" + "k-" + some(ALL, 20) + "T3Blbk" + "FJ" + some(ALL, 20)),
+    *(
+        ("Private Key", f"-----BEGIN {kind}PRIVATE " + f"KEY{end}-----")
+        for kind, end in [
+            ("DSA ", ""), ("EC ", ""), ("OPENSSH ", ""), ("PGP ", " BLOCK"), ("", ""), ("RSA ", ""),
+            ("SSH2 ENCRYPTED ", ""), ("ENCRYPTED ", ""),
+        ]
+    ),
+    ("Private Key", "PuTTY-User-" + "Key-File-2: ssh-rsa"),
+    ("Private Key", "PuTTY-User-" + "Key-File-3: ssh-rsa"),
+    ("PyPI Token", "py" + "pi-AgEIcHlwaS5vcmc" + some(ALL, 80)),
+    ("PyPI Token", "py" + "pi-AgENdGVzdC5weXBpLm9yZw" + some(ALL, 80)),
+    ("SendGrid API Key", "S" + "G." + some(ALL, 22) + "." + some(ALL, 43)),
+    ("Slack Token", "xo" + "xb-" + some(DIGITS, 12) + "-" + some(ALL, 24)),
+    ("Slack Token", "https:/" + "/hooks.slack.com/services/T1/B1/" + some(ALL, 24)),
+    ("SoftLayer Credentials", "softlayer_api_key = " + some(LOWER + DIGITS, 64)),
+    ("SoftLayer Credentials", "https:/" + "/api.softlayer.com/soap/v3/" + some(LOWER, 64)),
+    ("Square OAuth Secret", "sq" + "0csp-" + some(ALL, 43)),
+    ("Stripe Access Key", "sk" + "_live_" + some(ALL, 24)),
+    ("Telegram Bot Token", some("123456789", 10) + ":" + some(ALL, 35)),
+    ("Twilio API Key", "A" + "C" + some(HEX, 32)),
+    ("Twilio API Key", "S" + "K" + some(HEX, 32)),
+]  # fmt: skip
+
+
+def line_by_line(text: str) -> list[str]:
+    # The library's patterns know no diffs: a key may stand right after the mark of its line.
+    lines = [line[1:] if line[:1] in ("+", "-") else line for line in text.split("\n")]
+    return sorted({d.kind for d in detectors() if any(d.finds(line) for line in lines)})
+
+
+def test_there_is_a_sample_for_every_pattern() -> None:
+    for detector in detectors():
+        texts = [text for kind, text in SAMPLES if kind == detector.kind]
+        for gate in detector.gates:
+            assert any(gate.search(text) for text in texts), (detector.kind, gate.pattern)
+
+
+@pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '{}"\r\n\r\n'])
+@pytest.mark.parametrize(("kind", "sample"), SAMPLES)
+def test_planted_credentials_are_found_wherever_they_stand(
+    kind: str, sample: str, around: str
+) -> None:
+    text = around.format(sample)
+    assert find_secrets(text) == line_by_line(text)
+    if not ("'" in around and kind == "Artifactory Credentials"):
+        assert kind in find_secrets(text)
+    assert kind in find_secrets("x " * 20_000 + "\n" + sample + "\n" + "y\n" * 20_000)
+
+
+def test_a_part_of_a_credential_is_found_as_line_by_line() -> None:
+    for _, sample in SAMPLES:
+        for _ in range(30):
+            start, end = sorted(RNG.sample(range(len(sample) + 1), 2))
+            text = f"{sample[:start]}\n{sample[start:end]}\n {sample[end:]}"
+            assert find_secrets(text) == line_by_line(text)
+
+
+def test_many_kinds_are_named_once_and_sorted() -> None:
+    text = "\n".join(sample for _, sample in SAMPLES * 2)
+    kinds = find_secrets(text)
+    assert kinds == sorted({kind for kind, _ in SAMPLES})
+    assert not any(sample in repr(kinds) for _, sample in SAMPLES)
+
+
+@pytest.mark.parametrize("place", [16_000, 16_384, 20_000, 28_000])
+def test_credentials_in_a_line_longer_than_a_window(place: int) -> None:
+    for kind, sample in SAMPLES:
+        assert kind in find_secrets("." * place + " " + sample + " " + "." * 30_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgres://user:<password>@host/db",
+        "postgres://user:{password}@host/db",
+        "postgres://user:12345@host/db",
+        "git@github.com:a/b.git",
+        "password = 'swordfish'",
+        "d670460b4b4aece5915caf5c68d12f560a9fe3e4",
+        "uuid: 123e4567-e89b-12d3-a456-426614174000",
+        "",
+    ],
+)
+def test_what_is_no_credential_passes(text: str) -> None:
+    assert find_secrets(text) == []
+
+
+def real_texts(shared_data: Path) -> Iterator[str]:
+    bundle = shared_data / "git-history" / "json-schema-test-suite.bundle"
+    for record in extract_commits(bundle, options={"max_commits": 100, "pseudonymise": False}):
+        yield record["narrative"]
+    for folder in ("expert-json/schemastore", "phase1a/tldr"):
+        with (shared_data / folder / "records.jsonl").open(encoding="utf-8") as stream:
+            for _, line in zip(range(1500), stream, strict=False):
+                yield json.dumps(json.loads(line), indent=1)
+
+
+def test_real_texts_give_what_line_by_line_gives(shared_data: Path) -> None:
+    for text in real_texts(shared_data):
+        assert find_secrets(text) == line_by_line(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "eyJ" * 30_000,
+            "sk-" * 100_000,
+            "/" * 300_000,
+            "://" * 100_000,
+            "xoxa-" * 60_000,
+        ),
+        *("key" + " " * 300_000 + "x" * 43, "k" * 44 + ("key" + " " * 3000) * 100),
+        *(".AKC" * 80_000, "aws key" * 40_000, "a" * 300_000),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_texts_made_to_take_for_ever_do_not(text: str) -> None:
+    assert find_secrets(text) == []
+
+
+def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "PLUGINS", ("NoSuchDetector",))
+    detectors.cache_clear()
+    with pytest.raises(secrets.DataError, match="install the pinned version"):
+        detectors()
+    detectors.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "around"),
+    [
+        ("ann@a.org", "{}"),
+        ("Ask <ann@a.org>, please.", "Ask <{}>, please."),
+        ("+ann@a.org\n-ann@a.org", "+{}\n-{}"),
+        (r'"by\nann@a.org"', r'"by\n{}"'),
+        (r"'\u00e9ann@a.org'", r"'\u00e9{}'"),
+        ("--author=ann@a.org.", "--author={}."),
+        ("ann@a.org,ANN@A.ORG", "{},{}"),
+        ("mailto:ann@a.org?x", "mailto:{}?x"),
+        ("问ann@a.org吗", "问{}吗"),
+    ],
+)
+def test_an_address_is_replaced_and_nothing_else(text: str, around: str) -> None:
+    ann = replace_emails("ann@a.org")[0]
+    assert replace_emails(text) == (around.replace("{}", ann), around.count("{}"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "@property",
+            "lodash@4.17.21",
+            "git@github.com:a/b",
+            "a @ b.org",
+            "a@b",
+            "x@y.1",
+            "@",
+            "",
+        ),
+        *("user@", "https://medium.com/@ann", "@types/node@1.2.3", ".@a.org", r"\n@a.org"),
+    ],
+)
+def test_what_is_no_address_stays(text: str) -> None:
+    assert replace_emails(text) == (text, 0)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["a.b+c@x.co.uk", "o_1%x@a-b.example", "jürgen@müller.de", "x" * 64 + "@a.org", "a@b.museum"],
+)
+def test_addresses_of_all_forms(address: str) -> None:
+    assert replace_emails(f"<{address}>")[1] == 1
+    assert address not in replace_emails(f"<{address}>")[0]
+
+
+def test_pseudonyms_are_stable_and_differ() -> None:
+    # The same in every run, on every machine: it is part of the data.
+    assert replace_emails("ann@a.org") == ("person-771c33a61b99@example.org", 1)
+    named = {replace_emails(f"ann{number}@a.org")[0] for number in range(2000)}
+    assert len(named) == 2000
+    hidden = replace_emails("Ann <ann@a.org>")[0]
+    assert replace_emails(hidden) == (hidden, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 10**6, "@" * 10**6, "a@" * 500_000, "a." * 500_000 + "@", "a@" + "b." * 500_000]
+)
+def test_addresses_that_never_end_take_no_time(text: str) -> None:
+    assert replace_emails(text) == (text, 0)

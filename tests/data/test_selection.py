@@ -1,0 +1,232 @@
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expertflow.core.errors import DataError
+from expertflow.data import selection
+from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
+from expertflow.data.hashes import group_hash, text_hash
+from expertflow.data.selection import (
+    cap_all,
+    cap_categories,
+    cap_sources,
+    held_out,
+    lowest,
+    rank,
+    select,
+    split_edge,
+    weigh,
+)
+from expertflow.data.settings import DeduplicateSpec
+
+
+def dedup_spec(**changes: Any) -> DeduplicateSpec:
+    settings: dict[str, Any] = {
+        "eval_fraction": 0.1, "max_documents": None, "seed": 1, "max_rejected_fraction": 0.01,
+        "near": None, "weights": {}, "max_per_source": {}, "max_per_category": None,
+        "category_caps": {},
+    }  # fmt: skip
+    return DeduplicateSpec(**{**settings, **changes})
+
+
+def columns(n: int, *, sources: str = "s", categories: tuple[str | None, ...] = (None,)) -> Columns:
+    """Make ``n`` documents in groups of their own, sources and categories in turn."""
+    texts = [int.from_bytes(text_hash(f"text {i}")[:8], "little") for i in range(n)]
+    names = [name for name in dict.fromkeys(categories) if name is not None]
+    places = [NO_CATEGORY if name is None else names.index(name) for name in categories]
+    return Columns(
+        text=np.array(texts, np.uint64),
+        text_rest=np.zeros(n, np.uint64),
+        group=np.array([group_hash(f"group {i}") for i in range(n)], np.uint64),
+        category=np.resize(np.array(places, np.int32), n),
+        source=np.resize(np.arange(len(sources), dtype=np.uint16), n),
+        status=np.zeros(n, np.uint8),
+        sources=list(sources),
+        categories=names,
+    )
+
+
+def kept(of: Columns) -> list[int]:
+    return np.flatnonzero(of.status == KEPT).tolist()
+
+
+def reasons(of: Columns) -> dict[str, int]:
+    return dict(Counter(STATUS[place] for place in of.status.tolist()))
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 499, 500, 501])
+def test_the_lowest_ranks_are_chosen(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    monkeypatch.setattr(selection, "LOT", 64)
+    text = columns(1000).text
+    rows = np.arange(0, 1000, 2)
+    chosen = lowest(text, rows, n, seed=3, rule="below_weight")
+    ranks = rank(text[rows], seed=3, rule="below_weight")
+    assert chosen.sum() == min(n, 500)
+    assert set(ranks[chosen]) == set(np.sort(ranks)[:n])
+
+
+def test_of_equal_ranks_the_earlier_is_chosen() -> None:
+    text = np.zeros(10, np.uint64)
+    chosen = lowest(text, np.arange(10), 3, seed=1, rule="below_weight")
+    assert chosen.tolist() == [True] * 3 + [False] * 7
+
+
+def test_ranks_of_one_rule_say_nothing_about_another() -> None:
+    text = columns(4000).text
+    first = rank(text, seed=1, rule="over_source_cap").astype(float)
+    for other in (
+        rank(text, seed=1, rule="over_max_documents"),
+        rank(text, seed=2, rule="over_source_cap"),
+    ):
+        assert abs(np.corrcoef(first, other.astype(float))[0, 1]) < 0.06
+
+
+def test_a_source_is_capped() -> None:
+    of = columns(300, sources="abc")
+    cap_sources(of, {"a": 10, "b": 100}, seed=1)
+    left = Counter(row % 3 for row in kept(of))
+    assert left == {0: 10, 1: 100, 2: 100}
+    assert reasons(of) == {"kept": 210, "over_source_cap": 90}
+
+
+def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
+    of = columns(20_000, sources="ab")
+    cap_sources(of, {"a": 1000}, seed=1)
+    cap_all(of, 5500, seed=1)
+    assert sum(row % 2 == 0 for row in kept(of)) == pytest.approx(500, abs=60)
+
+
+@pytest.mark.parametrize("lot", [1, 50, 1 << 20])
+def test_categories_are_capped(monkeypatch: pytest.MonkeyPatch, lot: int) -> None:
+    monkeypatch.setattr(selection, "LOT", lot)
+    of = columns(600, categories=("x", None, "y", "z", "u", "x"))
+    of.status[:6] = STATUS.index("duplicate")
+    spec = dedup_spec(max_per_category=50, category_caps={"y": 70, "z": 0, "none such": 1})
+    cap_categories(of, spec)
+    left = Counter(of.category[kept(of)].tolist())
+    assert left == {0: 50, NO_CATEGORY: 99, 1: 70, 3: 50}
+    assert reasons(of)["over_category_cap"] == 594 - 269
+
+
+def test_category_caps_alone_leave_the_others_alone() -> None:
+    of = columns(100, categories=("x", "y"))
+    cap_categories(of, dedup_spec(category_caps={"x": 5}))
+    assert Counter(of.category[kept(of)].tolist()) == {0: 5, 1: 50}
+
+
+@pytest.mark.parametrize(
+    ("weight", "n_train", "n_copies"),
+    [(1.0, 100, 100), (0.25, 25, 25), (0.29, 29, 29), (0.001, 1, 1), (2.0, 100, 200),
+     (2.3, 100, 230), (1.5, 100, 150)],
+)  # fmt: skip
+def test_a_weight_thins_or_repeats_training_documents(
+    weight: float, n_train: int, n_copies: int
+) -> None:
+    of = columns(240, sources="ab")
+    of.group[:] = np.where(np.arange(240) < 40, 0, 1 << 60)
+    copies = weigh(of, {"a": weight}, edge=1, seed=1)
+    train = [row for row in kept(of) if row >= 40]
+    assert len([row for row in train if row % 2 == 0]) == n_train
+    assert copies[[row for row in train if row % 2 == 0]].sum() == n_copies
+    assert copies[[row for row in train if row % 2 == 0]].max() <= int(weight) + 1
+    assert len([row for row in train if row % 2]) == 100
+    assert set(range(40)) <= set(kept(of))
+    assert (copies[:40] == 1).all() and (copies[1::2] == 1).all()
+
+
+def test_a_choice_lasts_when_data_grows() -> None:
+    few, many = columns(1000), columns(10_000)
+    cap_all(few, 100, seed=1)
+    cap_all(many, 1000, seed=1)
+    before, after = set(kept(few)), {row for row in kept(many) if row < 1000}
+    assert len(before & after) >= 80
+
+
+def test_another_seed_chooses_others() -> None:
+    first, second = columns(1000), columns(1000)
+    cap_all(first, 100, seed=1)
+    cap_all(second, 100, seed=2)
+    assert len(set(kept(first)) & set(kept(second))) < 30
+
+
+def test_about_the_wanted_share_is_held_out() -> None:
+    of = columns(5000)
+    edge = split_edge(of, 0.05, expert="e")
+    assert 0.04 < held_out(of.group, edge).mean() < 0.06
+
+
+def test_a_set_that_was_cut_by_a_plain_hash_is_still_split_evenly() -> None:
+    groups = [f"question {i}" for i in range(20_000)]
+    cut = [group for group in groups if text_hash(group)[0] < 0x40]
+    of = columns(len(cut))
+    of.group[:] = [group_hash(group) for group in cut]
+    assert 0.04 < held_out(of.group, split_edge(of, 0.05, expert="e")).mean() < 0.06
+
+
+def test_a_group_keeps_its_side_when_data_grows() -> None:
+    few, many = columns(500), columns(5000)
+    sides = [held_out(of.group, split_edge(of, 0.05, expert="e"))[:500] for of in (few, many)]
+    assert (sides[0] == sides[1]).all()
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=20, unique=True),
+    st.floats(0, 1) | st.sampled_from([1e-300, 1 - 2**-53]),
+)
+def test_there_is_always_something_on_both_sides(groups: list[int], fraction: float) -> None:
+    of = columns(len(groups))
+    of.group[:] = groups
+    sides = held_out(of.group, split_edge(of, fraction, expert="e"))
+    assert 1 <= sides.sum() < len(groups)
+    n_below = sum(group < fraction * 2**64 for group in groups)
+    if 1 <= n_below < len(groups):
+        assert sides.sum() == n_below
+
+
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        (0, "e: 0 documents are too few to hold one out; add records"),
+        (1, "e: 1 documents are too few to hold one out; add records"),
+        (4, "e: 4 documents are too few to hold one out; all are of one group; add records"),
+    ],
+)
+def test_one_group_cannot_be_split(n: int, message: str) -> None:
+    of = columns(n + 1)
+    of.group[:-1] = 7
+    of.status[-1] = 1
+    with pytest.raises(DataError, match=message):
+        split_edge(of, 0.5, expert="e")
+
+
+def test_the_last_limit_leaves_something_on_both_sides() -> None:
+    of = columns(1000, sources="ab")
+    spec = dedup_spec(eval_fraction=0.01, max_documents=5, weights={"a": 3.0, "b": 3.0})
+    edge, copies = select(of, spec, expert="e")
+    rows = kept(of)
+    sides = held_out(of.group[rows], edge)
+    assert len(rows) == 5 and 1 <= sides.sum() < 5
+    assert copies[rows].tolist() == np.where(sides, 1, 3).tolist()
+
+
+@given(st.data())
+def test_no_group_lies_on_both_sides(data: st.DataObject) -> None:
+    n = data.draw(st.integers(4, 60))
+    of = columns(n, sources="ab", categories=("x", "y", None))
+    of.group[:] = [group_hash(str(data.draw(st.integers(0, n // 3)))) for _ in range(n)]
+    if len(set(of.group.tolist())) < 2:
+        of.group[0] ^= np.uint64(1)
+    spec = dedup_spec(
+        eval_fraction=data.draw(st.floats(0.01, 0.99)),
+        weights={"a": data.draw(st.floats(0.1, 4.0))},
+        max_per_category=data.draw(st.none() | st.integers(n, 2 * n)),
+    )
+    edge, copies = select(of, spec, expert="e")
+    rows = np.array(kept(of))
+    sides = held_out(of.group[rows], edge)
+    assert not set(of.group[rows[sides]]) & set(of.group[rows[~sides]])
+    assert (copies[rows[sides]] == 1).all() and (copies[rows] >= 1).all()

@@ -1,0 +1,199 @@
+"""From a record to turns: templates, and the shapes in which chats are stored."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from expertflow.core.errors import ConfigError
+from expertflow.data.documents import body_from_json
+from expertflow.data.records import Body, ToolCall, Turn
+from expertflow.data.reject import Reject
+from expertflow.data.settings import PrepareSpec, SourceSpec
+from expertflow.data.shapes import draft_maker, fill, template_fields
+
+SPEC = PrepareSpec(
+    source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
+    system_prompt=None, supervise="completion", evaluation_fields=(), on_reject="skip",
+    max_rejected_fraction=1.0, near=None, benchmarks=(),
+)  # fmt: skip
+
+
+def chat_of(turns: Any, **source: Any) -> Body:
+    spec = replace(SPEC, source=SourceSpec(name="s", kind="local", messages="turns", **source))
+    return body_of(spec, {"turns": turns})
+
+
+def body_of(spec: PrepareSpec, record: dict[str, Any]) -> Body:
+    return body_from_json(draft_maker(spec)(record).body)
+
+
+def turn(role: str, content: str, *, learned: bool | None = None, **more: Any) -> Turn:
+    learned = role == "assistant" if learned is None else learned
+    return Turn(role=role, content=content, learned=learned, **more)
+
+
+def test_a_pair_of_templates_makes_a_question_and_an_answer() -> None:
+    body = body_of(replace(SPEC, system_prompt="be kind"), {"q": "ask", "a": "tell"})
+    assert body.turns == (turn("system", "be kind"), turn("user", "ask"), turn("assistant", "tell"))
+
+
+def test_a_text_template_makes_a_plain_document() -> None:
+    source = SourceSpec(name="s", kind="local", text="# {title}\n{body}")
+    body = body_of(replace(SPEC, source=source), {"title": "T", "body": "B"})
+    assert body == Body(text="# T\nB")
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "text"),
+    [
+        ("{a}", {"a": "x"}, "x"),
+        ("{a} {{b}}", {"a": "x"}, "x {b}"),
+        ("{a.b.1}", {"a": {"b": ["x", "y"]}}, "y"),
+        ("{a.b}", {"a.b": "whole name first", "a": {"b": "x"}}, "whole name first"),
+        ("{a}{b?}", {"a": "x"}, "x"),
+        ("{a}{b?}", {"a": "x", "b": None}, "x"),
+        ("{a}{b?}", {"a": "x", "b": ""}, "x"),
+        ("{a}{b?}", {"a": "x", "b": "y"}, "xy"),
+        ("{a:json}", {"a": {"é": [1, None]}}, '{"é": [1, null]}'),
+        ("{a:lines}", {"a": ["x", "y"]}, "x\ny"),
+        ("x{a?:lines}{b?:json}", {"a": []}, "x"),
+    ],
+)
+def test_places_of_a_template(template: str, record: dict[str, Any], text: str) -> None:
+    assert fill(template, record) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "reason", "field"),
+    [
+        ("{a}", {}, "missing_field", "a"),
+        ("{a}", {"a": None}, "null_field", "a"),
+        ("{a}", {"a": 3}, "not_text", "a"),
+        ("{a}", {"a": ["x"]}, "not_text", "a"),
+        ("{a}", {"a": " \n"}, "empty_field", "a"),
+        ("{a}", {"a": "x\0y"}, "nul_character", "a"),
+        ("{a.b}", {"a": {}}, "missing_field", "a.b"),
+        ("{a.1}", {"a": ["x"]}, "missing_field", "a.1"),
+        ("{a}{b?}", {"a": "x", "b": 3}, "not_text", "b"),
+        ("{a?}", {}, "empty", None),
+        ("{a:json}", {}, "missing_field", "a"),
+        ("{a:lines}", {"a": "x"}, "not_a_list", "a"),
+        ("{a:lines}", {"a": ["x", 3]}, "not_text", "a.1"),
+    ],
+)
+def test_what_no_template_takes(
+    template: str, record: dict[str, Any], reason: str, field: str | None
+) -> None:
+    with pytest.raises(Reject) as caught:
+        fill(template, record)
+    assert (caught.value.reason, caught.value.field) == (reason, field)
+
+
+@pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}"])
+def test_a_malformed_template_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match="template"):
+        template_fields(template)
+
+
+def test_openai_turns() -> None:
+    body = chat_of(
+        [
+            {"role": "developer", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]},
+            {"role": "assistant", "content": "c"},
+        ]
+    )
+    assert body.turns == (turn("system", "be kind"), turn("user", "ab"), turn("assistant", "c"))
+
+
+def test_sharegpt_turns() -> None:
+    body = chat_of(
+        [
+            {"from": "human", "value": "a"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "b"},
+        ]
+    )
+    assert body.turns == (
+        turn("user", "a"),
+        turn("assistant", "", tool_calls=(ToolCall(name="f", arguments={"x": 1}),)),
+        turn("tool", "2"),
+        turn("assistant", "b"),
+    )
+
+
+@pytest.mark.parametrize("arguments", ['{"x": [1, "é"]}', {"x": [1, "é"]}])
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+def test_tool_calls_as_text_or_object(arguments: Any, key: str) -> None:
+    inner = {"name": "f", "arguments": arguments}
+    call: Any = [{"id": "1", "function": inner}] if key == "tool_calls" else inner
+    body = chat_of(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, key: call}]
+    )
+    assert body.turns[1].tool_calls == (ToolCall(name="f", arguments={"x": [1, "é"]}),)
+
+
+def test_tools_come_from_their_field() -> None:
+    spec = replace(
+        SPEC, source=SourceSpec(name="s", kind="local", messages="turns", tools="functions")
+    )
+    turns = [{"role": "assistant", "content": "a"}]
+    wrapped = {"type": "function", "function": {"name": "f"}}
+    for tools in ([{"name": "f"}], [wrapped], '[{"name": "f"}]'):
+        assert body_of(spec, {"turns": turns, "functions": tools}).tools == (wrapped,)
+    assert body_of(spec, {"turns": turns}).tools == ()
+
+
+def test_other_names_of_keys_and_roles() -> None:
+    turns = [{"speaker": "USER", "utterance": "a"}, {"speaker": "SYSTEM", "utterance": "b"}]
+    body = chat_of(
+        turns, role_key="speaker", content_key="utterance",
+        roles={"USER": "user", "SYSTEM": "assistant"},
+    )  # fmt: skip
+    assert body.turns == (turn("user", "a"), turn("assistant", "b"))
+
+
+def test_a_turn_says_whether_it_is_learned() -> None:
+    body = chat_of(
+        [
+            {"role": "user", "content": "a", "train": True},
+            {"role": "assistant", "content": "b", "weight": 0},
+            {"role": "assistant", "content": "c", "weight": 1},
+        ]
+    )
+    assert [t.learned for t in body.turns] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ("text", "no_messages"),
+        ([], "no_messages"),
+        (["text"], "turn_not_an_object"),
+        ([{"role": "narrator", "content": "a"}], "unknown_role"),
+        ([{"content": "a"}], "unknown_role"),
+        ([{"role": "user", "content": "a"}], "nothing_to_learn"),
+        ([{"role": "assistant", "content": "a", "train": False}], "nothing_to_learn"),
+        ([{"role": "assistant", "content": ""}], "empty_field"),
+        ([{"role": "assistant", "content": None}], "null_field"),
+        ([{"role": "assistant", "content": 3}], "not_text"),
+        ([{"role": "assistant", "content": "a\0"}], "nul_character"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "part_not_text"),
+        ([{"role": "assistant", "content": "a", "weight": 0.5}], "weight_not_0_or_1"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "tool_call_without_name"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            "tool_call_not_json",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}],
+            "tool_call_not_json",
+        ),
+    ],
+)
+def test_what_is_no_chat(turns: Any, reason: str) -> None:
+    with pytest.raises(Reject) as caught:
+        chat_of(turns)
+    assert caught.value.reason == reason

@@ -1,0 +1,238 @@
+"""A small hub on loopback: as much of the real one's interface as its client asks for."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from support import SCRIPTS
+
+COMMIT = "c" * 40
+RUN = """
+import json, logging, sys, time
+from expertflow.core.errors import DataError
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources import hub, hub_download
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+waited = []
+time.sleep = waited.append
+hub_download.REPORT_EVERY_S = 0.05
+
+def rows(files):
+    import pyarrow as pa
+    for file in files:
+        with pa.memory_map(file.path) as stream:
+            yield from pa.ipc.open_stream(stream).read_all().to_pylist()
+
+def fetched(source):
+    try:
+        got = hub.fetch(SourceSpec(name="s", kind="hub", **source))
+    except DataError as error:
+        return {"error": str(error)}
+    return {
+        "revision": got.revision, "licence": got.licence, "rows": list(rows(got.files)),
+        "n_records": [f.n_records for f in got.files], "sha256": [f.sha256 for f in got.files],
+        "notes": sorted({note for f in got.files for note in f.notes}),
+        "libraries": sorted({"datasets", "huggingface_hub"} & set(sys.modules)),
+    }
+
+for source in json.loads(sys.argv[1]):
+    print(json.dumps({**fetched(source), "waited_s": sum(waited)}))
+    waited.clear()
+"""
+
+
+def jsonl(n: int, **extra: Any) -> bytes:
+    """Give a file of n sums."""
+    rows = ({"q": f"{i} + 1", "a": str(i + 1), **extra} for i in range(n))
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@dataclass
+class Repository:
+    """A data set of the hub, and how it misbehaves.
+
+    ``refused`` is the status and error code of every answer, or where ``is_listed`` of those about
+    files: a gated data set shows what it holds. The files of ``cut`` break off after
+    that many bytes, once. The first ``n_failures`` answers are status 500.
+    """
+
+    files: dict[str, bytes]
+    refused: tuple[int, str | None] | None = None
+    is_listed: bool = False
+    cut: dict[str, int] = field(default_factory=dict)
+    n_failures: int = 0
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    def ranges(self, name: str) -> list[str | None]:
+        """Give the ranges that were asked of a file, in their order."""
+        return [span for verb, path, span in self.requests if verb == "GET" and path == name]
+
+
+@dataclass
+class Hub:
+    """Data sets by their ids."""
+
+    repositories: dict[str, Repository]
+    endpoint: str = ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        place = re.fullmatch(
+            r"(?:/api)?/datasets/(?P<id>[^/]+/[^/]+)"
+            r"(?:/(?P<what>tree|revision|resolve)/(?P<revision>[^/]+)/?(?P<name>.*))?",
+            path,
+        )
+        repository = self.hub.repositories.get(place["id"]) if place else None
+        if place is None or repository is None:
+            self.send(b"{}", status=404, code="RepoNotFound")
+            return
+        repository.requests.append((self.command, place["name"] or "", self.headers.get("Range")))
+        if repository.n_failures > 0:
+            repository.n_failures -= 1
+            self.send(b"{}", status=500)
+        elif repository.refused and (place["what"] == "resolve" or not repository.is_listed):
+            self.send(b"{}", status=repository.refused[0], code=repository.refused[1])
+        elif (place["revision"] or "main") not in ("main", COMMIT):
+            self.send(b"{}", status=404, code="RevisionNotFound")
+        elif place["what"] == "tree":
+            self.send_json([entry(n, content) for n, content in repository.files.items()])
+        elif place["what"] != "resolve":
+            self.send_json({"id": place["id"], "sha": COMMIT, "siblings": []})
+        elif place["name"] in repository.files:
+            self.send_file(repository, place["name"])
+        else:
+            self.send(b"{}", status=404, code="EntryNotFound")
+
+    def send_file(self, repository: Repository, name: str) -> None:
+        content = repository.files[name]
+        span = self.headers.get("Range")
+        first = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
+        self.send_response(206 if span else 200)
+        self.send_header("Content-Length", str(len(content) - first))
+        if span:
+            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        stop = repository.cut.pop(name, None)
+        self.wfile.write(content[first:stop])
+        self.close_connection = stop is not None
+
+    def send_json(self, value: Any) -> None:
+        self.send(json.dumps(value).encode())
+
+    def send(self, content: bytes, *, status: int = 200, code: str | None = None) -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Keep the test's output clean."""
+
+
+def entry(path: str, content: bytes) -> dict[str, Any]:
+    """Describe a file as the hub's listing does."""
+    oid = hashlib.sha1(content).hexdigest()
+    return {"type": "file", "path": path, "size": len(content), "oid": oid}
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve a hub while the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@dataclass
+class Fetched:
+    """What fetches in a process of their own gave, and what they logged."""
+
+    results: list[dict[str, Any]]
+    log: str
+
+
+def fetch(
+    home: Path, endpoint: str | None, *sources: dict[str, Any], **environment: str
+) -> Fetched:
+    """Fetch data sets with a cache at ``home``; without an endpoint nothing listens."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    own = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint or "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(sources)],
+        env={**clean, "PYTHONPATH": str(SCRIPTS), **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Fetched([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+
+
+def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, commit: str) -> Path:
+    """Lay out downloaded files as the hub's client does; give the data set's folder."""
+    folder = home / "hub" / f"datasets--{repository.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "blobs").mkdir()
+    for name, content in files.items():
+        blob = folder / "blobs" / hashlib.sha1(content).hexdigest()
+        blob.write_bytes(content)
+        link = folder / "snapshots" / commit / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        depth = "../" * (2 + name.count("/"))
+        link.symlink_to(f"{depth}blobs/{blob.name}")
+    return folder
+
+
+def write_prepared_cache(
+    home: Path, n_records: int, *, repository: str, commit: str, config: str = "default"
+) -> Path:
+    """Lay out a prepared data set as ``datasets`` does; give the folder of its Arrow files."""
+    import pyarrow as pa
+
+    owner, name = repository.split("/")
+    folder = home / "datasets" / f"{owner}___{name}" / config / "0.0.0" / commit
+    folder.mkdir(parents=True)
+    table = pa.table({"q": [f"{i} + 1" for i in range(n_records)]})
+    with pa.OSFile(str(folder / f"{name}-train.arrow"), "wb") as sink:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    splits = {"train": {"name": "train", "num_examples": n_records}}
+    info = {"config_name": config, "dataset_name": name, "splits": splits}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return folder

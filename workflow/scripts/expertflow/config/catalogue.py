@@ -1,0 +1,199 @@
+"""Which data there is on this machine: what the Hugging Face caches hold, and what experts name.
+
+``find_datasets.py`` prints it when it is called alone, and loads this module by name: as part of
+the workflow it does without, and a change here makes no rule run again.
+"""
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
+from expertflow.config.specs import source_specs
+from expertflow.core.errors import ConfigError
+from expertflow.core.files import canonical_json
+from expertflow.data import cache
+from expertflow.data.cache_scan import CacheReport, scan_caches
+from expertflow.data.settings import SourceKind, SourceSpec
+
+Preset = Literal["demo", "full"]
+PRESETS: dict[str, tuple[Preset, ...]] = {
+    "demo": ("demo",),
+    "full": ("full",),
+    "both": ("demo", "full"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """An expert that reads a source, and in which presets."""
+
+    expert: str
+    presets: tuple[Preset, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedSource:
+    """A source that experts name.
+
+    ``location`` is a hub id, a path or a generator; ``status`` whether its records are here;
+    ``options`` are those that choose among a data set's files.
+    ``licence_origin`` is null where no licence is stated anywhere.
+    """
+
+    kind: SourceKind
+    location: str
+    revision: str | None
+    config: str | None
+    split: str | None
+    options: dict[str, Any]
+    status: Literal["prepared", "downloaded", "found", "missing", "generated"]
+    n_bytes: int | None
+    n_records: int | None
+    licence: str | None
+    licence_origin: Literal["manifest", "card"] | None
+    used_by: tuple[Use, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """Both tables, and the manifests that could not be read."""
+
+    cache: CacheReport
+    sources: tuple[NamedSource, ...]
+    problems: tuple[str, ...]
+
+
+def catalogue(preset: str, *, basedir: Path) -> Catalogue:
+    """Look through the caches and through all configured experts.
+
+    A ``config/`` of the working directory wins over the one of ``basedir``, as in a run.
+    """
+    uses, problems = _uses(PRESETS[preset], basedir)
+    return Catalogue(
+        cache=scan_caches(),
+        sources=tuple(_named(spec, names) for spec, names in uses),
+        problems=problems,
+    )
+
+
+def _uses(
+    presets: tuple[Preset, ...], basedir: Path
+) -> tuple[list[tuple[SourceSpec, tuple[Use, ...]]], tuple[str, ...]]:
+    """List the distinct sources with the experts that use them, in the order of the config."""
+    schemas = Schemas.read(basedir / "workflow" / "schemas")
+    directories = [Path("config"), basedir / "config"]
+    path = next((p for d in directories if (p := d / "config.yaml").is_file()), None)
+    if path is None:
+        raise ConfigError(f"{basedir}/config/config.yaml: missing; run in a copy of the project")
+    config = read_yaml(path)
+    uses: dict[str, tuple[SourceSpec, dict[str, list[Preset]]]] = {}
+    problems: dict[str, None] = {}
+    for preset in presets:
+        settings = load_config({**config, "preset": preset}, schemas)
+        for name in settings["experts"]:
+            try:
+                expert = load_expert(
+                    name,
+                    directories=[d / "experts" for d in directories],
+                    config=settings,
+                    schemas=schemas,
+                )
+            except ConfigError as error:
+                problems[str(error)] = None
+                continue
+            for spec in source_specs(expert):
+                _, users = uses.setdefault(_identity(spec), (spec, {}))
+                users.setdefault(name, []).append(preset)
+    found = [
+        (spec, tuple(Use(expert=name, presets=tuple(where)) for name, where in users.items()))
+        for spec, users in uses.values()
+    ]
+    return found, tuple(problems)
+
+
+def _identity(spec: SourceSpec) -> str:
+    """Tell sources apart by the records they give, and by the licence that is claimed for them."""
+    what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
+    return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
+
+
+def _location(spec: SourceSpec) -> str:
+    return str({"hub": spec.id, "generated": spec.generator}.get(spec.kind, spec.path))
+
+
+def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
+    look = {"hub": _hub, "generated": _generated, "git": _git, "local": _local}[spec.kind]
+    status, n_bytes, n_records = look(spec)
+    card = None
+    if spec.kind == "hub":
+        commit = cache.cached_revision(str(spec.id), spec.revision)
+        card = cache.card_licence(cache.card_data(str(spec.id), commit))
+    return NamedSource(
+        kind=spec.kind,
+        location=_location(spec),
+        revision=spec.revision,
+        config=spec.config,
+        split=spec.split if spec.kind == "hub" else None,
+        options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
+        status=status,
+        n_bytes=n_bytes,
+        n_records=n_records,
+        licence=spec.licence or card,
+        licence_origin="manifest" if spec.licence else "card" if card else None,
+        used_by=used_by,
+    )
+
+
+# What a source's state is: status, bytes, records.
+State = tuple[
+    Literal["prepared", "downloaded", "found", "missing", "generated"], int | None, int | None
+]
+
+
+def _hub(spec: SourceSpec) -> State:
+    prepared = cache.find_source(spec)
+    if prepared is not None:
+        split = spec.split or "train"
+        n_bytes = sum(path.stat().st_size for path in prepared.files(split))
+        return "prepared", n_bytes, prepared.n_records_by_split.get(split)
+    commit = cache.cached_revision(str(spec.id), spec.revision)
+    folder = cache.snapshot_folder(str(spec.id), commit) if commit else None
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
+    if not [path for path in files if path.name != cache.CARD]:
+        return "missing", None, None
+    return "downloaded", sum(path.stat().st_size for path in files), None
+
+
+def _generated(spec: SourceSpec) -> State:
+    return "generated", None, spec.n_documents
+
+
+def _git(spec: SourceSpec) -> State:
+    path = Path(str(spec.path)).expanduser()
+    if path.is_file():
+        return "found", path.stat().st_size, None
+    return ("found" if path.is_dir() else "missing"), None, None
+
+
+def _local(spec: SourceSpec) -> State:
+    pattern = Path(str(spec.path)).expanduser()
+    paths = [pattern] if pattern.exists() else sorted(map(Path, glob.glob(str(pattern))))  # noqa: PTH207
+    files = [path for path in paths if path.is_file()]
+    if not files:
+        return "missing", None, None
+    return "found", sum(path.stat().st_size for path in files), _rows(files)
+
+
+def _rows(files: list[Path]) -> int | None:
+    """Count rows where the files know it themselves."""
+    if any(path.suffix != ".parquet" for path in files):
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return sum(int(pq.ParquetFile(path).metadata.num_rows) for path in files)
+    except pa.ArrowInvalid:
+        return None

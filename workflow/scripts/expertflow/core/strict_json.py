@@ -1,0 +1,66 @@
+"""Parse JSON from outside: what programs read differently, or what crashes one, is an error."""
+
+import json
+import math
+from typing import Any, NoReturn
+
+# Deeper values would exhaust Python's stack sooner or later, depending on who reads them.
+MAX_DEPTH = 64
+# The largest power of ten that is also a float: beyond it, comparing with a float overflows.
+MAX_INTEGER_DIGITS = 308
+
+
+def parse_json(text: str) -> Any:
+    """Parse strictly: NaN, Infinity, a key given twice and values beyond the limits are errors.
+
+    Raises:
+        ValueError: says what is wrong; every kind of hostile text ends here, none in a crash.
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
+    if depth(value) > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def depth(value: Any) -> int:
+    """Count the levels of nesting without recursion: a scalar has 0, ``[[]]`` has 2."""
+    level, items = 0, [value]
+    while containers := [item for item in items if isinstance(item, dict | list)]:
+        level += 1
+        items = [inner for c in containers for inner in (c.values() if isinstance(c, dict) else c)]
+    return level
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("an object has the same key twice")
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number beyond the range of floats")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise ValueError(f"an integer of more than {MAX_INTEGER_DIGITS} digits")
+    return int(text)

@@ -1,0 +1,210 @@
+"""What the Hugging Face caches on this machine hold, read off the disk without any network.
+
+Two caches lie side by side. The hub's holds files as downloaded, by commit::
+
+    hub/datasets--{org}--{name}/{refs/{branch},snapshots/{commit}/…,blobs/…}
+
+The one of ``datasets`` holds them *prepared*: one folder of Arrow files a config and commit::
+
+    datasets/{org}___{name}/{config}/{version}/{commit}/{dataset_info.json,{name}-{split}.arrow}
+"""
+
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_json
+from expertflow.data.settings import SourceSpec
+
+log = logging.getLogger(__name__)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+CARD = "README.md"
+INFO = "dataset_info.json"
+# Options of a source that choose among a data set's files.
+READ_OPTIONS = ("data_dir", "data_files")
+# A long split is cut into several files; a split's own name holds no hyphen.
+ARROW = re.compile(r".+?-(?P<split>[^-]+?)(-\d{5}-of-\d{5})?\.arrow")
+
+
+def hub_cache() -> Path:
+    """Give the folder of downloaded files, as the environment sets it."""
+    place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return _expanded(place) if place else _home() / "hub"
+
+
+def prepared_cache() -> Path:
+    """Give the folder of prepared data sets, as the environment sets it."""
+    place = os.environ.get("HF_DATASETS_CACHE")
+    return _expanded(place) if place else _home() / "datasets"
+
+
+def repository_folder(repository: str) -> Path:
+    """Give the place of a data set's downloaded files."""
+    return hub_cache() / f"datasets--{repository.replace('/', '--')}"
+
+
+def snapshot_folder(repository: str, commit: str) -> Path:
+    """Give the place of a data set's files at one commit."""
+    return repository_folder(repository) / "snapshots" / commit
+
+
+def cached_revision(repository: str, revision: str | None) -> str | None:
+    """Find the commit that a branch or tag had when the cache last saw it; null when unknown."""
+    wanted = revision or "main"
+    if COMMIT.fullmatch(wanted):
+        return wanted
+    ref = repository_folder(repository) / "refs" / wanted
+    return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+
+
+def card_data(repository: str, commit: str | None) -> dict[str, Any]:
+    """Read the metadata of a data set's cached card; empty where there is none."""
+    if commit is None:
+        return {}
+    path = snapshot_folder(repository, commit) / CARD
+    return front_matter(path) if path.is_file() else {}
+
+
+def front_matter(path: Path) -> dict[str, Any]:
+    """Read the YAML block at the head of a card."""
+    import yaml
+
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.match(r"\ufeff?\s*---\r?\n(.*?)\r?\n---", text, flags=re.DOTALL)
+    try:
+        value = yaml.safe_load(found.group(1)) if found else {}
+    except yaml.YAMLError:
+        log.warning("%s: its metadata is not YAML and was left out", path)
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def card_licence(card: dict[str, Any]) -> str | None:
+    """Give the licence that a card states; of "other" its name, of several all of them.
+
+    >>> card_licence({"license": ["mit", "cc-by-4.0"]})
+    'mit, cc-by-4.0'
+    """
+    stated = card.get("license")
+    names = [str(name) for name in (stated if isinstance(stated, list) else [stated]) if name]
+    if names == ["other"] and card.get("license_name"):
+        return str(card["license_name"])
+    return ", ".join(names) or None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A data set as Arrow files: one config at one commit, all its splits."""
+
+    folder: Path
+    config: str
+    commit: str
+    n_records_by_split: dict[str, int]
+    n_bytes: int
+
+    def files(self, split: str) -> list[Path]:
+        """List the Arrow files of a split in the order of its records."""
+        return [path for name, path in _arrow_files(self.folder) if name == split]
+
+
+def prepared_root(repository: str) -> Path:
+    """Give the folder under which a data set's configs lie prepared."""
+    *owner, name = repository.split("/")
+    return prepared_cache() / "___".join([*owner, snake_case(name)])
+
+
+def snake_case(name: str) -> str:
+    """Write a data set's name as the library names its folders.
+
+    >>> snake_case("CypherBench-v1")
+    'cypher_bench-v1'
+    """
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
+
+
+def config_folder(source: SourceSpec, config: str) -> str:
+    """Name the folder of a prepared config; other files under the same name go elsewhere."""
+    chosen = {key: source.options[key] for key in READ_OPTIONS if source.options.get(key)}
+    return f"{config}-{sha256_json(chosen)[:16]}" if chosen else config
+
+
+def default_config(card: dict[str, Any]) -> str:
+    """Give the config that is meant when a manifest names none.
+
+    >>> default_config({"configs": [{"config_name": "a"}, {"config_name": "b", "default": True}]})
+    'b'
+    """
+    stated = card.get("configs")
+    rows = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
+    for row in rows:
+        if row.get("default") is True or len(rows) == 1:
+            return str(row.get("config_name", "default"))
+    return "default"
+
+
+def find_source(source: SourceSpec) -> Prepared | None:
+    """Find a source's prepared files; with no commit known, take the only one there is."""
+    repository = str(source.id)
+    commit = cached_revision(repository, source.revision)
+    if commit is None and source.revision is not None:
+        return None
+    config = config_folder(source, source.config or default_config(card_data(repository, commit)))
+    found = [p for p in list_prepared(prepared_root(repository)) if p.config == config]
+    found = [p for p in found if commit in (None, p.commit)]
+    return found[0] if len({p.commit for p in found}) == 1 else None
+
+
+def list_prepared(root: Path) -> list[Prepared]:
+    """List what lies prepared below a data set's folder; damaged folders are named and left out."""
+    found = []
+    for info in sorted(root.glob(f"*/*/*/{INFO}")):
+        try:
+            found.append(read_prepared(info.parent))
+        except DataError as error:
+            log.warning("%s", error)
+    return found
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """Read what a folder of Arrow files says of itself.
+
+    Raises:
+        DataError: its description is no JSON, or files that it names are not there.
+    """
+    try:
+        info = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        counts = {str(k): int(v["num_examples"]) for k, v in (info.get("splits") or {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder / INFO}: damaged; delete its folder and fetch again") from error
+    there = _arrow_files(folder)
+    lost = sorted(set(counts) - {split for split, _ in there})
+    if lost or not counts:
+        what = f"split {lost[0]} has no Arrow file" if lost else "it lists no splits"
+        raise DataError(f"{folder}: {what}; delete the folder and fetch again")
+    return Prepared(
+        folder=folder,
+        config=folder.parent.parent.name,
+        commit=folder.name,
+        n_records_by_split=counts,
+        n_bytes=sum(path.stat().st_size for _, path in there),
+    )
+
+
+def _arrow_files(folder: Path) -> list[tuple[str, Path]]:
+    matches = [(ARROW.fullmatch(path.name), path) for path in sorted(folder.glob("*.arrow"))]
+    return [(match["split"], path) for match, path in matches if match]
+
+
+def _home() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return _expanded(os.environ.get("HF_HOME") or str(default))
+
+
+def _expanded(place: str) -> Path:
+    return Path(os.path.expandvars(place)).expanduser()

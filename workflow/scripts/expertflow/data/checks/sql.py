@@ -1,0 +1,123 @@
+"""Check that a field is one SQL statement, and bring it to another dialect."""
+
+import difflib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from expertflow.data.checks.faults import Check, clip, require_text, settings_error, too_hard
+from expertflow.data.reject import Filtered
+from expertflow.data.settings import FieldCheck
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+# Parsing costs about 10 s a million characters.
+MAX_CHARS = 200_000
+
+# Listed so that settings can be judged without importing sqlglot (0.1 s); a test compares.
+_DIALECTS = """
+    athena bigquery clickhouse databricks dax doris dremio drill druid duckdb dune exasol fabric
+    hive materialize mysql oracle postgres presto prql redshift risingwave snowflake solr spark
+    spark2 sqlite starrocks tableau teradata trino tsql
+"""
+DIALECTS = frozenset(_DIALECTS.split())
+
+
+def build(check: FieldCheck, source: str) -> Check:
+    """Build the check. Null dialects mean sqlglot's own, which is the most lenient."""
+    for key in ("dialect", "transpile_to"):
+        name = getattr(check, key)
+        if name is not None and name not in DIALECTS:
+            near = difflib.get_close_matches(name, sorted(DIALECTS), n=1)
+            fix = (
+                f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(DIALECTS))}"
+            )
+            raise settings_error(source, check, key, f"{name!r} is no dialect of sqlglot; {fix}")
+
+    def run(value: Any, _: dict[str, Any]) -> str:
+        text = require_text(check, value)
+        statement = _parse(text, check)
+        return text if check.transpile_to is None else _transpile(statement, text, check)
+
+    return run
+
+
+def _parse(text: str, check: FieldCheck) -> "exp.Expr":
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    def unparsable(detail: str) -> Filtered:
+        return Filtered("sql_unparsable", detail, field=check.field, value=text)
+
+    if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
+        raise unparsable(reason)
+    try:
+        with _quiet():
+            parsed = sqlglot.parse(text, read=check.dialect)
+    except SqlglotError as error:
+        raise unparsable(_words(error)) from error
+    except RecursionError as error:
+        raise unparsable("nested too deeply") from error
+    # A statement that holds but a comment is none.
+    statements = [s for s in parsed if s is not None and not isinstance(s, sqlglot.exp.Semicolon)]
+    if len(statements) > 1:
+        detail = f"{len(statements)} statements, one is wanted"
+        raise Filtered("sql_several_statements", detail, field=check.field, value=text)
+    if not statements:
+        raise unparsable("no statement")
+    if not _is_statement(statements[0]):
+        raise unparsable(f"no statement that sqlglot knows in {check.dialect or 'its own dialect'}")
+    return statements[0]
+
+
+def _is_statement(parsed: "exp.Expr") -> bool:
+    """Tell statements from lone expressions, and from what sqlglot takes over without parsing.
+
+    sqlglot reads ``hello world`` as a column with an alias, and ``VACUUM`` as a command whose text
+    it never looked at.
+    """
+    from sqlglot import exp
+
+    lone = (exp.Command, exp.Condition, exp.Alias, exp.Star, exp.Tuple, exp.Interval)
+    is_bare = isinstance(parsed, exp.Select) and not any(parsed.args.values())
+    return not isinstance(parsed, lone) and not is_bare
+
+
+def _transpile(statement: "exp.Expr", text: str, check: FieldCheck) -> str:
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    try:
+        with _quiet():
+            return statement.sql(
+                dialect=check.transpile_to, unsupported_level=ErrorLevel.RAISE, comments=True
+            )
+    except (SqlglotError, RecursionError) as error:
+        detail = f"to {check.transpile_to}: {clip(error)}"
+        raise Filtered("sql_not_transpilable", detail, field=check.field, value=text) from error
+
+
+def _words(error: "SqlglotError") -> str:
+    """Take the place and the description from an error, without the text it quotes."""
+    found = getattr(error, "errors", None) or [{}]
+    description = str(found[0].get("description") or "cannot be tokenised").split(" <Token")[0]
+    line, column = found[0].get("line"), found[0].get("col")
+    where = f"line {line}, column {column}: " if line is not None else ""
+    return where + clip(description)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep sqlglot's warnings off the log: what it warns of is filtered, and counted."""
+
+    def refuse(_: logging.LogRecord) -> bool:
+        return False
+
+    logger = logging.getLogger("sqlglot")
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)

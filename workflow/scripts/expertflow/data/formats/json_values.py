@@ -1,0 +1,163 @@
+"""JSON files: an array of objects, or objects one after the other, in flat memory.
+
+The end of an object is found by counting brackets outside strings; its bytes are then read as
+strictly as a line of JSON Lines. A fault costs the object it is in: reading goes on behind it. Only
+an object without an end stops the work, for it would swallow all that follows as if it were one.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from expertflow.core.errors import DataError
+from expertflow.data.formats.lines import faulty
+from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
+from expertflow.data.formats.streams import BUFFER_BYTES, open_utf8
+from expertflow.data.parse import parse_object
+from expertflow.data.records import DataFile
+from expertflow.data.reject import RawRecord, Reject
+
+# A string ends at its quote; or at a line end, where it is broken; or where the window ends.
+_TOKEN = re.compile(rb'"(?:[^"\\\n]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
+_PLAIN = re.compile(rb'[^][{}",\s]*')
+_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
+_NEWLINE = 10
+
+
+def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
+    """Yield every element of a file; its number is the line where it starts."""
+    with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
+        for number, element in _elements(_Window(stream), file.path):
+            try:
+                if isinstance(element, Reject):
+                    raise element
+                value = parse_object(element)
+            except Reject as fault:
+                yield faulty(file.path, number, fault)
+            else:
+                yield RawRecord(path=file.path, number=number, unit="line", value=value)
+
+
+class _Window:
+    """The part of a stream that is looked at: from ``pos`` on, which stands on line ``line``."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self.buffer = b""
+        self.pos = 0
+        self.line = 1
+        self._stream = stream
+
+    def more(self) -> bool:
+        """Read on, the more the longer the element is, so that long ones cost linear time."""
+        kept = self.buffer[self.pos :]
+        chunk = self._stream.read(max(BUFFER_BYTES, len(kept)))
+        self.buffer, self.pos = kept + chunk, 0
+        return bool(chunk)
+
+    def advance(self, to: int) -> None:
+        """Go on to an index of the buffer."""
+        self.line += self.buffer.count(b"\n", self.pos, to)
+        self.pos = to
+
+    def peek(self) -> bytes:
+        """Go to the next byte that is not blank and give it; nothing at the end."""
+        while True:
+            if found := _NOT_BLANK.search(self.buffer, self.pos):
+                self.advance(found.start())
+                return found[0]
+            self.advance(len(self.buffer))
+            if not self.more():
+                return b""
+
+
+def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]]:
+    """Yield the line and the bytes of every element, or what is wrong in its place."""
+    in_array = comma_due = False
+    while byte := window.peek():
+        line = window.line
+        if byte == b"[" and not in_array:
+            in_array, comma_due = True, False
+            window.advance(window.pos + 1)
+        elif byte == b"]" and in_array:
+            in_array = False
+            window.advance(window.pos + 1)
+        elif byte == b",":
+            if not (in_array and comma_due):
+                yield line, Reject("not_json", "a comma stands where an object should", value=",")
+            comma_due = False
+            window.advance(window.pos + 1)
+        else:
+            if in_array and comma_due:
+                yield line, Reject("not_json", "no comma stands before this element")
+            yield line, _take(window, path) if byte in b'{["' else _take_plain(window)
+            comma_due = True
+    if in_array:
+        raise DataError(
+            f"{path}: ends on line {window.line} before its array does; a bracket is missing, or"
+            " the download is incomplete"
+        )
+
+
+def _take(window: _Window, path: str) -> bytes | Reject:
+    """Take an object, an array or a string, whole or up to where it breaks."""
+    at, depth, fault, first = window.pos, 0, None, window.line
+    while True:
+        at, depth, complete = _scan(window.buffer, at, depth)
+        if complete:
+            break
+        if len(window.buffer) - window.pos > MAX_RECORD_BYTES:
+            fault = Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+            at = _forget(window, at)
+        done = at - window.pos
+        if not window.more():
+            raise DataError(
+                f"{path}: ends within what begins on line {first}; a bracket is missing there, or"
+                " the download is incomplete"
+            )
+        at = done
+    element = window.buffer[window.pos : at]
+    window.advance(at)
+    if len(element) > MAX_RECORD_BYTES:
+        fault = Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+    return fault or element
+
+
+def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
+    """Follow brackets from ``at``; give where to go on, how deep that is, and whether it ended."""
+    for match in _TOKEN.finditer(buffer, at):
+        byte = buffer[match.start()]
+        if byte in b"{[":
+            depth += 1
+        elif byte in b"}]":
+            depth -= 1
+        elif not match[1]:
+            end = match.end()
+            if end < len(buffer) and buffer[end] == _NEWLINE:
+                return end, depth, True
+            return match.start(), depth, False
+        if depth <= 0:
+            return match.end(), depth, True
+    return len(buffer), depth, False
+
+
+def _forget(window: _Window, at: int) -> int:
+    """Drop what was read of an element that is too large; of an open string a quote stays."""
+    window.advance(at)
+    cut = _TOKEN.match(window.buffer, at)
+    window.buffer = b'"' + window.buffer[cut.end() :] if cut else b""
+    window.pos = 0
+    return 0
+
+
+def _take_plain(window: _Window) -> bytes:
+    """Take a number, a word, or one byte that can begin nothing."""
+    while True:
+        found = _PLAIN.match(window.buffer, window.pos)
+        end = found.end() if found else window.pos
+        if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.more():
+            break
+    end = max(end, window.pos + 1)
+    plain = window.buffer[window.pos : end]
+    window.advance(end)
+    return plain

@@ -1,0 +1,79 @@
+"""What a manifest may say about how a local source's files are read."""
+
+import codecs
+import csv
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from expertflow.core.errors import ConfigError
+
+# Longer records are rejected unread: nothing that long can be trained on.
+MAX_RECORD_BYTES = 64 << 20
+TextRecords = Literal["file", "paragraph", "line"]
+# Escapes of JSON and Python, which some encodings would resolve.
+_PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """Options of a local source. ``delimiter`` is the comma of .csv or the tab of .tsv if null."""
+
+    encoding: str = "utf-8"
+    text_records: TextRecords = "file"
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value; the encoding is given its one name."""
+        object.__setattr__(self, "encoding", _encoding(self.encoding))
+        if self.text_records not in get_args(TextRecords):
+            known = ", ".join(get_args(TextRecords))
+            raise ConfigError(f"options.text_records: {self.text_records!r} is none of {known}")
+        if self.delimiter is not None:
+            _check_delimiter(self.delimiter)
+
+    @classmethod
+    def from_manifest(cls, options: dict[str, Any]) -> "ReadOptions":
+        """Take over a local source's options; an unknown one is refused."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(known)):
+            raise ConfigError(
+                f"options.{unknown[0]}: unknown; a local source knows {', '.join(known)}"
+            )
+        return cls(**{key: value for key, value in options.items() if value is not None})
+
+    @classmethod
+    def among(cls, options: dict[str, Any]) -> "ReadOptions":
+        """Pick out what concerns reading: other kinds of source have options of their own."""
+        known = {field.name for field in fields(cls)}
+        return cls.from_manifest({key: options[key] for key in options if key in known})
+
+
+def _encoding(name: Any) -> str:
+    """Give an encoding's plain name, if it leaves all of ASCII, and so every line end, alone."""
+    try:
+        plain = codecs.lookup(name).name
+        if plain in ("utf-8", "utf-8-sig"):
+            return "utf-8"
+        kept = _PROBE.decode(plain) == _PROBE.decode("ascii") and all(
+            "\n" in bytes([lead, 10, 65, 65]).decode(plain, "replace") for lead in range(128, 256)
+        )
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"options.encoding: {name!r} is unknown; use utf-8 or cp1252") from error
+    except UnicodeError:
+        kept = False
+    if not kept:
+        raise ConfigError(
+            f"options.encoding: {name!r} does not keep line ends as they are; convert the file,"
+            f" e.g. iconv -f {name} -t UTF-8"
+        )
+    return plain
+
+
+def _check_delimiter(delimiter: Any) -> None:
+    try:
+        csv.reader([], delimiter=delimiter)
+        usable = delimiter.isascii() and delimiter not in '"\r\n'
+    except (TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError(f"options.delimiter: {delimiter!r} is not one character, such as ';'")

@@ -1,0 +1,138 @@
+"""Parquet and Arrow: one record a row, cut by rows."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.errors import DataError
+from expertflow.data.formats.lines import faulty
+from expertflow.data.records import DataFile
+from expertflow.data.reject import RawRecord, Reject
+
+BATCH_ROWS = 500
+
+
+def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
+    """Yield the rows that fall to the bytes [low, high), as if all rows were equally long."""
+    n_rows = count_rows(Path(file.path), file.format) if file.n_records is None else file.n_records
+    # Row r of n lies at byte size * r // n, so the first at or after `low` is this one.
+    first, stop = (-(-byte * n_rows // file.n_bytes) for byte in (low, high))
+    with _readable(file.path, file.format):
+        for number, batch in _batches(file, first, stop):
+            yield from _records(file.path, number, batch)
+
+
+def count_rows(path: Path, file_format: str) -> int:
+    """Count rows without reading them.
+
+    Raises:
+        DataError: the file cannot be opened, or two columns have one name.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _readable(str(path), file_format):
+        if file_format == "parquet":
+            with pq.ParquetFile(path) as parquet:
+                names, n_rows = parquet.schema_arrow.names, parquet.metadata.num_rows
+        else:
+            with pa.memory_map(str(path)) as source, _arrow_batches(source) as (schema, batches):
+                names, n_rows = schema.names, sum(batch.num_rows for batch in batches)
+    if len(set(names)) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: two columns are named {doubled!r}; rename one")
+    return int(n_rows)
+
+
+@contextmanager
+def _readable(path: str, file_format: str) -> Iterator[None]:
+    """Turn what the library says about a damaged file into one line."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        why = str(error).split("\n")[0].rstrip(".")
+        raise DataError(
+            f"{path}: cannot be read as {file_format.capitalize()} ({why}); fetch or write it again"
+        ) from error
+
+
+def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]:
+    """Yield the rows [first, stop) in small batches, each with the number of its first row."""
+    import pyarrow as pa
+
+    if file.format == "parquet":
+        yield from _parquet_batches(file.path, first, stop)
+        return
+    with pa.memory_map(file.path) as source, _arrow_batches(source) as (_, batches):
+        start = 0
+        for batch in batches:
+            low, high = max(first - start, 0), min(stop - start, batch.num_rows)
+            for row in range(low, high, BATCH_ROWS):
+                yield start + row + 1, batch.slice(row, min(BATCH_ROWS, high - row))
+            start += batch.num_rows
+            if start >= stop:
+                return
+
+
+def _parquet_batches(path: str, first: int, stop: int) -> Iterator[tuple[int, Any]]:
+    import pyarrow.parquet as pq
+
+    start = 0
+    # Without pre-buffering, which would hold whole row groups.
+    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as parquet:
+        for group in range(parquet.num_row_groups):
+            end = start + parquet.metadata.row_group(group).num_rows
+            if start < stop and end > first:
+                row = start
+                for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group]):
+                    low, high = max(first - row, 0), min(stop - row, batch.num_rows)
+                    if low < high:
+                        yield row + low + 1, batch.slice(low, high - low)
+                    row += batch.num_rows
+            start = end
+
+
+@contextmanager
+def _arrow_batches(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Open the file or the stream form of Arrow; data sets in the hub's cache are streams."""
+    import pyarrow as pa
+
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if is_file:
+        with pa.ipc.open_file(source) as reader:
+            indices = range(reader.num_record_batches)
+            yield reader.schema, (reader.get_batch(i) for i in indices)
+    else:
+        with pa.ipc.open_stream(source) as reader:
+            yield reader.schema, iter(reader)
+
+
+def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
+    import pyarrow as pa
+
+    floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
+    for row, value in enumerate(_rows(batch), start=number):
+        if isinstance(value, Reject):
+            yield faulty(path, row, value, unit="row")
+        elif bad := [n for n in floats if value[n] is not None and not math.isfinite(value[n])]:
+            fault = Reject("not_finite", "no finite number", field=bad[0], value=value[bad[0]])
+            yield faulty(path, row, fault, unit="row")
+        else:
+            yield RawRecord(path=path, number=row, unit="row", value=value)
+
+
+def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
+    """Convert to Python; where a text is no UTF-8, row by row, to find which."""
+    try:
+        values: list[dict[str, Any] | Reject] = batch.to_pylist()
+        return values
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [Reject("not_utf8", error.reason, value=repr(error.object[:60]))]
+        half = batch.num_rows // 2
+        return _rows(batch.slice(0, half)) + _rows(batch.slice(half))

@@ -1,0 +1,157 @@
+"""Find out how a model writes chats and texts, from the files of its tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.data.chat_template import ChatTemplate, check_template
+from expertflow.data.records import Body, Layout, Turn
+
+TURN_START, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+CHATML_TOKENS = (TURN_START, TURN_END)
+CHATML = r"""{%- if tools %}
+{{- '<|im_start|>system\n' }}
+{%- if messages[0].role == 'system' %}
+{{- messages[0].content + '\n\n' }}
+{%- endif %}
+{{- 'These tools may be called:\n' }}
+{%- for tool in tools %}
+{{- tool | tojson + '\n' }}
+{%- endfor %}
+{{- 'A call is JSON with name and arguments between <tool_call> and </tool_call>.<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '\n' if message.content or not loop.first }}
+{{- '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}"""
+Choice = Literal["auto", "chatml"] | str
+
+
+def read_layout(
+    directory: Path,
+    *,
+    choice: Choice,
+    text_special_tokens: Literal["plain", "reject", "allow"],
+) -> Layout:
+    """Read a tokenizer's special tokens and choose its chat template.
+
+    ``choice`` is ``auto`` (the tokenizer's own, else ChatML where it has the marks, else none),
+    ``chatml``, or the path of a Jinja file.
+
+    Raises:
+        ConfigError: the file is not there.
+        DataError: the tokenizer cannot write the template, or the template does not parse.
+    """
+    tokenizer = _read_json(directory / "tokenizer.json")
+    settings = _read_json(directory / "tokenizer_config.json")
+    added = tokenizer.get("added_tokens", [])
+    special = tuple(sorted(token["content"] for token in added if token.get("special")))
+    template, origin = _choose(directory, settings, choice=choice, special=special)
+    bos, eos = _token(settings, "bos_token"), _token(settings, "eos_token")
+    text_end = TEXT_END if TEXT_END in special else eos
+    if text_end is None:
+        raise DataError(f"{directory}: the tokenizer names no eos_token; documents need an end")
+    layout = Layout(
+        chat_template=template,
+        chat_template_origin=origin,
+        special_tokens=tuple(sorted({*special, text_end, *filter(None, (bos, eos))})),
+        bos=bos,
+        eos=eos,
+        text_start=bos if bos and _adds_bos(settings, tokenizer, bos) else None,
+        text_end=text_end,
+        turn_end=None,
+        text_special_tokens=text_special_tokens,
+    )
+    return layout if template is None else _with_turn_end(layout)
+
+
+def chatml_layout() -> Layout:
+    """Give the layout of a tokenizer that is trained here."""
+    return Layout(
+        chat_template=CHATML,
+        chat_template_origin="chatml",
+        special_tokens=(TEXT_END, TURN_END, TURN_START),
+        bos=None,
+        eos=TURN_END,
+        text_start=None,
+        text_end=TEXT_END,
+        turn_end=TURN_END,
+        text_special_tokens="plain",
+    )
+
+
+def _choose(
+    directory: Path, settings: dict[str, Any], *, choice: Choice, special: tuple[str, ...]
+) -> tuple[str | None, Literal["tokenizer", "manifest", "chatml", "none"]]:
+    if choice == "auto":
+        own = _own_template(directory, settings)
+        if own is not None:
+            return own, "tokenizer"
+        knows_chatml = all(token in special for token in CHATML_TOKENS)
+        return (CHATML, "chatml") if knows_chatml else (None, "none")
+    if choice == "chatml":
+        if missing := [token for token in CHATML_TOKENS if token not in special]:
+            raise DataError(
+                f"{directory}: the tokenizer has no token {missing[0]!r}, which ChatML needs; set"
+                " data.chat_template to auto, or to a file with a template for this tokenizer"
+            )
+        return CHATML, "chatml"
+    path = Path(choice).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"data.chat_template: no file at {choice}; use auto, chatml or a path")
+    return path.read_text(encoding="utf-8"), "manifest"
+
+
+def _own_template(directory: Path, settings: dict[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        # Several templates with names; the one for general use is "default".
+        named = {item["name"]: item["template"] for item in value}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _with_turn_end(layout: Layout) -> Layout:
+    """Find the special token that ends an assistant's turn, by rendering one."""
+    check_template(layout)
+    turns = (
+        Turn(role="user", content="question", learned=False),
+        Turn(role="assistant", content="answer", learned=True),
+    )
+    atoms = ChatTemplate(layout).atoms(Body(turns=turns))
+    ends = [atom.text for atom in atoms if atom.special and atom.learned]
+    values = {name: getattr(layout, name) for name in Layout.__dataclass_fields__}
+    return Layout(**{**values, "turn_end": ends[-1] if ends else layout.eos})
+
+
+def _adds_bos(settings: dict[str, Any], tokenizer: dict[str, Any], bos: str) -> bool:
+    """Tell whether the tokenizer puts a start token before every text."""
+    if settings.get("add_bos_token") is not None:
+        return bool(settings["add_bos_token"])
+    return f'"{bos}"' in json.dumps(tokenizer.get("post_processor"), ensure_ascii=False)
+
+
+def _token(settings: dict[str, Any], name: str) -> str | None:
+    value = settings.get(name)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

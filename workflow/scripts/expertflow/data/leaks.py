@@ -1,0 +1,179 @@
+"""Tell whether a document contains what a benchmark asks.
+
+A document overlaps when it shares a run of ``n_words`` words with a benchmark's text: case-folded,
+punctuation left out, a run never spanning two turns. Of a text shorter than that all words must
+occur as a run; of one shorter than ``MIN_RUN`` words a whole turn must be equal to it, since
+"what is it" occurs everywhere. Words are compared by 64-bit hashes: at a billion runs against a
+million the chance of one false alarm is 5e-5.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.data.read import iter_shard
+from expertflow.data.reject import Reject
+from expertflow.data.settings import BenchmarkSpec
+from expertflow.data.shapes import filler
+from expertflow.data.sources.local import describe
+from expertflow.data.words import BARRIER, Hashes, run_hashes, runs_at, spelled, word_hashes
+
+MIN_RUN = 5
+# Slots of the first sieve per run: fewer than one position in eight of a clean text passes it.
+SLOTS_PER_RUN = 8
+_BARRIER = BARRIER.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Hashes in rising order, and whose they are: the first benchmark that has each."""
+
+    keys: Hashes
+    owners: NDArray[np.int16]
+
+    @classmethod
+    def of(cls, parts: list[tuple[int, Hashes]]) -> "_Table":
+        keys = np.concatenate([np.empty(0, np.uint64), *(part for _, part in parts)])
+        owners = np.repeat([owner for owner, _ in parts], [len(part) for _, part in parts])
+        keys, first = np.unique(keys, return_index=True)
+        return cls(keys, owners.astype(np.int16)[first])
+
+    def owner(self, hashes: Hashes) -> int | None:
+        """Give the first benchmark that has one of these hashes."""
+        hashes = hashes[_is_in(hashes, self.keys)]
+        owners = self.owners[np.searchsorted(self.keys, hashes)]
+        return int(owners.min()) if len(owners) else None
+
+
+class BenchmarkIndex:
+    """Runs of words of all benchmarks: about 30 bytes each.
+
+    A sieve over the first words of every run lets most positions of a clean text go at once; only
+    the others are looked up at every length of run that some benchmark has.
+    """
+
+    def __init__(self, benchmarks: Iterable[tuple[str, int, Iterable[str]]]) -> None:
+        """Take each benchmark's path, length of run, and texts."""
+        runs: list[tuple[int, Hashes]] = []
+        short: list[tuple[int, Hashes]] = []
+        heads: list[Hashes] = []
+        self.paths: list[str] = []
+        words_by_length: list[tuple[int, int, Hashes]] = []
+        for owner, (path, n_words, texts) in enumerate(benchmarks):
+            self.paths.append(path)
+            for text in texts:
+                words = _words([text])
+                length = n_words if len(words) >= n_words else len(words)
+                if length >= min(MIN_RUN, n_words):
+                    words_by_length.append((owner, length, words))
+                elif length:
+                    short.append((owner, run_hashes(words, length)))
+        self.lengths = sorted({length for _, length, _ in words_by_length})
+        self.head = self.lengths[0] if self.lengths else 0
+        for owner, length, words in words_by_length:
+            runs.append((owner, run_hashes(words, length)))
+            heads.append(run_hashes(words[: len(words) - length + self.head], self.head))
+        self._runs, self._short = _Table.of(runs), _Table.of(short)
+        self._heads = np.unique(np.concatenate([np.empty(0, np.uint64), *heads]))
+        self._sieve, self._shift = _sieve(self._heads)
+
+    @classmethod
+    def read(cls, specs: tuple[BenchmarkSpec, ...]) -> "BenchmarkIndex":
+        """Index the benchmarks of a manifest.
+
+        Raises:
+            DataError: a benchmark's record cannot be read or lacks what the template names, or a
+                benchmark holds no text at all. A gap here would let its questions through.
+        """
+        return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
+
+    def find(self, texts: Sequence[str]) -> str | None:
+        """Give the path of the first benchmark that a document's turns overlap with, if any."""
+        if not self.paths:
+            return None
+        words = _words(texts)
+        owners = [self._run_owner(words), self._short_owner(words)]
+        found = [owner for owner in owners if owner is not None]
+        return self.paths[min(found)] if found else None
+
+    def _run_owner(self, words: Hashes) -> int | None:
+        if not self.head or len(words) < self.head:
+            return None
+        heads = run_hashes(words, self.head)
+        at = np.flatnonzero(self._sieve[heads >> self._shift])
+        if len(at):
+            at = at[_is_in(heads[at], self._heads)]
+        if not len(at):
+            return None
+        found = []
+        for length in self.lengths:
+            starts = at[at <= len(words) - length]
+            owner = self._runs.owner(runs_at(words, starts, length))
+            if owner is not None:
+                found.append(owner)
+        return min(found, default=None)
+
+    def _short_owner(self, words: Hashes) -> int | None:
+        if not len(self._short.keys):
+            return None
+        ends = np.flatnonzero(np.append(words, _barrier()) == _barrier())
+        starts = np.append(0, ends[:-1] + 1)
+        sizes = ends - starts
+        found = []
+        for length in range(1, MIN_RUN):
+            owner = self._short.owner(runs_at(words, starts[sizes == length], length))
+            if owner is not None:
+                found.append(owner)
+        return min(found, default=None)
+
+
+def _texts(spec: BenchmarkSpec) -> Iterator[str]:
+    fill = filler(spec.text)
+    file = describe(Path(spec.path), sha256=spec.sha256, options={})
+    n_texts = 0
+    for record in iter_shard((file,), index=0, n_shards=1, options={}):
+        fault = record.fault
+        if record.value is not None:
+            try:
+                yield fill(record.value)
+                n_texts += 1
+                continue
+            except Reject as reject:
+                fault = reject
+        raise DataError(
+            f"benchmark {record.where}: {fault}; mend the record, or the benchmark's text template"
+            f" {spec.text!r}"
+        )
+    if not n_texts:
+        raise DataError(f"benchmark {spec.path}: no record; remove it from data.benchmarks")
+
+
+def _words(texts: Sequence[str]) -> Hashes:
+    """Hash the words of all turns, a barrier between each two."""
+    return word_hashes(b" \0 ".join(spelled(text, punctuation=False) for text in texts))
+
+
+def _barrier() -> np.uint64:
+    return np.uint64(word_hashes(_BARRIER)[0])
+
+
+def _is_in(hashes: Hashes, keys: Hashes) -> NDArray[np.bool_]:
+    """Tell which hashes are among the keys, which stand in rising order."""
+    if not len(keys):
+        return np.zeros(len(hashes), bool)
+    at = np.searchsorted(keys, hashes)
+    found: NDArray[np.bool_] = keys[np.minimum(at, len(keys) - 1)] == hashes
+    return found
+
+
+def _sieve(heads: Hashes) -> tuple[NDArray[np.bool_], np.uint64]:
+    """Mark the slots, by the top bits of a hash, that some head falls in."""
+    n_bits = max(8, (SLOTS_PER_RUN * len(heads)).bit_length())
+    shift = np.uint64(64 - n_bits)
+    sieve = np.zeros(1 << n_bits, bool)
+    sieve[heads >> shift] = True
+    return sieve, shift

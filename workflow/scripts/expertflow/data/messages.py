@@ -1,0 +1,157 @@
+"""Read the turns of a chat in the shapes that data sets come in.
+
+OpenAI (``role``, ``content`` as text or as a list of text parts, ``tool_calls``, the older
+``function_call``) and ShareGPT (``from``, ``value``) are told apart turn by turn; other names of
+keys and roles are named in the manifest. Learned are the assistant's turns unless a turn says
+otherwise by ``train: true | false`` or ``weight: 0 | 1``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from expertflow.data.records import ToolCall, Turn
+from expertflow.data.reject import Reject
+from expertflow.data.settings import SourceSpec
+
+CALL_ROLE = "function_call"
+_NAMES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human"),
+    "assistant": ("assistant", "gpt", "model", CALL_ROLE),
+    "tool": ("tool", "function", "observation", "function_response"),
+}
+ROLES = {name: role for role, names in _NAMES.items() for name in names}
+
+
+def read_turns(
+    record: Mapping[str, Any], source: SourceSpec, *, supervise_all: bool
+) -> tuple[Turn, ...]:
+    """Read a record's chat.
+
+    Raises:
+        Reject: it is no list of turns, a turn is malformed, or there is nothing to learn.
+    """
+    name = str(source.messages)
+    value = record.get(name)
+    if not isinstance(value, list) or not value:
+        raise Reject("no_messages", "a list of turns is needed", field=name, value=value)
+    turns = tuple(_turn(item, f"{name}.{i}", source, supervise_all) for i, item in enumerate(value))
+    if not any(turn.learned for turn in turns):
+        raise Reject("nothing_to_learn", "no turn of the assistant is learned", field=name)
+    return turns
+
+
+def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, Any], ...]:
+    """Read the tools that a chat may call, each as ``{"type": "function", "function": {…}}``.
+
+    A missing or null field means no tools; JSON text is read as well, as data sets store it.
+    """
+    value = record.get(name) if name is not None else None
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = _json(value, str(name), "tools_not_json")
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise Reject("tools_not_a_list", "a list of objects is needed", field=name, value=value)
+    return tuple(
+        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
+        for tool in value
+    )
+
+
+def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Turn:
+    if not isinstance(item, dict):
+        raise Reject("turn_not_an_object", "a turn is an object", field=place, value=item)
+    stated = item.get(source.role_key or ("role" if "role" in item else "from"))
+    role = source.roles.get(str(stated)) or ROLES.get(str(stated))
+    if role is None:
+        raise Reject(
+            "unknown_role", "the role is not known; map it under roles", field=place, value=stated
+        )
+    key = source.content_key or ("content" if "content" in item else "value")
+    if stated == CALL_ROLE and not source.roles:
+        calls, content = _calls(item.get(key), place), ""
+    else:
+        calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
+        content = _content(
+            item.get(key), f"{place}.{key}", may_be_empty=bool(calls) or role == "tool"
+        )
+    learned = _override(item, place)
+    return Turn(
+        role=role,
+        content=content,
+        learned=(role == "assistant" or supervise_all) if learned is None else learned,
+        tool_calls=calls,
+    )
+
+
+def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
+    if isinstance(value, list):
+        value = "".join(_part(part, place) for part in value)
+    if value is None and may_be_empty:
+        return ""
+    if value is None:
+        raise Reject("null_field", "the turn says nothing", field=place)
+    if not isinstance(value, str):
+        raise Reject(
+            "not_text", f"text is needed, not {type(value).__name__}", field=place, value=value
+        )
+    if not may_be_empty and (not value or value.isspace()):
+        raise Reject("empty_field", "the turn says nothing", field=place)
+    if "\0" in value:
+        raise Reject("nul_character", "the text holds U+0000", field=place, value=value)
+    return value
+
+
+def _part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise Reject("part_not_text", f"a part of type {kind!r} is no text", field=place, value=part)
+
+
+def _calls(value: Any, place: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = _json(value, place, "tool_call_not_json")
+    calls = value if isinstance(value, list) else [value]
+    return tuple(_call(call, place) for call in calls)
+
+
+def _call(call: Any, place: str) -> ToolCall:
+    inner = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+        raise Reject("tool_call_without_name", "a call names its tool", field=place, value=call)
+    arguments = inner.get("arguments", {})
+    if isinstance(arguments, str):
+        # OpenAI writes the arguments as JSON text; templates want the object.
+        arguments = _json(arguments or "{}", place, "tool_call_not_json")
+    if not isinstance(arguments, dict):
+        raise Reject("tool_call_not_json", "arguments are an object", field=place, value=arguments)
+    return ToolCall(name=inner["name"], arguments=arguments)
+
+
+def _json(text: str, place: str, reason: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Reject(reason, str(error), field=place, value=text) from error
+
+
+def _override(item: dict[str, Any], place: str) -> bool | None:
+    """Read what a turn says of itself: null where it says nothing."""
+    for key in ("train", "weight"):
+        value = item.get(key)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            raise Reject(
+                "weight_not_0_or_1", "a turn is learned or not", field=f"{place}.{key}", value=value
+            )
+        return bool(value)
+    return None

@@ -1,0 +1,187 @@
+"""Find documents that are nearly equal: MinHash signatures, banded (LSH).
+
+The signature of a document is, for each of ``n_permutations`` random functions, the least value
+over its runs of ``n_words`` words; the share of equal places in two signatures estimates the
+Jaccard similarity of their runs (standard error sqrt(J (1 - J) / n_permutations): 0.035 at 0.8 and
+128). Signatures are cut in b bands of r values; two documents are compared if a band is equal,
+which happens with probability 1 - (1 - J^r)^b. r is the largest that finds a pair at the threshold
+with at least 0.95: fewer chance meetings for the recall asked. A text shorter than a run is one
+run.
+"""
+
+import math
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.data.buckets import buckets
+from expertflow.data.settings import NearSpec
+from expertflow.data.words import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
+
+Halves = NDArray[np.uint32]
+Signatures = NDArray[np.uint32]
+Leaders = NDArray[np.int32]
+
+RECALL = 0.95
+# How many documents of one bucket any other is compared with, at most. Where more than these share
+# a band and are not near (one long template), another band has to bring a pair together.
+MAX_ROUNDS = 16
+RUNS_AT_ONCE = 2048
+PAIRS_AT_ONCE = 1 << 13
+
+
+class Signer:
+    """Make signatures; the same text gives the same bytes on any machine and in any version."""
+
+    def __init__(self, spec: NearSpec) -> None:
+        self.n_words = spec.n_words
+        # x -> factor * x + shift modulo 2^32 is one to one when the factor is odd
+        self._factors = _half(random_numbers(spec.n_permutations, seed=2))[:, None] | np.uint32(1)
+        self._shifts = _half(random_numbers(spec.n_permutations, seed=3))[:, None]
+
+    def signature(self, text: str) -> bytes:
+        """Sign a text: ``n_permutations`` values, uint32, little-endian."""
+        words = word_hashes(spelled(text, punctuation=True))
+        hashes = run_hashes(words, max(1, min(self.n_words, len(words))))
+        runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
+        least = self._least(runs[:RUNS_AT_ONCE])
+        for start in range(RUNS_AT_ONCE, len(runs), RUNS_AT_ONCE):
+            least = np.minimum(least, self._least(runs[start : start + RUNS_AT_ONCE]))
+        return least.astype("<u4", copy=False).tobytes()
+
+    def _least(self, runs: Halves) -> Halves:
+        values = self._factors * runs
+        values += self._shifts
+        least: Halves = values.min(axis=1)
+        return least
+
+
+def _half(hashes: Hashes) -> Halves:
+    return (hashes >> np.uint64(32)).astype(np.uint32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bands:
+    """How signatures are cut: ``n_bands`` of ``n_values`` each."""
+
+    n_bands: int
+    n_values: int
+
+    def chance(self, similarity: float) -> float:
+        """Give the probability that two documents of this similarity are compared."""
+        return float(1 - (1 - similarity**self.n_values) ** self.n_bands)
+
+
+def choose_bands(spec: NearSpec) -> Bands:
+    """Choose the longest bands that still bring a pair at the threshold together."""
+    for n_values in range(spec.n_permutations, 1, -1):
+        bands = Bands(n_bands=spec.n_permutations // n_values, n_values=n_values)
+        if bands.chance(spec.threshold) >= RECALL:
+            return bands
+    return Bands(n_bands=spec.n_permutations, n_values=1)
+
+
+def band_keys(signatures: Signatures, bands: Bands) -> Hashes:
+    """Hash every band of every signature: an array of documents x bands."""
+    used = signatures[:, : bands.n_bands * bands.n_values].astype(np.uint64)
+    factors = random_numbers(bands.n_values, seed=4) | np.uint64(1)
+    parts = used.reshape(len(used), bands.n_bands, bands.n_values)
+    return mix((parts * factors).sum(axis=2, dtype=np.uint64))
+
+
+class NearIndex:
+    """Signatures and band keys of many documents, in a temporary file that leaves no trace.
+
+    On disk it takes 4 * n_permutations + 8 * n_bands bytes a document: 656 at the usual 128 and 18.
+    """
+
+    def __init__(self, spec: NearSpec, *, n_documents: int, folder: Path) -> None:
+        self.spec, self.bands, self.n_documents = spec, choose_bands(spec), n_documents
+        self.n_needed = math.ceil(spec.threshold * spec.n_permutations - 1e-9)
+        self._n_added = 0
+        n_bytes = n_documents * (4 * spec.n_permutations + 8 * self.bands.n_bands)
+        n_free = shutil.disk_usage(folder).free
+        if n_bytes > n_free:
+            raise DataError(
+                f"{folder}: near-duplicate detection needs {n_bytes >> 20} MiB of disk and"
+                f" {n_free >> 20} are free; free some, or lower data.near_duplicates.n_permutations"
+            )
+        self._signatures, self._keys = _temporary(folder), _temporary(folder)
+
+    def __enter__(self) -> "NearIndex":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signatures.close()
+        self._keys.close()
+
+    def add(self, signatures: Signatures) -> None:
+        """Add the documents that come next in the order of the manifest."""
+        self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
+        for band, keys in enumerate(band_keys(signatures, self.bands).T):
+            self._keys.seek(8 * (band * self.n_documents + self._n_added))
+            self._keys.write(np.ascontiguousarray(keys).data)
+        self._n_added += len(signatures)
+
+    def leaders(self) -> Leaders:
+        """Give for every document the earlier one that it is near to, or -1.
+
+        Bands are gone through one after another. In each bucket of documents with an equal band,
+        the first that has no leader yet leads all later ones that are near to it, then the next one
+        without does, up to ``MAX_ROUNDS`` times. So a document without leader is what stays, and
+        leaders lead back to one that stays. All this rests on the order alone.
+        """
+        self._signatures.flush()
+        self._keys.flush()
+        leaders = np.full(self.n_documents, -1, np.int32)
+        for band in range(self.bands.n_bands if self.n_documents else 0):
+            for rows, first in buckets(self._column(band)):
+                self._lead(rows, first, leaders)
+        return leaders
+
+    def matches(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Count the equal places of pairs of signatures."""
+        counts = np.empty(len(first), np.int32)
+        for start in range(0, len(first), PAIRS_AT_ONCE):
+            part = slice(start, start + PAIRS_AT_ONCE)
+            pairs = self._read(np.concatenate([first[part], second[part]]))
+            counts[part] = (pairs[: len(pairs) // 2] == pairs[len(pairs) // 2 :]).sum(axis=1)
+        return counts
+
+    def _read(self, rows: NDArray[np.int64]) -> Signatures:
+        """Read signatures one by one: pages of a mapped file would count as this job's memory."""
+        unique, places = np.unique(rows, return_inverse=True)
+        signatures = np.empty((len(unique), self.spec.n_permutations), np.uint32)
+        stream, width = self._signatures.fileno(), 4 * self.spec.n_permutations
+        for place, row in enumerate(unique.tolist()):
+            os.preadv(stream, [signatures[place]], row * width)
+        return signatures[places]
+
+    def _lead(self, rows: NDArray[np.int64], bucket: NDArray[np.int64], leaders: Leaders) -> None:
+        for _ in range(MAX_ROUNDS):
+            free = leaders[rows] < 0
+            rows, bucket = rows[free], bucket[free]
+            leads = np.ones(len(rows), bool)
+            leads[1:] = bucket[1:] != bucket[:-1]
+            first = rows[np.flatnonzero(leads)[np.cumsum(leads) - 1]] if len(rows) else rows
+            rows, bucket, first = rows[~leads], bucket[~leads], first[~leads]
+            if not len(rows):
+                return
+            near = self.matches(first, rows) >= self.n_needed
+            leaders[rows[near]] = first[near]
+
+    def _column(self, band: int) -> Hashes:
+        return np.memmap(
+            self._keys, np.uint64, "r", offset=8 * band * self.n_documents, shape=self.n_documents
+        )
+
+
+def _temporary(folder: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder)

@@ -1,0 +1,195 @@
+"""Read a JSON object strictly, or say which of the known faults it has.
+
+``orjson`` is fast but takes the last of two equal keys, turns integers beyond 64 bits into floats
+and says little about what is wrong. So its value is taken only where a few cheap counts prove that
+none of this happened; otherwise the standard library reads the bytes again and names the fault.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import orjson
+
+from expertflow.data.reject import Reject, excerpt
+
+# Deeper values would take recursive code elsewhere to Python's own limit of 1,000 calls.
+MAX_DEPTH = 200
+INT64_MIN, UINT64_MAX = -(1 << 63), (1 << 64) - 1
+_FLOAT_MIN, _FLOAT_MAX = float(INT64_MIN), float(UINT64_MAX)
+_DOUBTFUL = 1 << 60
+_BLANKS = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+_LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+_PYTHON = re.compile(r"[urb]?'|None\b|True\b|False\b")
+_CUT_NUMBER = re.compile(r"-|\.|\.?\d*[eE][+-]?")
+_CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Parse the bytes of one JSON object.
+
+    Raises:
+        Reject: it is none, or it holds what not every reader would read in the same way.
+    """
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        _classify(line, str(error))
+    if type(value) is not dict:
+        _classify(line, "")
+    n_keys = _count_keys(value, 1)
+    doubtful = line.count(b":") != n_keys and _may_have_more_keys(line, n_keys)
+    if doubtful or (b"\\" in line and b"\\u0000" in line):
+        _check_slowly(line)
+    return value
+
+
+def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
+    r"""Say whether the text may have more keys than its value: every key needs ``":`` after it.
+
+    Blanks are taken out first, since they may stand before the colon. A quote after an odd number
+    of backslashes ends no key.
+    """
+    packed = line.translate(None, _BLANKS)
+    most = packed.count(b'":')
+    if most > n_keys:
+        most += packed.count(b'\\\\":') - packed.count(b'\\":')
+    return most != n_keys
+
+
+def _count_keys(box: Any, depth: int) -> int:
+    """Count the keys of all objects; a float that may have been an integer gives far too many."""
+    if depth > MAX_DEPTH:
+        raise Reject("too_deep", f"objects and lists nest deeper than {MAX_DEPTH}")
+    n_keys = 0
+    if type(box) is dict:
+        n_keys = len(box)
+        box = box.values()
+    for item in box:
+        kind = type(item)
+        if kind is str:
+            continue
+        if kind is dict or kind is list:
+            n_keys += _count_keys(item, depth + 1)
+        elif kind is float and not _FLOAT_MIN < item < _FLOAT_MAX:
+            n_keys += _DOUBTFUL
+    return n_keys
+
+
+def _classify(line: bytes, complaint: str) -> NoReturn:
+    """Name the fault of bytes that are no JSON object."""
+    _check_slowly(line)
+    raise Reject("not_json", complaint, value=_start(line))
+
+
+def _check_slowly(line: bytes) -> None:
+    """Look for every fault with the standard library."""
+    text = _decoded(line)
+    if line.startswith(_BOM):
+        raise Reject("byte_order_mark", "stands in the middle of the file", value=text[1:])
+    if "\0" in text:
+        raise Reject("nul_character", "NUL bytes stand in the text", value=text)
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise _syntax_fault(text, error) from error
+    except RecursionError as error:
+        raise Reject("too_deep", f"objects and lists nest deeper than {MAX_DEPTH}") from error
+    if not isinstance(value, dict):
+        raise Reject("not_an_object", f"a {_KINDS[type(value)]}", value=text)
+    _count_keys(value, 1)
+    for key, part in _leaves(value):
+        field = excerpt(key)
+        if isinstance(part, Reject):
+            part.field = field
+            raise part
+        if "\0" in part:
+            raise Reject("nul_character", "a \\u0000 escape", field=field, value=part)
+        if not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part):
+            raise Reject("lone_surrogate", "half of a character", field=field, value=part)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.end == len(line) and error.reason == "unexpected end of data":
+            raise Reject("truncated", "ends within a character", value=_start(line)) from error
+        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
+        raise Reject("not_utf8", detail, value=_start(line)) from error
+
+
+def _start(line: bytes) -> str:
+    return line[:400].decode("utf-8", "backslashreplace")
+
+
+def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
+    detail = f"{error.msg} at character {error.pos + 1}"
+    rest = text[error.pos :].rstrip()
+    if error.msg == "Extra data":
+        return Reject("several_values", detail, value=rest)
+    if _PYTHON.match(rest):
+        return Reject("python_repr", f"Python's way of writing, {detail}", value=text)
+    if _ends_early(rest, error.msg):
+        return Reject("truncated", f"ends early: {detail}", value=text)
+    return Reject("not_json", detail, value=rest)
+
+
+def _ends_early(rest: str, message: str) -> bool:
+    """Say whether what the parser stumbled over could have gone on well."""
+    if message.startswith("Unterminated string") or _CUT_NUMBER.fullmatch(rest):
+        return True
+    if message.startswith("Invalid \\"):
+        return _CUT_ESCAPE.fullmatch(rest) is not None
+    return any(literal.startswith(rest) for literal in _LITERALS)
+
+
+def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
+    """Yield every key, text and faulty number with the outermost key that it belongs to."""
+    todo: list[tuple[str | None, Any]] = [(None, value)]
+    while todo:
+        field, item = todo.pop()
+        if isinstance(item, str | Reject):
+            yield field, item
+        elif isinstance(item, list):
+            todo.extend((field, part) for part in reversed(item))
+        elif isinstance(item, dict):
+            for key, part in reversed(item.items()):
+                outer = key if field is None else field
+                todo += [(outer, part), (outer, key)]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen = set()
+        for key, item in pairs:
+            if key in seen:
+                name = excerpt(key)
+                raise Reject("duplicate_key", "stands twice in one object", field=name, value=item)
+            seen.add(key)
+    return value
+
+
+def _finite(text: str) -> float | Reject:
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    return Reject("not_finite", f"{text[:40]} is no finite number", value=text)
+
+
+def _integer(text: str) -> int | Reject:
+    # Python refuses to read integers of thousands of digits; twenty-one are too many already.
+    if len(text) <= 20 and INT64_MIN <= int(text) <= UINT64_MAX:
+        return int(text)
+    return Reject("integer_over_64_bits", "write it as a string or a float", value=text)
+
+
+_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "truth value"}
+_KINDS |= {type(None): "null", Reject: "number"}
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_int=_integer, parse_constant=_finite
+)

@@ -1,0 +1,71 @@
+"""Why a record becomes no document. Nothing is dropped without one of these."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+EXCERPT_CHARS = 80
+
+
+class Reject(Exception):
+    """A record that is no document: a fault of the data.
+
+    ``reason`` is the code under which it is counted; ``field`` and ``value`` are what was found,
+    ``detail`` says in words what is wrong.
+    """
+
+    def __init__(
+        self, reason: str, detail: str = "", *, field: str | None = None, value: Any = None
+    ) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+        self.field = field
+        self.value = excerpt(value)
+
+
+class Filtered(Reject):
+    """A document that the manifest does not want: it failed a check, or holds a secret."""
+
+
+# Not frozen: one is made for every record, and freezing would take a third of the reader's time.
+@dataclass(kw_only=True, slots=True)
+class RawRecord:
+    """A raw item and where it stands; ``value`` is null when it could not be read.
+
+    ``number`` counts from 1: the line of the file where the record starts, or its row.
+    """
+
+    path: str
+    number: int
+    unit: str
+    value: dict[str, Any] | None
+    fault: Reject | None = None
+
+    @property
+    def where(self) -> str:
+        """Name the place for a message."""
+        return f"{self.path}, {self.unit} {self.number}"
+
+
+def excerpt(value: Any) -> str | None:
+    """Show the start of a value, in characters that any terminal and file can hold."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
+
+
+def reject_line(record: RawRecord, reject: Reject) -> str:
+    """Describe a rejected record as one line of ``rejected.jsonl``."""
+    return json.dumps(
+        {
+            "path": record.path,
+            record.unit: record.number,
+            "reason": reject.reason,
+            "field": reject.field,
+            "value": reject.value,
+            "detail": reject.detail,
+        },
+        ensure_ascii=True,
+    )

@@ -1,0 +1,171 @@
+"""Choose how much of the data is used: caps, weights, the split.
+
+Every choice goes by a rank: the document's hash, stirred with the seed and with the rule, so that
+what one rule let through is no likelier to pass the next. A document's rank depends on nothing else
+in the data: when data grows, a choice changes only where a limit is reached by other documents.
+
+The split goes by the group's place: a group lies on one side, and a document keeps its side when
+data is added. Held-out documents are neither thinned nor repeated by a weight: the loss on them
+shall mean the same whatever the mixture that is tried.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.data.columns import KEPT, NO_CATEGORY, Columns
+from expertflow.data.settings import DeduplicateSpec
+from expertflow.data.words import Hashes, mix, random_numbers
+
+Rows = NDArray[np.int64]
+
+RULES = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
+# Rows handled at once, so that memory stays flat beside the columns.
+LOT = 1 << 20
+N_PLACES = 1 << 64
+
+
+def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
+    """Give the ranks of documents, by the first half of their hash, under one rule."""
+    key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
+    return mix(text ^ key)
+
+
+def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
+    """Choose the ``n`` rows of lowest rank; of equal ranks the earlier row.
+
+    A histogram of the ranks' first 16 bits finds where the limit lies; only the rows there are
+    sorted.
+    """
+    if n >= len(rows):
+        return np.ones(len(rows), bool)
+    tops = np.empty(len(rows), np.uint16)
+    for start in range(0, len(rows), LOT):
+        part = slice(start, start + LOT)
+        tops[part] = rank(text[rows[part]], seed=seed, rule=rule) >> np.uint64(48)
+    counts = np.bincount(tops, minlength=1 << 16)
+    edge = int(np.searchsorted(np.cumsum(counts), n, side="right"))
+    chosen = tops < edge
+    at_edge = np.flatnonzero(tops == edge)
+    order = np.argsort(rank(text[rows[at_edge]], seed=seed, rule=rule), kind="stable")
+    chosen[at_edge[order[: n - int(counts[:edge].sum())]]] = True
+    return chosen
+
+
+def cap_sources(columns: Columns, caps: dict[str, int], *, seed: int) -> None:
+    """Keep at most so many documents of each source."""
+    for place, name in enumerate(columns.sources):
+        if name in caps:
+            rows = np.flatnonzero((columns.status == KEPT) & (columns.source == place))
+            _keep(columns, rows, caps[name], seed=seed, rule="over_source_cap")
+
+
+def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
+    """Keep at most so many documents of each category; those without one are not limited."""
+    named = (columns.status == KEPT) & (columns.category != NO_CATEGORY)
+    counts = np.bincount(columns.category[named], minlength=len(columns.categories))
+    every = math.inf if spec.max_per_category is None else spec.max_per_category
+    limits = [spec.category_caps.get(name, every) for name in columns.categories]
+    over = np.flatnonzero(counts > np.array(limits))
+    for lot in _lots(over, counts):
+        for place, rows in zip(lot, _rows_of(columns, lot, counts), strict=True):
+            _keep(columns, rows, int(limits[place]), seed=spec.seed, rule="over_category_cap")
+
+
+def weigh(
+    columns: Columns, weights: dict[str, float], *, edge: int, seed: int
+) -> NDArray[np.int32]:
+    """Thin the training documents of each source by its weight, or repeat them; give the copies.
+
+    A weight below 1 keeps that share, and at least one document. One above 1 gives every document
+    its whole part, and one copy more to the share that is left.
+    """
+    copies = np.ones(len(columns.text), np.int32)
+    for place, name in enumerate(columns.sources):
+        weight = weights.get(name, 1.0)
+        if weight == 1.0:
+            continue
+        of_source = (columns.status == KEPT) & (columns.source == place)
+        rows = np.flatnonzero(of_source & ~held_out(columns.group, edge))
+        whole = math.floor(weight)
+        n = math.floor((weight - whole) * len(rows) + 0.5)
+        if whole == 0:
+            _keep(columns, rows, max(1, n), seed=seed, rule="below_weight")
+        else:
+            copies[rows] = whole
+            copies[rows[lowest(columns.text, rows, n, seed=seed, rule="below_weight")]] += 1
+    return copies
+
+
+def cap_all(columns: Columns, n: int | None, *, seed: int) -> None:
+    """Keep at most ``n`` documents of all, not counting copies."""
+    if n is not None:
+        rows = np.flatnonzero(columns.status == KEPT)
+        _keep(columns, rows, n, seed=seed, rule="over_max_documents")
+
+
+def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
+    """Give the place below which a group of kept documents is held out.
+
+    It is ``fraction`` of all places, moved only as far as at least one group is held out and at
+    least one is left: a run on two records still tells what it learned.
+
+    Raises:
+        DataError: there are fewer than two groups.
+    """
+    kept = columns.status == KEPT
+    least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))
+    most = int(np.max(columns.group, where=kept, initial=np.uint64(0)))
+    if least >= most:
+        n = int(kept.sum())
+        raise DataError(
+            f"{expert}: {n} documents are too few to hold one out;"
+            + (" all are of one group;" if n > 1 else "")
+            + f" add records, or check what was rejected in results/{expert}/documents/"
+        )
+    return min(max(math.ceil(fraction * N_PLACES), least + 1), most)
+
+
+def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
+    """Tell which groups are held out."""
+    result: NDArray[np.bool_] = group < np.uint64(edge)
+    return result
+
+
+def select(
+    columns: Columns, spec: DeduplicateSpec, *, expert: str
+) -> tuple[int, NDArray[np.int32]]:
+    """Apply all limits; give the edge of the split and every document's copies."""
+    cap_sources(columns, spec.max_per_source, seed=spec.seed)
+    cap_categories(columns, spec)
+    edge = split_edge(columns, spec.eval_fraction, expert=expert)
+    copies = weigh(columns, spec.weights, edge=edge, seed=spec.seed)
+    cap_all(columns, spec.max_documents, seed=spec.seed)
+    # The last limit may have emptied a side; then one group goes over.
+    edge = split_edge(columns, spec.eval_fraction, expert=expert)
+    copies[held_out(columns.group, edge)] = 1
+    return edge, copies
+
+
+def _keep(columns: Columns, rows: Rows, n: int, *, seed: int, rule: str) -> None:
+    columns.drop(rows[~lowest(columns.text, rows, n, seed=seed, rule=rule)], rule)
+
+
+def _lots(places: Rows, counts: Rows) -> Iterator[Rows]:
+    """Put neighbouring categories together as long as they hold no more than ``LOT`` documents."""
+    starts = np.cumsum(counts[places]) // LOT
+    for lot in np.unique(starts):
+        yield places[starts == lot]
+
+
+def _rows_of(columns: Columns, places: Rows, counts: Rows) -> list[Rows]:
+    """Find the kept documents of some categories, each in order."""
+    wanted = np.zeros(len(columns.categories) + 1, bool)
+    wanted[places] = True  # NO_CATEGORY is the last place, and never wanted
+    rows = np.flatnonzero((columns.status == KEPT) & wanted[columns.category])
+    if len(places) > 1:
+        rows = rows[np.argsort(columns.category[rows], kind="stable")]
+    return np.split(rows, np.cumsum(counts[places])[:-1])

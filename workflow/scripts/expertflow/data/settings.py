@@ -1,0 +1,126 @@
+"""What the data stages are told: sources, checks, and when two documents count as one."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SourceKind = Literal["local", "hub", "git", "generated"]
+CheckName = Literal["sql", "json", "json_schema", "cypher", "typescript", "length", "language"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldCheck:
+    """One check of one field of a source's records; which keys a check reads is in its name."""
+
+    field: str
+    check: CheckName
+    # sql: names as sqlglot has them; with transpile_to the field is rewritten in that dialect
+    dialect: str | None = None
+    transpile_to: str | None = None
+    # json_schema: the field that holds the schema
+    schema_field: str | None = None
+    # length
+    min_chars: int | None = None
+    max_chars: int | None = None
+    # language: ISO 639-1 codes
+    languages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSpec:
+    """One source of an expert's manifest; which keys a kind needs is checked by the schema."""
+
+    name: str
+    kind: SourceKind
+    licence: str | None = None
+    n_shards: int | None = None
+    # local: files; git: a repository or bundle
+    path: str | None = None
+    # hub
+    id: str | None = None
+    revision: str | None = None
+    config: str | None = None
+    split: str | None = None
+    # generated
+    generator: str | None = None
+    n_documents: int | None = None
+    seed: int | None = None
+    # how a record becomes a document
+    prompt: str | None = None
+    completion: str | None = None
+    text: str | None = None
+    messages: str | None = None
+    tools: str | None = None
+    role_key: str | None = None
+    content_key: str | None = None
+    roles: dict[str, str] = field(default_factory=dict)
+    group: str | None = None
+    duplicate_fields: tuple[str, ...] = ()
+    category: str | None = None
+    where: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    # what is let through, and how much of it
+    checks: tuple[FieldCheck, ...] = ()
+    scan_secrets: bool = False
+    pseudonymise_emails: bool = False
+    weight: float = 1.0
+    max_documents: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NearSpec:
+    """When two documents are nearly equal: MinHash over runs of ``n_words`` words.
+
+    ``threshold`` is the share of runs that both have, 0-1 (Jaccard), as ``n_permutations`` hashes
+    estimate it.
+    """
+
+    threshold: float
+    n_words: int
+    n_permutations: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkSpec:
+    """A file that must not be trained on.
+
+    ``text`` is the template of what must not occur, ``n_words`` the length of a run of words that
+    counts as overlap, ``sha256`` the file's content when the lock was taken.
+    """
+
+    path: str
+    text: str
+    n_words: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareSpec:
+    """Settings of ``prepare_shard``."""
+
+    source: SourceSpec
+    system_prompt: str | None
+    supervise: Literal["completion", "all"]
+    evaluation_fields: tuple[str, ...]
+    on_reject: Literal["skip", "stop"]
+    max_rejected_fraction: float
+    near: NearSpec | None
+    benchmarks: tuple[BenchmarkSpec, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeduplicateSpec:
+    """Settings of ``deduplicate_documents``. Null limits keep all.
+
+    ``weights`` by source: the share of its documents that is kept, or how often training sees them.
+    ``category_caps`` win over ``max_per_category``.
+    """
+
+    eval_fraction: float
+    max_documents: int | None
+    seed: int
+    max_rejected_fraction: float
+    near: NearSpec | None
+    weights: dict[str, float]
+    max_per_source: dict[str, int]
+    max_per_category: int | None
+    category_caps: dict[str, int]

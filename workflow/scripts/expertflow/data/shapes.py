@@ -1,0 +1,225 @@
+r"""Turn a raw record into what a document says: turns of a chat, or plain text.
+
+A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
+object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty. ``{{`` and ``}}``
+stand for braces. Nothing but text fills a place: a number or a list under a text field is a fault
+of the data that turning it into a string would hide. Where another value is wanted as text, the
+template says how: ``{document:json}`` writes JSON, ``{options:lines}`` one text of a list a line.
+"""
+
+import json
+import string
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from expertflow.core.errors import ConfigError
+from expertflow.data.documents import body_to_json
+from expertflow.data.messages import read_tools, read_turns
+from expertflow.data.records import Body, Turn
+from expertflow.data.reject import Reject
+from expertflow.data.settings import PrepareSpec
+
+Record = Mapping[str, Any]
+OPTIONAL = "?"
+_MISSING = object()
+
+
+class Draft(NamedTuple):
+    """What a record says: its texts, of which the first ``n_given`` are given, the others answer.
+
+    ``body`` is the JSON of a ``Body``.
+    """
+
+    texts: tuple[str, ...]
+    n_given: int
+    body: bytes
+
+
+def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
+    """Give the function that drafts a document of a record, by its source's template.
+
+    The function raises ``Reject`` where a field is missing, empty, or no text.
+    """
+    source = spec.source
+    if source.text is not None:
+        fill_text = filler(source.text)
+
+        def make_text(record: Record) -> Draft:
+            text = fill_text(record)
+            return Draft((text,), 0, body_to_json(Body(text=text)))
+
+        return make_text
+    supervise_all = spec.supervise == "all"
+    system = None
+    if spec.system_prompt is not None:
+        system = Turn(role="system", content=spec.system_prompt, learned=supervise_all)
+    if source.messages is None:
+        return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
+
+    def make_chat(record: Record) -> Draft:
+        turns = read_turns(record, source, supervise_all=supervise_all)
+        if system is not None and turns[0].role != "system":
+            turns = (system, *turns)
+        body = Body(turns=turns, tools=read_tools(record, source.tools))
+        texts = tuple(_said(turn) for turn in turns)
+        return Draft(texts, last_answer(body), body_to_json(body))
+
+    return make_chat
+
+
+def _pair_maker(
+    prompt: str, completion: str, system: Turn | None, supervise_all: bool
+) -> Callable[[Record], Draft]:
+    """Make the two turns of a pair without building them: the JSON around the texts is constant."""
+    fill_prompt, fill_completion = filler(prompt), filler(completion)
+    marks = ("<prompt>", "<completion>")
+    turns = (
+        Turn(role="user", content=marks[0], learned=supervise_all),
+        Turn(role="assistant", content=marks[1], learned=True),
+    )
+    frame = body_to_json(Body(turns=turns if system is None else (system, *turns)))
+    before, between = frame.rsplit(orjson.dumps(marks[0]), 1)
+    between, after = between.rsplit(orjson.dumps(marks[1]), 1)
+    dumps = orjson.dumps
+
+    def make_pair(record: Record) -> Draft:
+        question, answer = fill_prompt(record), fill_completion(record)
+        body = b"".join((before, dumps(question), between, dumps(answer), after))
+        return Draft((question, answer), 1, body)
+
+    return make_pair
+
+
+def last_answer(body: Body) -> int:
+    """Find the last turn of the assistant that is learned, else the last learned turn."""
+    learned = [i for i, turn in enumerate(body.turns) if turn.learned]
+    answers = [i for i in learned if body.turns[i].role == "assistant"]
+    return (answers or learned)[-1]
+
+
+def _said(turn: Turn) -> str:
+    calls = (f"{call.name} {json.dumps(call.arguments)}" for call in turn.tool_calls)
+    return "\n".join((turn.content, *calls))
+
+
+def filler(template: str) -> Callable[[Record], str]:
+    """Parse a template once; give the function that fills it from a record."""
+    parts = [
+        (literal, str(name or ""), FORMATS[spec or ""])
+        for literal, name, spec, _ in string.Formatter().parse(template)
+    ]
+    places = [(name, show) for _, name, show in parts if name]
+    only = places[0][0] if places else ""
+    if template == f"{{{only}}}" and not only.endswith(OPTIONAL):
+        return lambda record: text_field(record, only)
+    pattern = "".join(
+        literal.replace("%", "%%") + ("%s" if name else "") for literal, name, _ in parts
+    )
+    # A text that must be there is never blank.
+    may_be_blank = all(name.endswith(OPTIONAL) for name, _ in places)
+
+    def fill_places(record: Record) -> str:
+        text = pattern % tuple([show(record, name) for name, show in places])
+        if may_be_blank and not text.strip():
+            raise Reject("empty", f"template {template!r} gives no text")
+        return text
+
+    return fill_places
+
+
+def fill(template: str, record: Record) -> str:
+    """Fill a template once."""
+    return filler(template)(record)
+
+
+def template_fields(template: str) -> list[str]:
+    """List the fields that a template names, as it names them.
+
+    Raises:
+        ConfigError: the braces do not match, or a place has no name.
+    """
+    try:
+        places = [part for part in string.Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
+        ) from error
+    for _, name, spec, _ in places:
+        if not name:
+            raise ConfigError(f"template {template!r}: a place has no name; write {{field}}")
+        if spec not in FORMATS:
+            known = ", ".join(filter(None, FORMATS))
+            raise ConfigError(f"template {template!r}: no format {spec!r}; it may be {known}")
+    return [str(name) for _, name, _, _ in places]
+
+
+def text_field(record: Record, name: str) -> str:
+    """Give a field that must hold text, by its name in a template."""
+    value = record.get(name, _MISSING)
+    if type(value) is str and value and not value.isspace() and "\0" not in value:
+        return value
+    optional = name.endswith(OPTIONAL)
+    path = name.removesuffix(OPTIONAL)
+    if value is _MISSING:
+        value = look_up(record, path)
+    if optional and (value is _MISSING or value is None or value == ""):
+        return ""
+    return _checked_text(value, path)
+
+
+def json_field(record: Record, name: str) -> str:
+    """Write a field of any type as JSON."""
+    value = look_up(record, name.removesuffix(OPTIONAL))
+    if value is _MISSING:
+        return "" if name.endswith(OPTIONAL) else _checked_text(value, name)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def lines_field(record: Record, name: str) -> str:
+    """Write a list of texts, one a line."""
+    path = name.removesuffix(OPTIONAL)
+    value = look_up(record, path)
+    if name.endswith(OPTIONAL) and (value is _MISSING or not value):
+        return ""
+    if not isinstance(value, list) or not value:
+        raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
+    return "\n".join(_checked_text(item, f"{path}.{i}") for i, item in enumerate(value))
+
+
+FORMATS: dict[str, Callable[[Record, str], str]] = {
+    "": text_field,
+    "json": json_field,
+    "lines": lines_field,
+}
+
+
+def look_up(record: Record, path: str) -> Any:
+    """Give the value under a field's name or dotted path; a marker where there is none."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return _MISSING
+    return value
+
+
+def _checked_text(value: Any, path: str) -> str:
+    if value is _MISSING:
+        raise Reject("missing_field", f"the record has no field {path!r}", field=path)
+    if value is None:
+        raise Reject("null_field", "text is needed and the field is null", field=path)
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise Reject("not_text", f"text is needed, not {kind}", field=path, value=value)
+    if not value or value.isspace():
+        raise Reject("empty_field", "text is needed and the field is blank", field=path)
+    if "\0" in value:
+        raise Reject("nul_character", "the text holds U+0000", field=path, value=value)
+    return value

@@ -1,0 +1,153 @@
+"""What a git source is told: which commits to take, and how much of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, time
+from typing import Any, Literal
+
+from expertflow.core.errors import DataError
+
+# The endings of the files in which each language is written.
+LANGUAGES = {
+    "c": ("c", "h"),
+    "cpp": ("cc", "cpp", "cxx", "hh", "hpp", "hxx", "h"),
+    "csharp": ("cs",),
+    "css": ("css", "less", "scss"),
+    "cypher": ("cyp", "cypher"),
+    "go": ("go",),
+    "haskell": ("hs",),
+    "html": ("htm", "html"),
+    "java": ("java",),
+    "javascript": ("cjs", "js", "jsx", "mjs"),
+    "json": ("json", "jsonc", "jsonl"),
+    "kotlin": ("kt", "kts"),
+    "lua": ("lua",),
+    "markdown": ("markdown", "md"),
+    "perl": ("pl", "pm", "t"),
+    "php": ("php",),
+    "python": ("py", "pyi", "pyx"),
+    "r": ("R", "r"),
+    "ruby": ("rb",),
+    "rust": ("rs",),
+    "scala": ("scala",),
+    "shell": ("bash", "sh", "zsh"),
+    "sql": ("sql",),
+    "swift": ("swift",),
+    "toml": ("toml",),
+    "typescript": ("cts", "mts", "ts", "tsx"),
+    "yaml": ("yaml", "yml"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Author's dates that are taken, both ends included; null is open."""
+
+    since: datetime | None
+    until: datetime | None
+
+    def holds(self, when: datetime | None) -> bool:
+        """Say whether a date is taken; an unknown one only when any date is."""
+        if when is None:
+            return self.since is None and self.until is None
+        after = self.since is None or when >= self.since
+        return after and (self.until is None or when <= self.until)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GitOptions:
+    """Which commits to take, and how much of them.
+
+    ``since`` and ``until`` are ISO 8601 and compared with the author's date (UTC unless they say
+    otherwise); a day stands for the whole day. ``authors`` are parts of "Name <e-mail>", in any
+    case. ``paths`` are git pathspecs, ``languages`` keys of ``LANGUAGES``: other files are left
+    out, and commits without any as well. Commits with more than ``max_files`` such files are left
+    out; one that is renamed counts twice. ``max_commits`` takes the last ones of the walk.
+    """
+
+    ref: str = "HEAD"
+    paths: Sequence[str] = ()
+    languages: Sequence[str] = ()
+    since: str | None = None
+    until: str | None = None
+    authors: Sequence[str] = ()
+    merges: Literal["skip", "keep"] = "skip"
+    max_diff_bytes: int = 8000
+    max_files: int = 1000
+    max_commits: int | None = None
+    pseudonymise: bool = True
+
+    @classmethod
+    def from_manifest(cls, options: dict[str, Any]) -> "GitOptions":
+        """Check the ``options`` of a manifest's git source."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(known)):
+            raise DataError(f"options.{unknown[0]}: unknown; a git source knows {', '.join(known)}")
+        result = cls(**{key: value for key, value in options.items() if value is not None})
+        if result.merges not in ("skip", "keep"):
+            raise DataError(f"options.merges: {result.merges!r} is neither 'skip' nor 'keep'")
+        if not isinstance(result.pseudonymise, bool):
+            raise DataError(f"options.pseudonymise: {result.pseudonymise!r} must be true or false")
+        result._check_lists()
+        result._check_numbers()
+        result.period()
+        return result
+
+    def _check_lists(self) -> None:
+        for key in ("paths", "languages", "authors"):
+            value = getattr(self, key)
+            if isinstance(value, str) or not all(isinstance(part, str) for part in value):
+                raise DataError(f"options.{key}: {value!r} must be a list of texts")
+        for name in self.languages:
+            if name not in LANGUAGES:
+                known = ", ".join(LANGUAGES)
+                raise DataError(f"options.languages: {name!r} is unknown; known are {known}")
+        if magic := [path for path in self.paths if self.languages and path.startswith(":")]:
+            raise DataError(
+                f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
+            )
+
+    def _check_numbers(self) -> None:
+        for key in ("max_diff_bytes", "max_files", "max_commits"):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or value < 1):
+                raise DataError(f"options.{key}: {value!r} must be a whole number of at least 1")
+
+    def period(self) -> Period:
+        """Give the dates that are taken."""
+        return Period(
+            _moment(self.since, "since", time.min), _moment(self.until, "until", time.max)
+        )
+
+    def endings(self) -> tuple[str, ...]:
+        """Give the endings of the files that are taken; none means all files."""
+        return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
+
+    def pathspecs(self) -> tuple[str, ...]:
+        """Give the pathspecs of the files that are in ``paths`` and in ``languages``.
+
+        In a pathspec "*" also stands for "/": "src/*.py" are all Python files below src.
+        """
+        if not self.languages:
+            return tuple(self.paths)
+        wanted: dict[str, None] = {}
+        for ending in self.endings():
+            for path in self.paths or ("*",):
+                if path.endswith(ending):
+                    wanted[path] = None
+                if path.endswith("*"):
+                    wanted[path + ending] = None
+                wanted[path.rstrip("/") + "/*" + ending] = None
+        return tuple(wanted)
+
+
+def _moment(text: Any, key: str, of_day: time) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError as error:
+        raise DataError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
+    if len(str(text)) == len("2025-01-31"):
+        moment = datetime.combine(moment, of_day)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

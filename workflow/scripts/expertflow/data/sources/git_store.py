@@ -1,0 +1,204 @@
+"""Open a repository or a bundle: its objects and refs, behind a git directory of our own.
+
+A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows
+or start programs. So the objects are read through an empty git directory in a temporary place that
+has none of these; from the repository's own one come the names of branches and tags alone, by two
+commands that open no object.
+"""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertflow.core.errors import DataError
+from expertflow.data.sources.git_process import Pipe, run_git
+
+# Names are read in milliseconds; a setting that includes a pipe would make git wait for ever.
+TIMEOUT_S = 120.0
+_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_FORMATS = ("sha1", "sha256")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """Objects to read, and commits by the full name of the ref that points at them.
+
+    ``shallow`` are commits whose parents a shallow clone left out. ``walked`` is the branch or tag
+    that ``ref`` names, by its short name.
+    """
+
+    git_dir: Path
+    objects: Path | None
+    tip: str
+    walked: str | None
+    refs: dict[str, str]
+    shallow: frozenset[str]
+
+    def pipe(self, *arguments: str) -> Pipe:
+        """Give a command over these objects."""
+        return Pipe(self.git_dir, *arguments, objects=self.objects)
+
+    def run(self, *arguments: str, failure: str, stdin: bytes = b"") -> str:
+        """Run one command over these objects."""
+        return run_git(self.git_dir, *arguments, failure=failure, stdin=stdin, objects=self.objects)
+
+
+def git_directory(repository: Path) -> Path:
+    """Find the git directory of a repository, bare or not; no folder above it counts.
+
+    Git itself would refuse a repository of another owner; here none of its files is obeyed.
+    """
+    failure = f"{repository}: not a git repository; give its directory or a .bundle file"
+    place = repository / ".git"
+    if place.is_file():
+        # A working tree or submodule: the file says where its git directory is.
+        said = place.read_bytes()[:8192].decode("utf-8", "surrogateescape")
+        place = repository / said.removeprefix("gitdir:").strip()
+    elif not place.is_dir():
+        place = repository
+    if not (place / "HEAD").is_file():
+        raise DataError(failure)
+    run_git(place, "rev-parse", "--git-dir", failure=failure, timeout_s=TIMEOUT_S)
+    return place.absolute()
+
+
+def head(repository: Path, *, ref: str = "HEAD") -> str:
+    """Return the id of the commit that pins all content: that of ``ref``.
+
+    A bundle's id is read from its header, without unpacking it.
+    """
+    missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
+    if ref.startswith("-"):
+        raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
+    if not repository.is_file():
+        command = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        place = git_directory(repository)
+        return run_git(place, *command, failure=missing, timeout_s=TIMEOUT_S).strip()
+    heads = _bundle_heads(repository)
+    found = _full_name(heads, ref)
+    if found is None:
+        raise DataError(missing)
+    return heads[found]
+
+
+@contextlib.contextmanager
+def opened(repository: Path, *, ref: str) -> Iterator[Store]:
+    """Open a repository; a bundle is unpacked for as long as it is read."""
+    tip = head(repository, ref=ref)
+    with tempfile.TemporaryDirectory(prefix="git-") as directory:
+        git_dir = Path(directory)
+        if repository.is_file():
+            yield _unpacked(repository, git_dir, ref=ref, tip=tip)
+        else:
+            yield _beside(git_directory(repository), git_dir, ref=ref, tip=tip)
+
+
+def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
+    def said(*command: str) -> str:
+        failure = f"{place}: its branches cannot be read"
+        return run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
+
+    def path_of(name: str) -> Path:
+        # Git answers relative to the current folder, or absolute.
+        return Path(said("rev-parse", "--git-path", name).removesuffix("\n")).absolute()
+
+    _lay_out(git_dir, said("rev-parse", "--show-object-format").strip())
+    shallow = path_of("shallow")
+    boundary = _ID.findall(shallow.read_text("ascii", "replace")) if shallow.is_file() else []
+    if boundary:
+        (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
+    full = said("rev-parse", "--symbolic-full-name", ref).strip()
+    listed = said("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
+    objects = path_of("objects")
+    return Store(
+        git_dir=git_dir,
+        objects=objects,
+        tip=tip,
+        walked=_short(full),
+        refs=_peeled(_names(listed), Pipe(git_dir, *_BATCH, objects=objects)),
+        shallow=frozenset(boundary),
+    )
+
+
+def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
+    _lay_out(git_dir, _bundle_format(bundle))
+    failure = f"{bundle}: the bundle cannot be unpacked; it must be whole, not incremental"
+    run_git(git_dir, "bundle", "unbundle", str(bundle.absolute()), failure=failure)
+    heads = _bundle_heads(bundle)
+    full = _full_name(heads, ref)
+    if full == "HEAD":
+        # A bundle does not say which branch its HEAD is.
+        same = [name for name in sorted(heads) if heads[name] == heads["HEAD"]]
+        branches = [name for name in same if name.startswith("refs/heads/")]
+        usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
+        full = next(iter(usual + branches), None)
+    names = {name: found for name, found in heads.items() if _short(name)}
+    return Store(
+        git_dir=git_dir,
+        objects=None,
+        tip=tip,
+        walked=_short(full or ""),
+        refs=_peeled(names, Pipe(git_dir, *_BATCH)),
+        shallow=frozenset(),
+    )
+
+
+_BATCH = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
+
+
+def _lay_out(git_dir: Path, object_format: str) -> None:
+    if object_format not in _FORMATS:
+        raise DataError(f"git: object format {object_format!r} is none of {', '.join(_FORMATS)}")
+    for name in ("objects", "refs"):
+        (git_dir / name).mkdir()
+    (git_dir / "HEAD").write_text("ref: refs/heads/none\n", "ascii")
+    settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
+    settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
+    (git_dir / "config").write_text(settings, "ascii")
+
+
+def _peeled(names: dict[str, str], check: Pipe) -> dict[str, str]:
+    """Follow annotated tags to their commits; what leads to none is left out."""
+    with contextlib.closing(check):
+        commits = {}
+        for name, object_id in names.items():
+            answer = check.ask(f"{object_id}^{{commit}}\n".encode()).readline().split()
+            if len(answer) == 2 and answer[1] == b"commit":
+                commits[name] = answer[0].decode()
+    return commits
+
+
+def _names(listed: str) -> dict[str, str]:
+    lines = (line.partition(" ") for line in listed.split("\n") if line)
+    return {name: object_id for object_id, _, name in lines}
+
+
+def _short(name: str) -> str | None:
+    for prefix in ("refs/heads/", "refs/tags/"):
+        if name.startswith(prefix):
+            short = name.removeprefix(prefix)
+            return short.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return None
+
+
+def _bundle_heads(bundle: Path) -> dict[str, str]:
+    failure = f"{bundle}: not a git bundle"
+    return _names(run_git(None, "bundle", "list-heads", str(bundle.absolute()), failure=failure))
+
+
+def _bundle_format(bundle: Path) -> str:
+    with bundle.open("rb") as stream:
+        for raw in iter(lambda: stream.readline(8192), b""):
+            if raw.startswith(b"@object-format="):
+                return raw.decode("ascii", "replace").strip().partition("=")[2]
+            if not raw.startswith((b"#", b"@")):
+                break
+    return "sha1"
+
+
+def _full_name(heads: dict[str, str], ref: str) -> str | None:
+    names = (ref, f"refs/tags/{ref}", f"refs/heads/{ref}")
+    return next((name for name in names if name in heads), None)

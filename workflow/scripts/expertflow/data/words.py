@@ -1,0 +1,164 @@
+"""Words of a text as 64-bit hashes, and hashes of runs of words; numpy works on the bytes.
+
+A word is what stands between blanks, case-folded; a letter of a script that is written without
+blanks is a word by itself. The hash of a word is a polynomial over its bytes modulo 2^64, that of a
+run one over its words, stirred at the end. The numbers are fixed here, so that hashes written by
+one version can be compared with those of another. They serve to compare texts, not to resist an
+adversary.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+
+# Both odd, so they have an inverse, and 5 modulo 8, so their powers come round after 2^62 only.
+BYTE_BASE = 0x9E3779B97F4A7C15
+WORD_BASE = 0xD1342543DE82EF95
+MASK = (1 << 64) - 1
+# Positions handled at once: a table of powers is 1 MiB and stays in the processor's cache.
+PIECE = 1 << 17
+
+# of splitmix64 (Steele, Lea, Flood 2014), variant 13 of Stafford
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+BLANK = 0x20
+BARRIER = "\x00"
+_BLANKS = bytes([*range(1, 14), *range(0x1C, 0x20), BLANK])
+_PUNCTUATION = bytes(c for c in range(0x21, 0x80) if not (chr(c).isalnum() or chr(c) == "_"))
+# Marks that are part of a word, which ``\w`` leaves out: accents, points, Indic vowel signs.
+_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u109f\u1780-\u17ff"
+_NOT_A_WORD = re.compile(f"[^\\w{_MARKS}]+")
+_NO_BLANKS_BETWEEN = re.compile(
+    "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+def spelled(text: str, *, punctuation: bool) -> bytes:
+    r"""Give the case-folded words of a text in UTF-8; without ``punctuation`` it parts words.
+
+    >>> spelled("Don't\nPANIC", punctuation=False)
+    b'don t panic'
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text).casefold()
+        text = " ".join(text.split()) if punctuation else _NOT_A_WORD.sub(" ", text)
+        text = _NO_BLANKS_BETWEEN.sub(r" \g<0> ", text)
+    return text.encode("utf-8", "surrogatepass").translate(_table(punctuation))
+
+
+def word_hashes(raw: bytes) -> Hashes:
+    """Hash the words of a spelled text, in order."""
+    pieces = [_word_hashes(piece) for piece in _pieces(raw)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def run_hashes(words: Hashes, n: int) -> Hashes:
+    """Hash every run of ``n`` words, in order: len(words) - n + 1 of them, or none."""
+    n_runs = max(0, len(words) - n + 1)
+    if n_runs <= PIECE - n:
+        return _run_hashes(words, n, n_runs)
+    starts = range(0, n_runs, PIECE - n)
+    parts = (words[start : start + PIECE - 1] for start in starts)
+    return np.concatenate([_run_hashes(part, n, len(part) - n + 1) for part in parts])
+
+
+def runs_at(words: Hashes, starts: NDArray[np.int64], n: int) -> Hashes:
+    """Hash the runs of ``n`` words that start at some places, as ``run_hashes`` does."""
+    terms = words[starts[:, None] + np.arange(n)] * _powers(WORD_BASE)[0][:n]
+    return mix(terms.sum(axis=1, dtype=np.uint64) ^ _salt(n))
+
+
+def mix(values: Hashes) -> Hashes:
+    """Stir all bits of every value (the finaliser of splitmix64; one to one)."""
+    values = values ^ (values >> _S30)
+    values *= _M1
+    values ^= values >> _S27
+    values *= _M2
+    values ^= values >> _S31
+    return values
+
+
+def random_numbers(n: int, *, seed: int) -> Hashes:
+    """Give ``n`` numbers below 2^64 that depend on the seed alone (splitmix64)."""
+    start = seed * WORD_BASE & MASK
+    steps = [(start + i * BYTE_BASE) & MASK for i in range(1, n + 1)]
+    return mix(np.array(steps, np.uint64))
+
+
+def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
+    if n_runs <= 0:
+        return np.empty(0, np.uint64)
+    powers, inverses = _powers(WORD_BASE)
+    sums = np.empty(len(words) + 1, np.uint64)
+    sums[0] = 0
+    np.cumsum(words * powers[: len(words)], out=sums[1:])
+    runs = sums[n : n + n_runs] - sums[:n_runs]
+    runs *= inverses[:n_runs]
+    runs ^= _salt(n)
+    return mix(runs)
+
+
+def _salt(n: int) -> np.uint64:
+    """Let the length of a run count, so that runs of several lengths can share one index."""
+    return np.uint64(n * BYTE_BASE & MASK)
+
+
+def _word_hashes(raw: bytes) -> Hashes:
+    letters = np.frombuffer(b" " + raw, np.uint8)
+    blank = letters == BLANK
+    starts = np.flatnonzero(blank[:-1] > blank[1:])
+    if not len(starts):
+        return np.empty(0, np.uint64)
+    powers, inverses = _powers(BYTE_BASE)
+    terms = _letters()[letters[1:]]
+    terms *= powers[: len(terms)]
+    sums: Hashes = np.add.reduceat(terms, starts)
+    sums *= inverses[starts]
+    return sums
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    """Cut at blanks. A word that is longer than a piece is cut too, always in the same places."""
+    start = 0
+    while len(raw) - start > PIECE:
+        stop = raw.rfind(b" ", start, start + PIECE)
+        stop = stop + 1 if stop >= start else start + PIECE
+        yield raw[start:stop]
+        start = stop
+    yield raw[start:] if start else raw
+
+
+@cache
+def _powers(base: int) -> tuple[Hashes, Hashes]:
+    """Tabulate the powers of a base and of its inverse, modulo 2^64."""
+    tables = []
+    for factor in (base, pow(base, -1, 1 << 64)):
+        steps = np.full(PIECE, factor, np.uint64)
+        steps[0] = 1
+        tables.append(np.multiply.accumulate(steps))
+    return tables[0], tables[1]
+
+
+@cache
+def _letters() -> Hashes:
+    """Give every byte a random number; a blank adds nothing to the word before it."""
+    numbers = random_numbers(256, seed=1)
+    numbers[BLANK] = 0
+    return numbers
+
+
+@cache
+def _table(punctuation: bool) -> bytes:
+    table = bytearray(range(256))
+    for code in (*_BLANKS, 0, 0x7F, *(b"" if punctuation else _PUNCTUATION)):
+        table[code] = BLANK
+    for code in range(ord("A"), ord("Z") + 1):
+        table[code] += 32
+    return bytes(table)
