@@ -29,7 +29,7 @@ from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import DatasetManifest
-from expertflow.data.settings import DeduplicateSpec, PrepareSpec, SourceSpec
+from expertflow.data.settings import DeduplicateSpec, FetchSpec, PrepareSpec, SourceSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
@@ -103,16 +103,22 @@ def measure(folder: Path, corpus: Path, *, processes: int) -> tuple[Timed, dict[
         return "--spec", canonical_json(to_json(value))
 
     at = {name: str(folder / name) for name in ("lock.json", "s.json", "datasets.json", "keep")}
-    fetch = (*spec(source), "--lock", at["lock.json"], "--directory", str(folder / "s"))
+    fetch = (
+        *spec(FetchSpec(source=source, preset="full")),
+        "--lock",
+        at["lock.json"],
+        "--directory",
+        str(folder / "s"),
+    )
     timed.stage("fetch_source", [(*fetch, "--output", at["s.json"])], processes=1)
-    named = {"expert": "bench", "preset": "full"}
+    named = {"expert": "bench", "preset": "full", "licences": {"s": None}}
     find = (*spec(named), "--lock", at["lock.json"], "--sources", at["s.json"])
     timed.stage("find_datasets", [(*find, "--output", at["datasets.json"])], processes=1)
     shards = read_record(DatasetManifest, folder / "datasets.json").shards
     jobs = []
     for shard in shards:
         place = str(folder / shard.shard)
-        inputs = (*spec(prepare), "--datasets", at["datasets.json"], "--source", at["s.json"])
+        inputs = (*spec(prepare), "--source", at["s.json"])
         outputs = ("--documents", f"{place}.arrow", "--rejected", f"{place}.rejected.jsonl")
         jobs.append((*inputs, "--shard", shard.shard, *outputs, "--output", f"{place}.json"))
     timed.stage("prepare_shard", jobs, processes=processes)

@@ -40,7 +40,7 @@ def fetched(source):
     except DataError as error:
         return {"error": str(error)}
     return {
-        "revision": got.revision, "licence": got.licence, "rows": list(rows(got.files)),
+        "revision": got.revision, "card_licence": got.card_licence, "rows": list(rows(got.files)),
         "n_records": [f.n_records for f in got.files], "sha256": [f.sha256 for f in got.files],
         "notes": sorted({note for f in got.files for note in f.notes}),
         "libraries": sorted({"datasets", "huggingface_hub"} & set(sys.modules)),

@@ -39,7 +39,7 @@ PUBLIC = {
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
     "data.lock",
-    "data.find",
+    "data.shards",
     "data.cache",
     "data.cache_scan",
     "data.shapes",

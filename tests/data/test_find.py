@@ -27,12 +27,25 @@ def lock() -> ExpertLock:
 
 def record(*files: DataFile) -> SourceRecord:
     return SourceRecord(
-        name="s", kind="hub", revision="c", licence="mit", n_shards=3, files=files, artefacts={}
+        name="s",
+        preset="demo",
+        kind="hub",
+        revision="c",
+        card_licence="mit",
+        n_shards=3,
+        files=files,
+        artefacts={},
     )
 
 
-def found(*files: DataFile) -> DatasetManifest:
-    return find_datasets(expert="e", preset="demo", lock=lock(), sources=[record(*files)])
+def found(*files: DataFile, stated: str | None = "MIT") -> DatasetManifest:
+    return find_datasets(
+        expert="e",
+        preset="demo",
+        licences={"s": stated},
+        lock=lock(),
+        sources=[record(*files)],
+    )
 
 
 def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -> None:
@@ -47,6 +60,21 @@ def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -
     assert [(s.shard, s.index, s.n_shards) for s in manifest.shards] == [
         ("000", 0, 3), ("001", 1, 3), ("002", 2, 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stated", "licence", "notes"),
+    [
+        ("MIT", "MIT", ()),
+        (None, "mit", ("licence mit: from the data set card",)),
+        ("CC0-1.0", "CC0-1.0", ("the data set card says mit",)),
+    ],
+)
+def test_the_manifests_licence_wins_and_the_card_is_noted(
+    tmp_path: Path, stated: str | None, licence: str, notes: tuple[str, ...]
+) -> None:
+    (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
+    assert (source.licence, source.notes) == (licence, notes)
 
 
 def test_one_file_of_unknown_length_leaves_the_sum_unknown(tmp_path: Path) -> None:
@@ -70,7 +98,12 @@ def test_the_rule_writes_the_same_record_through_the_script(tmp_path: Path) -> N
     file = data_file(tmp_path / "a")
     write_record(tmp_path / "lock.json", lock())
     write_record(tmp_path / "s.json", record(file))
-    arguments = ["--spec", json.dumps({"expert": "e", "preset": "demo"}), "--code", "c"]
+    arguments = [
+        "--spec",
+        json.dumps({"expert": "e", "preset": "demo", "licences": {"s": "MIT"}}),
+        "--code",
+        "c",
+    ]
     for name in ("lock", "sources", "output"):
         place = {"lock": "lock.json", "sources": "s.json", "output": "datasets.json"}[name]
         arguments += [f"--{name}", str(tmp_path / place)]

@@ -8,7 +8,7 @@ from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.fetch import fetch_source, generate_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock
-from expertflow.data.settings import SourceSpec
+from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.sources import hub, local
 
 
@@ -100,10 +100,15 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
     data.write_text("{}\n")
     source = local_source(data)
     pinned = lock(tmp_path, source).sources[0]
-    assert fetch_source(source, pinned, tmp_path / "out").files[0].n_bytes == 3
+    assert (
+        fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
+        .files[0]
+        .n_bytes
+        == 3
+    )
     data.write_text("{  }\n")
     with pytest.raises(DataError, match="changed since the workflow started"):
-        fetch_source(source, pinned, tmp_path / "out")
+        fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
 
 
 def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
@@ -112,7 +117,7 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
     )
     pinned = lock(tmp_path, source).sources[0]
     assert pinned.identity["code"] == "code text_to_sql"
-    record = generate_source(source, pinned, tmp_path / "out")
+    record = generate_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
     assert Path(record.artefacts["database"].path).is_file()
 

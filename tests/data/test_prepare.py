@@ -21,7 +21,14 @@ PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 def source_of(*paths: Path) -> SourceRecord:
     files = tuple(local.describe(path, sha256="", options={}) for path in paths)
     return SourceRecord(
-        name="s", kind="local", revision=None, licence=None, n_shards=1, files=files, artefacts={}
+        name="s",
+        preset="demo",
+        kind="local",
+        revision=None,
+        card_licence=None,
+        n_shards=1,
+        files=files,
+        artefacts={},
     )
 
 

@@ -110,6 +110,7 @@ def test_the_workflow_runs_from_outside_with_ones_own_config(tmp_path: Path) -> 
     mine = Workspace(tmp_path)
     (tmp_path / "config" / "experts").mkdir(parents=True)
     mine.write_records()
+    mine.write_side_files()
     mine.write_manifest("tiny", manifest())
     (tmp_path / "config" / "config.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
     done = mine.snakemake("-s", str(ROOT / "Snakefile"), "results/tiny/packing.json")

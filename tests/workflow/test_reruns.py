@@ -17,8 +17,9 @@ SCORE = {"evaluate_expert", "export_model"} | REPORT
 TRAIN = {"plan_training", "stage_to_nvme", "train_expert"} | SCORE
 PACK = {"pack_sequences"} | TRAIN
 TOKENS = {"prepare_model", "pretokenize_shard"} | PACK
-DATA = {"find_datasets", "prepare_shard", "deduplicate_documents"} | TOKENS
-ALL = {"fetch_source"} | DATA
+SELECT = {"deduplicate_documents"} | TOKENS
+DATA = {"prepare_shard"} | SELECT
+ALL = {"fetch_source", "find_datasets"} | DATA
 LIBRARY = "workflow/scripts/expertflow"
 
 
@@ -71,6 +72,43 @@ def change_question_template(space: Workspace) -> None:
     space.write_manifest("tiny", value)
 
 
+def change_source(space: Workspace, **settings: object) -> None:
+    value = manifest()
+    value["sources"][0] |= settings
+    space.write_manifest("tiny", value)
+
+
+def add_check(space: Workspace) -> None:
+    change_source(space, checks=[{"field": "answer", "check": "length", "max_chars": 99}])
+
+
+def change_weight(space: Workspace) -> None:
+    change_source(space, weight=0.5)
+
+
+def change_licence(space: Workspace) -> None:
+    change_source(space, licence="MIT")
+
+
+def change_benchmark(space: Workspace) -> None:
+    (space.root / "data" / "benchmark.jsonl").write_text('{"question": "a question of no use"}\n')
+
+
+def touch_benchmark(space: Workspace) -> None:
+    os.utime(space.root / "data" / "benchmark.jsonl")
+
+
+def change_chat_template(space: Workspace) -> None:
+    path = space.root / "data" / "chat.jinja"
+    path.write_text(path.read_text() + "{# a remark #}")
+
+
+def change_text_special_tokens(space: Workspace) -> None:
+    value = manifest()
+    value["data"]["text_special_tokens"] = "reject"
+    space.write_manifest("tiny", value)
+
+
 def change_other_expert(space: Workspace) -> None:
     space.write_manifest("other", manifest(learning_rate=5e-3))
 
@@ -103,7 +141,14 @@ TABLE: list[tuple[Callable[[Workspace], None], set[str]]] = [
     (change_learning_rate, TRAIN),
     (change_acceptance, REPORT),
     (change_record, ALL),
-    (change_question_template, DATA - {"find_datasets"}),
+    (change_question_template, DATA),
+    (add_check, DATA),
+    (change_weight, SELECT),
+    (change_licence, {"find_datasets", "export_model", "build_report"}),
+    (change_benchmark, DATA),
+    (touch_benchmark, set()),
+    (change_chat_template, TOKENS),
+    (change_text_special_tokens, TOKENS),
     (change_tokenizer, TOKENS),
     (change_other_expert, set()),
     (delete_token_record, set()),

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from support import ROOT
 
+from expertflow.data.layout import CHATML
+
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
@@ -34,7 +36,11 @@ def manifest(**training: Any) -> dict[str, Any]:
                 "completion": "{answer}",
             }
         ],
-        "data": {"eval_fraction": 0.1},
+        "data": {
+            "eval_fraction": 0.1,
+            "chat_template": "data/chat.jinja",
+            "benchmarks": [{"path": "data/benchmark.jsonl", "text": "{question}"}],
+        },
         "training": {
             "method": "full",
             "batch_size": 4,
@@ -89,6 +95,12 @@ class Workspace:
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
+    def write_side_files(self) -> None:
+        """Write the files that the manifest names besides its data."""
+        benchmark = {"question": "something that is asked nowhere else"}
+        (self.root / "data" / "benchmark.jsonl").write_text(json.dumps(benchmark) + "\n")
+        (self.root / "data" / "chat.jinja").write_text(CHATML)
+
     def edit(self, path: str, old: str, new: str) -> None:
         file = self.root / path
         text = file.read_text()
@@ -111,6 +123,7 @@ def make_workspace(root: Path) -> Workspace:
             shutil.copy2(source, root / name)
     space = Workspace(root)
     space.write_records()
+    space.write_side_files()
     space.write_manifest("tiny", manifest())
     space.write_manifest("other", manifest())
     config = {"experts": {"tiny": {}, "other": {}}}

@@ -65,7 +65,6 @@ rule find_datasets:
 
 rule prepare_shard:
     input:
-        datasets="results/{expert}/datasets.json",
         source=source_record,
         data=ancient(source_data),
         benchmarks=ancient(benchmark_files),
@@ -82,7 +81,7 @@ rule prepare_shard:
         code=house.code("prepare_shard"),
     shell:
         'python "$EXPERTFLOW"/prepare_shard.py --spec {params.spec:q} --code {params.code}'
-        " --datasets {input.datasets:q} --source {input.source:q} --shard {wildcards.shard}"
+        " --source {input.source:q} --shard {wildcards.shard}"
         " --documents {output.documents:q} --rejected {output.rejected:q}"
         " --output {output.record:q} 2> {log:q}"
 

@@ -7,7 +7,7 @@ from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.fetch import fetch_source
 from expertflow.data.records import ExpertLock
-from expertflow.data.settings import SourceSpec
+from expertflow.data.settings import FetchSpec
 
 
 def main() -> None:
@@ -16,10 +16,10 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True, help="where extracted files go")
     parser.add_argument("--output", type=Path, required=True, help="record to write")
     args = parser.parse_args()
-    source = cli.spec_from_text(SourceSpec, args.spec)
+    spec = cli.spec_from_text(FetchSpec, args.spec)
     lock = read_record(ExpertLock, args.lock)
-    pinned = next(s for s in lock.sources if s.name == source.name)
-    write_record(args.output, fetch_source(source, pinned, args.directory))
+    pinned = next(s for s in lock.sources if s.name == spec.source.name)
+    write_record(args.output, fetch_source(spec, pinned, args.directory))
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)
 
 

@@ -34,6 +34,7 @@ def describe_sources() -> None:
     manifest = find_datasets(
         expert=spec["expert"],
         preset=spec["preset"],
+        licences=spec["licences"],
         lock=read_record(ExpertLock, args.lock),
         sources=[read_record(SourceRecord, path) for path in args.sources],
     )

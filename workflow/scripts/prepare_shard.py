@@ -7,13 +7,13 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.prepare import prepare_shard
-from expertflow.data.records import DatasetManifest, SourceRecord
+from expertflow.data.records import SourceRecord
 from expertflow.data.settings import PrepareSpec
+from expertflow.data.shards import plan_shards
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--datasets", type=Path, required=True, help="datasets.json")
     parser.add_argument("--source", type=Path, required=True, help="record of the source")
     parser.add_argument("--shard", required=True, help="name of the shard, e.g. 000")
     parser.add_argument("--documents", type=Path, required=True, help="Arrow file to write")
@@ -23,8 +23,7 @@ def main() -> None:
     # Records die young and hold no cycles: seldom looking for garbage saves a tenth of the time.
     gc.set_threshold(100_000)
     source = read_record(SourceRecord, args.source)
-    shards = read_record(DatasetManifest, args.datasets).shards
-    plan = next(s for s in shards if (s.source, s.shard) == (source.name, args.shard))
+    plan = plan_shards(source.name, source.n_shards)[int(args.shard)]
     record = prepare_shard(
         spec=cli.spec_from_text(PrepareSpec, args.spec),
         source=source,

@@ -56,8 +56,7 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
     (first,) = online.results
     assert first["revision"] == COMMIT
     assert first["rows"] == lines(files["train.jsonl"])
-    assert first["licence"] == "cc0-1.0"
-    assert first["notes"] == ["licence cc0-1.0: from the data set card"]
+    assert first["card_licence"] == "cc0-1.0"
     assert "someone/sums@cccccccc: downloading 2 files, 0.0 MB" in online.log
     assert "\r" not in online.log and "HTTP Request" not in online.log
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
@@ -245,18 +244,6 @@ def test_a_damaged_prepared_folder_is_made_again(tmp_path: Path) -> None:
     got = fetch(tmp_path, None, SUMS)
     assert got.results[0]["n_records"] == [6]
     assert "split train has no Arrow file" in got.log
-
-
-def test_the_manifests_licence_wins_and_the_card_is_noted(tmp_path: Path) -> None:
-    files = {"README.md": CARD, "train.jsonl": jsonl(2)}
-    write_hub_cache(tmp_path, files, repository="someone/sums", commit=COMMIT)
-    write_prepared_cache(tmp_path, 2, repository="someone/sums", commit=COMMIT)
-    stated = [{**SUMS, "licence": text} for text in ("MIT", "CC0-1.0")]
-    got = fetch(tmp_path, None, *stated)
-    other, same = got.results
-    assert (other["licence"], other["notes"]) == ("MIT", ["the data set card says cc0-1.0"])
-    assert (same["licence"], same["notes"]) == ("CC0-1.0", [])
-    assert "its manifest says licence MIT, the data set card says cc0-1.0" in got.log
 
 
 def test_a_download_that_does_not_fit_is_refused_before(

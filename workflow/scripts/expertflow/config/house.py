@@ -16,10 +16,10 @@ from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
-from expertflow.data.find import shard_names
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
+from expertflow.data.shards import shard_names
 from expertflow.tokens.records import TokenSpec
 
 GENERATORS = "expertflow.data.sources.generated"
@@ -144,18 +144,17 @@ class House:
         return self._locks[name]
 
     def _refuse_other_preset(self, name: str) -> None:
-        path = Path(f"results/{name}/datasets.json")
-        if self.config["allow_preset_change"] or not path.is_file():
+        wanted = self.config["preset"]
+        if self.config["allow_preset_change"]:
             return
-        there, wanted = (
-            json.loads(path.read_text(encoding="utf-8"))["preset"],
-            self.config["preset"],
-        )
-        if there != wanted:
-            raise ConfigError(
-                f"results/{name} holds the {there} preset and this run is {wanted}; move it away,"
-                " use --directory, or allow it with --config allow_preset_change=true"
-            )
+        # The first records that jobs write; the lock will not do, since a dry run writes it too.
+        for path in sorted(Path(f"results/{name}/sources").glob("*/*.json")):
+            there = json.loads(path.read_text(encoding="utf-8")).get("preset")
+            if there not in (None, wanted):
+                raise ConfigError(
+                    f"results/{name} holds the {there} preset and this run is {wanted}; move it"
+                    " away, use --directory, or allow it with --config allow_preset_change=true"
+                )
 
     def _generator_digest(self, generator: str) -> str:
         return digest.module_digest(f"{GENERATORS}.{generator}", self.scripts)
@@ -174,12 +173,14 @@ class House:
         return next(s for s in specs.source_specs(self.expert(name)) if s.name == source)
 
     def _spec_fetch_source(self, name: str, wildcards: Any) -> Any:
-        return specs.fetch_spec(self._source(name, wildcards.source))
+        source = self._source(name, wildcards.source)
+        return specs.fetch_spec(source, preset=self.config["preset"])
 
     _spec_generate_source = _spec_fetch_source
 
     def _spec_find_datasets(self, name: str, _: Any) -> Any:
-        return {"expert": name, "preset": self.config["preset"]}
+        licences = {source["name"]: source["licence"] for source in self.expert(name)["sources"]}
+        return {"expert": name, "preset": self.config["preset"], "licences": licences}
 
     def _spec_prepare_shard(self, name: str, wildcards: Any) -> Any:
         expert = self.expert(name)

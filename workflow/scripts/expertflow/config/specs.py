@@ -11,6 +11,7 @@ from expertflow.core.records import from_json
 from expertflow.data.settings import (
     BenchmarkSpec,
     DeduplicateSpec,
+    FetchSpec,
     NearSpec,
     PrepareSpec,
     SourceSpec,
@@ -30,11 +31,12 @@ def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
     return tuple(from_json(SourceSpec, source, where="sources") for source in expert["sources"])
 
 
-def fetch_spec(source: SourceSpec) -> SourceSpec:
+def fetch_spec(source: SourceSpec, *, preset: str) -> FetchSpec:
     """Keep what decides which records there are; how they are rendered comes later."""
-    decides = ("name", "kind", "licence", "n_shards", "path", "id", "revision", "config", "split")
+    decides = ("name", "kind", "n_shards", "path", "id", "revision", "config", "split")
     made = ("generator", "n_documents", "seed", "options")
-    return SourceSpec(**{key: getattr(source, key) for key in (*decides, *made)})
+    kept = SourceSpec(**{key: getattr(source, key) for key in (*decides, *made)})
+    return FetchSpec(source=kept, preset=preset)
 
 
 def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) -> PrepareSpec:

@@ -14,36 +14,40 @@ from typing import Any
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.records import Artefact, DataFile, SourceLock, SourceRecord
-from expertflow.data.settings import SourceSpec
+from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.sources import git, hub, local
 
 GENERATORS = "expertflow.data.sources.generated"
 
 
-def fetch_source(source: SourceSpec, lock: SourceLock, directory: Path) -> SourceRecord:
+def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
     """Make a local, hub or git source readable; only git writes into ``directory``.
 
     Raises:
         DataError: a file changed since the lock was taken, or the source cannot be read.
     """
+    source = spec.source
     directory.mkdir(parents=True, exist_ok=True)
-    revision, licence = lock.revision, source.licence
+    revision, card_licence = lock.revision, None
     if source.kind == "local":
         files = [_checked(Path(f.path), f.sha256, source.options) for f in lock.files]
     elif source.kind == "hub":
         got = hub.fetch(source)
-        revision, licence, files = got.revision, got.licence, list(got.files)
+        revision, card_licence, files = got.revision, got.card_licence, got.files
     else:
         files = [_extract_commits(source, lock, directory)]
-    return _record(lock, revision=revision, licence=licence, files=files, artefacts={})
+    return _record(
+        spec, lock, revision=revision, card_licence=card_licence, files=files, artefacts={}
+    )
 
 
-def generate_source(source: SourceSpec, lock: SourceLock, directory: Path) -> SourceRecord:
+def generate_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
     """Run a generator into ``directory``.
 
     Generators are imported by name, so that editing one of them does not touch the others' data:
     the lock holds the digest of the one that is used.
     """
+    source = spec.source
     with replacing(directory) as partial:
         partial.mkdir(parents=True)
         module = importlib.import_module(f"{GENERATORS}.{source.generator}")
@@ -56,7 +60,7 @@ def generate_source(source: SourceSpec, lock: SourceLock, directory: Path) -> So
         name: Artefact(path=str(directory / path), sha256=_content(directory / path))
         for name, path in names.items()
     }
-    return _record(lock, revision=None, licence=source.licence, files=files, artefacts=made)
+    return _record(spec, lock, revision=None, card_licence=None, files=files, artefacts=made)
 
 
 def _content(path: Path) -> str:
@@ -65,10 +69,11 @@ def _content(path: Path) -> str:
 
 
 def _record(
+    spec: FetchSpec,
     lock: SourceLock,
     *,
     revision: str | None,
-    licence: str | None,
+    card_licence: str | None,
     files: list[DataFile],
     artefacts: dict[str, Artefact],
 ) -> SourceRecord:
@@ -76,9 +81,10 @@ def _record(
         raise DataError(f"source {lock.name}: it holds no records; check its path and filters")
     return SourceRecord(
         name=lock.name,
+        preset=spec.preset,
         kind=lock.kind,
         revision=revision,
-        licence=licence,
+        card_licence=card_licence,
         n_shards=lock.n_shards,
         files=tuple(files),
         artefacts=artefacts,

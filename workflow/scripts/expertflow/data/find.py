@@ -1,5 +1,6 @@
 """List an expert's data sets and plan the jobs that will prepare them."""
 
+import logging
 from pathlib import Path
 
 from expertflow.core.errors import DataError
@@ -8,24 +9,24 @@ from expertflow.data.records import (
     DatasetManifest,
     DatasetSource,
     ExpertLock,
-    ShardPlan,
     SourceRecord,
 )
+from expertflow.data.shards import plan_shards
 
-
-def shard_names(n_shards: int) -> list[str]:
-    """Name the shards of a source so that they sort in their order."""
-    return [f"{index:03d}" for index in range(n_shards)]
+log = logging.getLogger(__name__)
 
 
 def find_datasets(
     *,
     expert: str,
     preset: str,
+    licences: dict[str, str | None],
     lock: ExpertLock,
     sources: list[SourceRecord],
 ) -> DatasetManifest:
     """Describe every source of an expert and cut each into shards.
+
+    ``licences`` are the manifest's, by source; where it states none, the data set's card counts.
 
     Raises:
         DataError: a source's file is no longer there.
@@ -35,23 +36,35 @@ def find_datasets(
         for file in source.files:
             if not Path(file.path).exists():
                 raise DataError(f"{file.path}: source {source.name} lost it; fetch it again")
+        licence, said = choose_licence(source, licences[source.name])
+        notes = {note for file in source.files for note in file.notes}
         counts = [file.n_records for file in source.files]
         rows.append(
             DatasetSource(
                 name=source.name,
                 kind=source.kind,
                 revision=source.revision,
-                licence=source.licence,
+                licence=licence,
                 n_files=len(source.files),
                 n_bytes=sum(file.n_bytes for file in source.files),
                 n_records=None if None in counts else sum(n for n in counts if n is not None),
                 sha256=sha256_json([file.sha256 for file in source.files]),
-                notes=tuple(sorted({note for file in source.files for note in file.notes})),
+                notes=tuple(sorted({*notes, *said})),
             )
         )
-    shards = tuple(
-        ShardPlan(source=source.name, shard=name, index=index, n_shards=source.n_shards)
-        for source in lock.sources
-        for index, name in enumerate(shard_names(source.n_shards))
-    )
+    shards = tuple(s for source in lock.sources for s in plan_shards(source.name, source.n_shards))
     return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows), shards=shards)
+
+
+def choose_licence(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:
+    """Choose the licence to record, and say where it is from when that is not plain."""
+    card = source.card_licence
+    if stated is None:
+        return card, [f"licence {card}: from the data set card"] if card else []
+    if card is None or card.casefold() == stated.casefold():
+        return stated, []
+    log.warning(
+        "source %s: its manifest says licence %s, the data set card says %s; check which holds",
+        *(source.name, stated, card),
+    )
+    return stated, [f"the data set card says {card}"]

@@ -74,12 +74,17 @@ class Artefact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRecord:
-    """A source whose records are on this disk. ``artefacts`` are files that scoring needs."""
+    """A source whose records are on this disk. ``artefacts`` are files that scoring needs.
+
+    ``card_licence`` is what the data set's own card says. The manifest's licence is not here: it
+    decides nothing that is trained on.
+    """
 
     name: str
+    preset: str
     kind: SourceKind
     revision: str | None
-    licence: str | None
+    card_licence: str | None
     n_shards: int
     files: tuple[DataFile, ...]
     artefacts: dict[str, Artefact]

@@ -67,6 +67,14 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSpec:
+    """Settings of ``fetch_source`` and ``generate_source``: which records there are."""
+
+    source: SourceSpec
+    preset: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NearSpec:
     """When two documents are nearly equal: MinHash over runs of ``n_words`` words.
 

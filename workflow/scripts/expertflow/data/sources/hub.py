@@ -24,10 +24,10 @@ DEFAULT_SHARDS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubData:
-    """A data set on this disk. The licence is the manifest's, else the one of its card."""
+    """A data set on this disk, with the licence that its card states."""
 
     revision: str
-    licence: str | None
+    card_licence: str | None
     files: list[DataFile]
 
 
@@ -50,27 +50,11 @@ def fetch(source: SourceSpec) -> HubData:
             prepared = hub_prepare.prepare(source, snapshot)
     hub_prepare.check_split(source, list(prepared.n_records_by_split))
     log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
-    licence, said = _licence(
-        source, cache.card_licence(cache.card_data(repository, prepared.commit))
-    )
-    notes += said
+    licence = cache.card_licence(cache.card_data(repository, prepared.commit))
     paths = prepared.files(source.split or "train")
     files = [_arrow_file(path, tuple(sorted(notes))) for path in paths]
     _check_count(source, prepared, files)
-    return HubData(revision=prepared.commit, licence=licence, files=files)
-
-
-def _licence(source: SourceSpec, card: str | None) -> tuple[str | None, list[str]]:
-    """Choose the licence to record, and say where it is from when that is not plain."""
-    if source.licence is None:
-        return card, [f"licence {card}: from the data set card"] if card else []
-    if card is None or card.casefold() == source.licence.casefold():
-        return source.licence, []
-    log.warning(
-        "source %s: its manifest says licence %s, the data set card says %s; check which holds",
-        source.name, source.licence, card,
-    )  # fmt: skip
-    return source.licence, [f"the data set card says {card}"]
+    return HubData(revision=prepared.commit, card_licence=licence, files=files)
 
 
 def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
