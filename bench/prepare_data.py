@@ -85,7 +85,7 @@ def measure(folder: Path, corpus: Path, *, processes: int) -> tuple[Timed, dict[
     )
     prepare = PrepareSpec(
         source=source, system_prompt=None, supervise="completion", evaluation_fields=(),
-        on_reject="skip", max_rejected_fraction=0.01, near=None, benchmarks=(),
+        on_reject="skip", near=None, benchmarks=(),
     )  # fmt: skip
     deduplicate = DeduplicateSpec(
         eval_fraction=0.02, max_documents=None, seed=0, max_rejected_fraction=0.01, near=None,

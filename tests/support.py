@@ -63,7 +63,8 @@ def token_shard(folder: Path, documents: list[list[int]], held_out: list[bool]) 
         source="s", shard="000", path=str(path), sha256="", n_documents=len(documents),
         n_tokens=sum(map(len, documents)), n_supervised_tokens=0, engine="tokenizers",
         engine_version="0", tokenizer_sha256="", n_special_text_documents=0,
-        n_dropped_by_reason={}, samples=(),
+        n_different_documents=len(documents), n_dropped_held_out=0, n_dropped_by_reason={},
+        dropped_examples=(), samples=(),
     )  # fmt: skip
 
 
@@ -75,7 +76,13 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
     shard = token_shard(folder, documents, [i % 10 == 0 for i in range(200)])
-    spec = PackingSpec(sequence_length_tokens=64, packing="bfd", overflow="split", seed=0)
+    spec = PackingSpec(
+        sequence_length_tokens=64,
+        packing="bfd",
+        overflow="split",
+        seed=0,
+        max_rejected_fraction=0.01,
+    )
     packing = pack_sequences(expert="tiny", spec=spec, shards=[shard], output=folder / "packed")
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -102,6 +102,15 @@ def test_each_kind_says_what_is_here(home: Path) -> None:
     ]  # fmt: skip
 
 
+def test_files_in_folders_below_are_found(home: Path) -> None:
+    for name in ("data/a.jsonl", "data/deep/down/b.jsonl"):
+        (home.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (home.parent / name).write_text("{}\n")
+    write_config(home.parent, {"e": [{"name": "l", "kind": "local", "path": "data/**/*.jsonl"}]})
+    (found,) = sources().values()
+    assert (found.status, found.n_bytes) == ("found", 6)
+
+
 def test_one_faulty_manifest_does_not_hide_the_others(home: Path) -> None:
     good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
     write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})

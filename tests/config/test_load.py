@@ -105,8 +105,89 @@ def test_a_fault_is_one_line_with_file_key_value_and_fix(
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, {**base(), **change})
     assert "\n" not in str(caught.value)
-    if "template" not in str(caught.value):
-        assert str(tmp_path / "e.yaml") in str(caught.value)
+    assert str(tmp_path / "e.yaml") in str(caught.value)
+
+
+def source(**keys: Any) -> dict[str, Any]:
+    """Give a source of one kind or another, with keys of its template."""
+    places: dict[str, dict[str, Any]] = {
+        "local": {"path": "x"},
+        "git": {"path": "x"},
+        "hub": {"id": "x/y"},
+        "generated": {"generator": "facts", "n_documents": 9},
+    }
+    kind = keys.get("kind", "local")
+    whole = {} if {"messages", "text"} & set(keys) else {"text": "{a}"}
+    return {"name": "src", "kind": kind, **places[kind], **whole, **keys}
+
+
+SQL = {"field": "a", "check": "sql", "dialect": "sqlit"}
+IDLE = [
+    ({"prompt": "{q}"}, "prompt has no effect beside text; remove one"),
+    ({"messages": "m", "completion": "{q}"}, "completion has no effect beside messages"),
+    *(
+        ({key: value}, f"{key} has no effect without messages")
+        for key, value in (
+            ("tools", "t"), ("role_key", "r"), ("content_key", "c"), ("roles", {"x": "user"}),
+        )
+    ),
+    ({"kind": "hub", "path": "x"}, "path is read of local and git sources only, not of hub"),
+    ({"kind": "generated", "path": "x"}, "path is read of local and git sources only"),
+    *(
+        ({"kind": kind, key: "x"}, f"{key} is read of hub sources only, not of {kind}; remove it")
+        for kind in ("local", "git", "generated")
+        for key in ("id", "revision", "config", "split")
+    ),
+    *(
+        ({"kind": kind, key: value}, f"{key} is read of generated sources only, not of {kind}")
+        for kind in ("local", "git", "hub")
+        for key, value in (("generator", "facts"), ("n_documents", 9), ("seed", 0))
+    ),
+    ({"kind": "hub", "options": {"data_file": "x"}}, "options.data_file .* data_dir or data_files"),
+    ({"kind": "generated", "options": {"ref": "x"}}, "options.ref .*it has no options"),
+    ({"text": "{q!r}"}, "text: template '{q!r}': !r has no effect; write {q}"),
+    ({"text": "{q:xml}"}, "text: template '{q:xml}': no format 'xml'"),
+    ({"checks": [SQL]}, "check sql of 'a': dialect 'sqlit'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "message"), IDLE)
+def test_a_key_that_would_do_nothing_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(tmp_path, {**base(), "sources": [source(**keys)]})
+    line = str(caught.value)
+    assert str(tmp_path / "e.yaml") in line and "source src" in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"revision": None, "roles": {}, "options": {}},
+        {"messages": "m", "tools": "t", "roles": {"x": "user"}},
+        {"kind": "hub", "split": "test", "options": {"data_dir": "x"}},
+        {"kind": "git", "options": {"ref": "main"}},
+    ],
+)
+def test_keys_that_say_nothing_or_something_are_let_through(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    assert load(tmp_path, {**base(), "sources": [source(**keys)]})
+
+
+def test_a_cap_by_category_needs_a_category(tmp_path: Path) -> None:
+    value = {**base(), "data": {"max_per_category": 5}}
+    with pytest.raises(ConfigError, match=r"max_per_category has no effect.*add category"):
+        load(tmp_path, value)
+    assert load(tmp_path, {**value, "sources": [source(category="c")]})
+
+
+def test_a_template_of_a_benchmark_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("")
+    benchmark = {"path": str(tmp_path / "b"), "text": "{q"}
+    with pytest.raises(ConfigError, match=r"e.yaml .*: benchmark .*/b: template '{q'"):
+        load(tmp_path, {**base(), "data": {"benchmarks": [benchmark]}})
 
 
 def test_a_faulty_demo_block_is_found_in_the_demo_preset(tmp_path: Path) -> None:
@@ -132,7 +213,9 @@ def test_an_unknown_expert_gets_a_suggestion(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "config" / "experts").glob("*")), ids=lambda p: p.stem
+    "path",
+    sorted([*ROOT.glob("config/experts/*"), *ROOT.glob("docs/examples/*.yaml")]),
+    ids=lambda p: p.stem,
 )
 @pytest.mark.parametrize("preset", ["demo", "full"])
 def test_every_shipped_manifest_loads(path: Path, preset: str) -> None:

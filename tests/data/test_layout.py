@@ -8,10 +8,19 @@ import pytest
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.layout import CHATML, read_layout
+from expertflow.data.records import Body, Turn
+from expertflow.data.render import Renderer
 
 OWN = (
     "{% for m in messages %}<|u|>{{ m.content }}<|e|>{% endfor %}"
     "{% if add_generation_prompt %}<|u|>{% endif %}"
+)
+
+CHAT = Body(
+    turns=(
+        Turn(role="user", content="a", learned=False),
+        Turn(role="assistant", content="b", learned=True),
+    )
 )
 
 
@@ -63,8 +72,42 @@ def test_a_manifests_template_wins_over_all(tmp_path: Path) -> None:
 
 def test_a_template_that_does_not_parse_is_named_with_its_line(tmp_path: Path) -> None:
     folder = tokenizer(tmp_path, "</s>", template="a\n{% if %}", eos_token="</s>")
-    with pytest.raises(DataError, match="chat template: line 2"):
-        layout(folder)
+    assert "does not parse (line 2" in layout(folder).problem
+    with pytest.raises(DataError, match=r"cannot write chats: its chat template does not parse"):
+        Renderer(layout(folder)).render(CHAT)
+    assert Renderer(layout(folder)).render(Body(text="a"))
+
+
+def test_a_template_that_would_not_teach_to_stop_is_refused_for_chats(tmp_path: Path) -> None:
+    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    found = layout(tokenizer(tmp_path, "</s>", template=endless, eos_token="</s>"))
+    assert "would not learn to stop" in found.problem
+    assert found.turn_end is None
+
+
+def test_a_template_that_asks_for_the_date_is_refused_for_chats(tmp_path: Path) -> None:
+    dated = "{{ strftime_now('%Y') }}" + OWN
+    found = layout(tokenizer(tmp_path, "<|e|>", "<|u|>", template=dated, eos_token="<|e|>"))
+    assert "refuses a plain chat" in found.problem and "strftime_now" in found.problem
+
+
+def test_a_token_after_the_whole_chat_does_not_end_a_turn(tmp_path: Path) -> None:
+    template = OWN + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+    found = layout(
+        tokenizer(tmp_path, "<|e|>", "<|u|>", "</s>", template=template, eos_token="</s>")
+    )
+    assert (found.turn_end, found.text_end) == ("<|e|>", "</s>")
+    segments = Renderer(found).render(CHAT)
+    assert "".join(s.text[a:b] for s in segments for a, b in s.learned) == "b<|e|>"
+
+
+def test_added_tokens_that_are_not_special_are_listed_apart(tmp_path: Path) -> None:
+    found = layout(tokenizer(tmp_path, "</s>", eos_token="</s>"))
+    assert found.added_tokens == ("<think>",)
+    posing = Body(turns=(Turn(role="user", content="<think>", learned=False), *CHAT.turns[1:]))
+    thinking = Body(turns=(CHAT.turns[0], Turn(role="assistant", content="<think>", learned=True)))
+    assert Renderer(found).has_special_text(posing)
+    assert not Renderer(found).has_special_text(thinking)
 
 
 def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(tmp_path: Path) -> None:

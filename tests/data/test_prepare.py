@@ -78,18 +78,18 @@ def test_the_first_reject_stops_the_run_where_the_manifest_says_so(tmp_path: Pat
     assert not list(tmp_path.glob("documents*"))
 
 
-def test_more_rejects_than_the_whole_source_may_have_stop_early(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", *[{}] * 3000)
-    with pytest.raises(DataError, match=r"at least 1501 of 3000 records rejected \(missing_field"):
-        prepare(path, replace(SPEC, max_rejected_fraction=0.5))
+def test_many_rejects_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = prepare(write(tmp_path / "r.jsonl", *[{}] * 3000))
+    assert record.n_rejected_by_reason == {"missing_field": 3000}
+    (line,) = caplog.messages
+    assert line.startswith("1000 records are rejected so far; first: ")
+    assert "r.jsonl, line 1: missing_field in field q" in line
 
 
 def test_what_a_check_keeps_out_is_no_fault_of_the_data(tmp_path: Path) -> None:
     checks = (FieldCheck(field="a", check="length", max_chars=3),)
     path = write(tmp_path / "r.jsonl", *[{"q": "x", "a": a} for a in ("ab", "abcd", "abc")])
-    spec = replace(
-        SPEC, source=replace(PAIR, checks=checks), on_reject="stop", max_rejected_fraction=0.0
-    )
+    spec = replace(SPEC, source=replace(PAIR, checks=checks), on_reject="stop")
     record = prepare(path, spec)
     assert (record.n_documents, record.n_rejected_by_reason) == (2, {})
     assert record.n_filtered_by_reason == {"too_long": 1}
@@ -102,6 +102,7 @@ def test_secrets_are_dropped_and_never_written(tmp_path: Path) -> None:
     record = prepare(path, replace(SPEC, source=replace(PAIR, scan_secrets=True)))
     assert (record.n_documents, record.n_filtered_by_reason) == (1, {"secret": 1})
     assert key not in (tmp_path / "rejected.jsonl").read_text()
+    assert rejected(path)[0]["detail"].startswith("it holds ")
     assert prepare(path).n_documents == 2
 
 
@@ -153,6 +154,109 @@ def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
     assert len(groups(replace(SPEC, source=replace(PAIR, group="t")))) == 2
     missing = prepare(path, replace(SPEC, source=replace(PAIR, group="none")))
     assert missing.n_rejected_by_reason == {"no_group": 2}
+
+
+CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools", category="c")
+
+
+def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    turns = [{"role": "system", "content": system}] if system else []
+    roles = ("user", "assistant") * len(contents)
+    return [*turns, *({"role": r, "content": c} for r, c in zip(roles, contents, strict=False))]
+
+
+def column(record: ShardRecord, name: str) -> list[Any]:
+    import pyarrow as pa
+
+    with pa.memory_map(record.path) as source:
+        return list(pa.ipc.open_stream(source).read_all()[name].to_pylist())
+
+
+def test_a_chat_stays_on_the_side_of_its_first_question(tmp_path: Path) -> None:
+    chat = ("a", "b", "c", "d", "e", "f")
+    unrolled = [{"turns": say(*chat[:n])} for n in (2, 4, 6)]
+    prompted = [{"turns": say("a ", "b", system=s)} for s in ("x", "y", "z")]
+    path = write(tmp_path / "r.jsonl", *unrolled, *prompted, {"turns": say("g", "b")})
+    *groups, other = column(prepare(path, replace(SPEC, source=CHAT)), "group_hash")
+    assert len(groups) == 6 and len(set(groups)) == 1 and other not in groups
+    pair = write(tmp_path / "pair.jsonl", {"q": "a", "a": "b"})
+    assert column(prepare(pair), "group_hash") == groups[:1]
+
+
+def test_the_tools_of_a_chat_count(tmp_path: Path) -> None:
+    key = "AKIA" + "QYLPMN5HHHFPZAM2"
+    tools = [[{"name": "f"}], [{"name": "g"}], [{"name": "f", "x": f"aws: {key}"}]]
+    path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "tools": t} for t in tools])
+    record = prepare(path, replace(SPEC, source=replace(CHAT, scan_secrets=True)))
+    assert record.n_filtered_by_reason == {"secret": 1}
+    assert len(set(column(record, "text_hash"))) == 2
+    assert len(set(column(record, "group_hash"))) == 1
+
+
+def test_nulls_of_columns_are_no_keys(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tools = [{"name": "f", "x": None}, {"name": "g", "x": 1}]
+    path = tmp_path / "r.parquet"
+    pq.write_table(pa.table({"turns": [say("a", "b")], "tools": [tools]}), path)
+    (document,) = documents(prepare(path, replace(SPEC, source=CHAT)))
+    assert [tool["function"] for tool in document.body.tools] == [{"name": "f"}, tools[1]]
+    in_json = write(tmp_path / "r.jsonl", {"turns": say("a", "b"), "tools": tools})
+    (document,) = documents(prepare(in_json, replace(SPEC, source=CHAT)))
+    assert [tool["function"] for tool in document.body.tools] == tools
+
+
+def test_categories_are_named_by_their_value(tmp_path: Path) -> None:
+    values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
+    path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "c": c} for c in values])
+    names = column(prepare(path, replace(SPEC, source=CHAT)), "category")
+    assert names == ["1", "1", "1", "1.5", "True", None, None]
+
+
+KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
+LEAKY = {
+    "no_json": (f"{{'q': '{KEY} {ADDRESS}'}}", {}),
+    "double_key": (f'{{"{KEY} {ADDRESS}": 1, "{KEY} {ADDRESS}": 2}}', {}),
+    "template": (json.dumps({"q": [KEY, ADDRESS], "a": "x"}), {}),
+    "check": (
+        json.dumps({"q": f"SELECT {KEY} {ADDRESS}", "a": "x"}),
+        {"checks": (FieldCheck(field="q", check="sql"),)},
+    ),
+    "schema": (
+        json.dumps({"q": "1", "a": {"$ref": f"{KEY} {ADDRESS}"}}),
+        {"checks": (FieldCheck(field="q", check="json_schema", schema_field="a"),)},
+    ),
+    "role": (json.dumps({"turns": [{"role": f"{KEY} {ADDRESS}"}]}), {"messages": "turns"}),
+}
+
+
+@pytest.mark.parametrize("setting", ["scan_secrets", "pseudonymise_emails"])
+@pytest.mark.parametrize(("line", "source"), LEAKY.values(), ids=LEAKY.keys())
+def test_what_is_kept_out_of_documents_stands_nowhere_else(
+    tmp_path: Path, setting: str, line: str, source: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    path = tmp_path / "r.jsonl"
+    path.write_text(f"{line}\n" * 1000)
+
+    def written(**private: bool) -> str:
+        caplog.clear()
+        spec = replace(SPEC, source=replace(PAIR, **source, **private))
+        record = prepare(path, spec)
+        assert record.n_documents == 0
+        said = [(tmp_path / "rejected.jsonl").read_text(), *record.rejected_examples]
+        if record.n_rejected_by_reason:
+            assert caplog.messages
+            with pytest.raises(DataError, match=r"r.jsonl, line 1: \w+") as caught:
+                prepare(path, replace(spec, on_reject="stop"))
+            assert caught.value.__cause__ is None or not private
+            said.append(str(caught.value))
+        return "".join([*said, *caplog.messages])
+
+    assert KEY in written() or ADDRESS in written()
+    found = written(**{setting: True})
+    assert KEY not in found and ADDRESS not in found
 
 
 def test_where_is_no_reason_but_a_choice(tmp_path: Path) -> None:

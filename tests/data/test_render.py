@@ -205,3 +205,54 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
         n_marks = sum(s.special for s in Renderer(own).render(chat(*("x" for _ in texts), "end")))
         assert sum(s.special for s in segments) == n_marks
         assert all(text in whole(segments) for text in texts)
+
+
+def test_what_a_template_leaves_out_is_a_reason() -> None:
+    call = ToolCall(name="look_up", arguments={})
+    calling = Body(turns=(Turn(role="assistant", content="", learned=True, tool_calls=(call,)),))
+    with pytest.raises(Reject, match="leaves out the call in turn 1"):
+        Renderer(layout(HEADERS)).render(calling)
+    only_last = (
+        "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}</s>{% endif %}"
+        "{% endfor %}"
+    )
+    system = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
+    with pytest.raises(Reject, match=r"leaves out turn 1 \(system\)"):
+        Renderer(layout(only_last)).render(system)
+    tools = Body(turns=chat("a", "b").turns, tools=({"function": {"name": "look_up"}},))
+    with pytest.raises(Reject, match="leaves out the tools"):
+        Renderer(layout(HEADERS)).render(tools)
+
+
+def test_results_go_to_the_calls_that_the_data_names() -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}={{ c.id }} {% endfor %}{{ m.tool_call_id or '' }}</s>{% endfor %}"
+    )
+    calls = tuple(ToolCall(name=name, arguments={}, id=name) for name in "xy")
+    turns = (
+        Turn(role="assistant", content="", learned=True, tool_calls=calls),
+        Turn(role="tool", content="of y ", learned=False, tool_call_id="y"),
+        Turn(role="tool", content="next ", learned=False),
+    )
+    text = whole(Renderer(layout(template)).render(Body(turns=turns)))
+    assert text == "x=call00000 y=call00001 </s>of y call00001</s>next call00000</s>"
+
+
+def test_blanks_that_special_tokens_swallow_are_left_out() -> None:
+    own = layout(HEADERS, strip_after=("<|/header|>",), strip_before=("<|eot|>",))
+    segments = Renderer(own).render(chat("a", "b"))
+    assert whole(segments) == (
+        "<s><|header|>user<|/header|>a<|eot|><|header|>assistant<|/header|>b<|eot|>"
+    )
+    assert learned(segments) == "b|<|eot|>"
+
+
+def test_the_reference_of_a_call_is_the_call() -> None:
+    call = ToolCall(name="f", arguments={"x": 1})
+    turns = (
+        Turn(role="user", content="a", learned=False),
+        Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
+    )
+    _, answer = question_of(Renderer(chatml_layout()), Body(turns=turns))
+    assert answer == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'

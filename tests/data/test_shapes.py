@@ -1,6 +1,8 @@
 """From a record to turns: templates, and the shapes in which chats are stored."""
 
 from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from expertflow.data.shapes import draft_maker, fill, template_fields
 SPEC = PrepareSpec(
     source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
     system_prompt=None, supervise="completion", evaluation_fields=(), on_reject="skip",
-    max_rejected_fraction=1.0, near=None, benchmarks=(),
+    near=None, benchmarks=(),
 )  # fmt: skip
 
 
@@ -80,6 +82,10 @@ def test_places_of_a_template(template: str, record: dict[str, Any], text: str) 
         ("{a:json}", {}, "missing_field", "a"),
         ("{a:lines}", {"a": "x"}, "not_a_list", "a"),
         ("{a:lines}", {"a": ["x", 3]}, "not_text", "a.1"),
+        ("{a:json}", {"a": [datetime(2024, 1, 1)]}, "not_json", "a"),
+        ("{a:json}", {"a": {"b": Decimal(1)}}, "not_json", "a"),
+        ("{a:json}", {"a": b"x"}, "not_json", "a"),
+        ("{a?:json}", {"a": float("nan")}, "not_json", "a"),
     ],
 )
 def test_what_no_template_takes(
@@ -90,7 +96,7 @@ def test_what_no_template_takes(
     assert (caught.value.reason, caught.value.field) == (reason, field)
 
 
-@pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}"])
+@pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}"])
 def test_a_malformed_template_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="template"):
         template_fields(template)
@@ -132,7 +138,8 @@ def test_tool_calls_as_text_or_object(arguments: Any, key: str) -> None:
     body = chat_of(
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, key: call}]
     )
-    assert body.turns[1].tool_calls == (ToolCall(name="f", arguments={"x": [1, "é"]}),)
+    found = ToolCall(name="f", arguments={"x": [1, "é"]}, id="1" if key == "tool_calls" else None)
+    assert body.turns[1].tool_calls == (found,)
 
 
 def test_tools_come_from_their_field() -> None:

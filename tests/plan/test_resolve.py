@@ -28,7 +28,7 @@ SPLIT = PackedSplit(
 PACKING = PackingRecord(
     expert="e", packing="bfd", overflow="split", sequence_length_tokens=2048, length_reason="",
     seed=0, engine="", engine_version="", tokenizer_sha256="", n_special_text_documents=0,
-    n_dropped_by_reason={}, samples=(), train=SPLIT, held_out=SPLIT,
+    n_dropped_held_out=0, n_dropped_by_reason={}, samples=(), train=SPLIT, held_out=SPLIT,
     histogram=LengthHistogram(edges=(0, 1), counts=(1,), p50=1, p90=1, p99=1, max=1), choices=(),
 )  # fmt: skip
 

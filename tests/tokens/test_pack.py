@@ -1,5 +1,6 @@
 """Packing end to end on a token shard: rows, records, and the folder others can load."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,14 @@ from support import token_shard
 
 from expertflow.core.errors import DataError
 from expertflow.tokens.arrow import read_rows
-from expertflow.tokens.pack import choose_length, pack_sequences
+from expertflow.tokens.pack import check_dropped, choose_length, pack_sequences
 from expertflow.tokens.records import PackingRecord, PackingSpec
 
 
 def spec(**changes: object) -> PackingSpec:
     settings = {
         "sequence_length_tokens": 64, "packing": "bfd", "overflow": "split",
-        "seed": 0,
+        "seed": 0, "max_rejected_fraction": 0.01,
     }  # fmt: skip
     return PackingSpec(**{**settings, **changes})  # type: ignore[arg-type]
 
@@ -93,3 +94,14 @@ def test_nothing_to_learn_is_an_error(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, [[1, 2], [3, 4]], [False, True])
     with pytest.raises(DataError, match="nothing to learn"):
         pack_sequences(expert="e", spec=spec(), shards=[shard], output=tmp_path / "packed")
+
+
+def test_a_template_that_cannot_write_the_documents_stops_the_run(tmp_path: Path) -> None:
+    shard = replace(
+        token_shard(tmp_path, documents(98), [False] * 98),
+        n_dropped_by_reason={"chat_template": 2},
+        dropped_examples=("s/7: chat_template (no system turn)",),
+    )
+    with pytest.raises(DataError, match=r"source s: .* cannot write 2 of 100 documents .*s/7"):
+        pack_sequences(expert="e", spec=spec(), shards=[shard], output=tmp_path / "out")
+    assert check_dropped([shard], 0.02) == {"chat_template": 2}

@@ -110,3 +110,23 @@ def test_the_real_qwen_tokenizer_gives_known_ids(shared_data: Path) -> None:
     assert tokens.ids[-6:] == [77091, 198, 4858, 220, 16, 151645, 198][-6:]
     assert qwen.decode(tokens.ids) == "".join(s.text for s in segments)
     assert tokens.spans == [len(tokens.ids) - 5, len(tokens.ids) - 1]
+
+
+def blank_first(folder: Path) -> Engine:
+    """Make a tokenizer that puts a blank before the first word of an input, as some families do."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    words = {word: i for i, word in enumerate(["<s>", "\u2581", "a", "b", "\u2581a", "[unk]"])}
+    tokenizer = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Engine(folder)
+
+
+def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
+    engine = blank_first(tmp_path)
+    segments = (Segment("<s>", special=True), Segment("ab"), Segment("<s>", special=True))
+    (tokens,) = tokenise([segments], engine)
+    assert tokens.ids == engine.encode_whole("<s>ab<s>") == [0, 2, 3, 0]
+    assert engine.encode(["<s>"]) != [[0]]

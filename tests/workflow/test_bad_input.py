@@ -75,6 +75,7 @@ def test_a_model_that_is_nowhere(fresh: Workspace) -> None:
 def test_a_data_set_that_cannot_be_had(fresh: Workspace) -> None:
     value = manifest()
     value["sources"][0] |= {"name": "h", "kind": "hub", "id": "nobody/nothing"}
+    del value["sources"][0]["path"]
     fresh.write_manifest("tiny", value)
     done = fresh.snakemake("results/tiny/datasets.json", HF_HUB_OFFLINE="1")
     assert done.returncode != 0

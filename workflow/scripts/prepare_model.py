@@ -8,7 +8,7 @@ from expertflow.core.records import read_record, write_record
 from expertflow.data.documents import iter_kept
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import ShardRecord
-from expertflow.data.render import Renderer
+from expertflow.data.render import Renderer, training_texts
 from expertflow.train.base import prepare_model
 from expertflow.train.records import ModelSpec
 
@@ -22,13 +22,8 @@ def main() -> None:
     args = parser.parse_args()
     shards = [read_record(ShardRecord, path) for path in args.shards]
     renderer = Renderer(chatml_layout())
-    texts = (
-        segment.text
-        for document in (iter_kept(shards, args.keep) if args.keep else ())
-        if not document.held_out
-        for segment in renderer.render(document.body)
-        if not segment.special
-    )
+    documents = iter_kept(shards, args.keep) if args.keep else ()
+    texts = training_texts(renderer, (d.body for d in documents if not d.held_out))
     spec = cli.spec_from_text(ModelSpec, args.spec)
     args.directory.mkdir(parents=True, exist_ok=True)
     write_record(args.output, prepare_model(spec, texts, args.directory))

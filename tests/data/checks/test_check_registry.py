@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from support import ROOT
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks.registry import build_checks
-from expertflow.data.reject import EXCERPT_CHARS, Filtered
+from expertflow.data.reject import EXCERPT_CHARS, Filtered, Reject
 from expertflow.data.settings import FieldCheck
 
 
@@ -61,9 +62,27 @@ ALL = (
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
-@pytest.mark.parametrize("record", [{}, {"a": None}], ids=["absent", "null"])
-def test_what_is_not_there_is_not_checked(check: FieldCheck, record: dict[str, Any]) -> None:
+def test_null_is_the_business_of_the_template(check: FieldCheck) -> None:
+    record = {"a": None}
     assert build_checks((check,), source="s")(record) is record
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
+def test_a_field_that_no_record_has_is_a_fault(check: FieldCheck) -> None:
+    with pytest.raises(Reject) as caught:
+        build_checks((replace(check, field="x.y"),), source="s")({"a": "1", "x": {}})
+    assert (caught.value.reason, caught.value.field) == ("missing_field", "x.y")
+    assert not isinstance(caught.value, Filtered)
+
+
+def test_a_field_is_found_and_rewritten_by_its_path() -> None:
+    check = FieldCheck(field="x.1.q", check="sql", dialect="mysql", transpile_to="postgres")
+    record = {"x": [{}, {"q": "SELECT `a`", "r": 1}, {}], "y": 2}
+    found = build_checks((check,), source="s")(record)
+    assert found == {"x": [{}, {"q": 'SELECT "a"', "r": 1}, {}], "y": 2}
+    assert record["x"] == [{}, {"q": "SELECT `a`", "r": 1}, {}]
+    flat = {"x.1.q": "SELECT `a`", "x": record["x"]}
+    assert build_checks((check,), source="s")(flat) == {**flat, "x.1.q": 'SELECT "a"'}
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from expertflow.data.checks.registry import build_checks
-from expertflow.data.reject import Filtered
+from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 
 RUN = build_checks((FieldCheck(field="a", check="json_schema", schema_field="s"),), source="s")
@@ -70,9 +70,17 @@ def test_schemas(schema: Any, expected: str | None) -> None:
 
 
 def test_no_schema_field_at_all() -> None:
-    with pytest.raises(Filtered) as caught:
+    with pytest.raises(Reject) as caught:
         RUN({"a": "1"})
-    assert (caught.value.reason, caught.value.field) == ("schema_missing", "s")
+    assert (caught.value.reason, caught.value.field) == ("missing_field", "s")
+
+
+def test_a_schema_may_lie_inside_an_object() -> None:
+    check = FieldCheck(field="a", check="json_schema", schema_field="task.schema")
+    run = build_checks((check,), source="s")
+    run({"a": "1", "task": {"schema": {"type": "integer"}}})
+    with pytest.raises(Filtered, match="json_schema_violation"):
+        run({"a": "1", "task": {"schema": {"type": "string"}}})
 
 
 def test_a_document_that_does_not_parse() -> None:

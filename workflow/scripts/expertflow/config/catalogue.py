@@ -179,11 +179,15 @@ def _git(spec: SourceSpec) -> State:
 
 def _local(spec: SourceSpec) -> State:
     pattern = Path(str(spec.path)).expanduser()
-    paths = [pattern] if pattern.exists() else sorted(map(Path, glob.glob(str(pattern))))  # noqa: PTH207
+    paths = [pattern] if pattern.exists() else sorted(_glob(pattern))
     files = [path for path in paths if path.is_file()]
     if not files:
         return "missing", None, None
     return "found", sum(path.stat().st_size for path in files), _rows(files)
+
+
+def _glob(pattern: Path) -> list[Path]:
+    return [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
 
 
 def _rows(files: list[Path]) -> int | None:

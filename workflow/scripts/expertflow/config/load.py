@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from expertflow.config import validate
+from expertflow.config.idle_keys import refuse_idle_keys
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
 from expertflow.data.checks.registry import build_checks
@@ -132,6 +133,7 @@ def load_expert(
     merged = merge(merged, own)
     where = f"{path} with preset {config['preset']} and overrides"
     validate.check(merged, schemas.expert, where=where)
+    refuse_idle_keys(merged, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     check_contradictions(result, where=where)
     return result
@@ -148,7 +150,7 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
     for benchmark in expert["data"]["benchmarks"]:
-        template_fields(benchmark["text"])
+        _check_template(benchmark["text"], where=f"{where}: benchmark {benchmark['path']}")
         if not Path(benchmark["path"]).is_file():
             raise ConfigError(
                 f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
@@ -157,14 +159,25 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
     task = expert["evaluation"]["task"]
     for source in expert["sources"]:
         for key in ("prompt", "completion", "text"):
-            template_fields(source.get(key) or "")
+            place = f"{where}: source {source['name']}, {key}"
+            _check_template(source.get(key) or "", where=place)
         checks = from_json(tuple[FieldCheck, ...], source["checks"], where=where)
-        build_checks(checks, source=source["name"])
+        try:
+            build_checks(checks, source=source["name"])
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
         if "text" in source and task != "held_out_loss":
             raise ConfigError(
                 f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
                 " none, only text; use held_out_loss, or prompt and completion"
             )
+
+
+def _check_template(template: str, *, where: str) -> None:
+    try:
+        template_fields(template)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _check_training(training: dict[str, Any], where: str) -> None:

@@ -5,8 +5,10 @@ it and into no other.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
 from expertflow.data.settings import (
     BenchmarkSpec,
@@ -14,8 +16,10 @@ from expertflow.data.settings import (
     FetchSpec,
     NearSpec,
     PrepareSpec,
+    SignatureSpec,
     SourceSpec,
 )
+from expertflow.data.shapes import category_name
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import LoraSpec, PlanSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
@@ -42,6 +46,7 @@ def fetch_spec(source: SourceSpec, *, preset: str) -> FetchSpec:
 def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) -> PrepareSpec:
     """Give the settings of ``prepare_shard`` for one source; ``content`` hashes the benchmarks."""
     data = expert["data"]
+    near = _near(data)
     return PrepareSpec(
         source=replace(
             source,
@@ -56,12 +61,8 @@ def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) 
         supervise=data["supervise"],
         evaluation_fields=tuple(sorted(set(expert["evaluation"]["fields"].values()))),
         on_reject=data["on_reject"],
-        max_rejected_fraction=data["max_rejected_fraction"],
-        near=_near(data),
-        benchmarks=tuple(
-            BenchmarkSpec(**benchmark, sha256=content.get(benchmark["path"], ""))
-            for benchmark in data["benchmarks"]
-        ),
+        near=near and SignatureSpec(n_words=near.n_words, n_permutations=near.n_permutations),
+        benchmarks=tuple(_benchmark(benchmark, content) for benchmark in data["benchmarks"]),
     )
 
 
@@ -79,8 +80,20 @@ def deduplicate_spec(expert: Settings) -> DeduplicateSpec:
         weights={s.name: s.weight for s in sources if s.weight != 1.0},
         max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
         max_per_category=cap if isinstance(cap, int) else None,
-        category_caps=cap if isinstance(cap, dict) else {},
+        category_caps={category_name(key): n for key, n in cap.items()}
+        if isinstance(cap, dict)
+        else {},
     )
+
+
+def _benchmark(settings: Settings, content: dict[str, str]) -> BenchmarkSpec:
+    """Pin a benchmark's content, which is listed under the path's one plain spelling."""
+    sha256 = content.get(str(Path(settings["path"])))
+    if sha256 is None:
+        raise ConfigError(
+            f"data.benchmarks names {settings['path']}, which is not there; correct the path"
+        )
+    return BenchmarkSpec(**settings, sha256=sha256)
 
 
 def _near(data: Settings) -> NearSpec | None:
@@ -111,6 +124,7 @@ def packing_spec(expert: Settings) -> PackingSpec:
         packing=training["packing"],
         overflow=training["overflow"],
         seed=training["seed"],
+        max_rejected_fraction=expert["data"]["max_rejected_fraction"],
     )
 
 

@@ -7,9 +7,11 @@ template applied to the texts themselves: a template that trims, strips or branc
 noticed, and taken as it is.
 
 Of an assistant's turn is learned what follows the point where generation would start, up to and
-including the special token that ends the turn.
+including the special token that ends the turn. A chat of which the template leaves something out, a
+turn, a call or a tool, is rejected: nobody would notice what is missing.
 """
 
+import contextlib
 import json
 import re
 from collections import OrderedDict
@@ -22,7 +24,6 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from expertflow.core.errors import DataError
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 
@@ -82,6 +83,7 @@ class ChatTemplate:
                 content=f"\ue0f0{i}\ue0f1" if turn.content else "",
                 learned=turn.learned,
                 tool_calls=turn.tool_calls,
+                tool_call_id=turn.tool_call_id,
             )
             for i, turn in enumerate(body.turns)
         ]
@@ -89,7 +91,9 @@ class ChatTemplate:
         if key not in self._shapes:
             if len(self._shapes) == MAX_SHAPES:
                 self._shapes.popitem(last=False)
-            self._shapes[key] = self._cut(turns, body.tools, self._apply(turns, body.tools))
+            full = self._apply(turns, body.tools)
+            _refuse_omissions(full, turns, body.tools)
+            self._shapes[key] = self._cut(turns, body.tools, full)
         self._shapes.move_to_end(key)
         return self._shapes[key]
 
@@ -132,17 +136,23 @@ class ChatTemplate:
         text_at = full.find(turns[i].content) if _PLACE.fullmatch(turns[i].content) else -1
         start = text_at
         if turns[i].role == "assistant":
-            before = self._apply(turns[:i], tools, generate=True) if i else None
-            if before is not None and full.startswith(before):
-                start = len(before)
+            # Some templates refuse a chat without a turn, or one that ends in a call's result.
+            with contextlib.suppress(Reject):
+                before = self._apply(turns[:i], tools, generate=True)
+                start = len(before) if full.startswith(before) else start
         if start < 0:
             raise Reject("chat_template", f"the template rewrites turn {i + 1}; nothing marks it")
+        behind = max(start, text_at + len(turns[i].content) if text_at >= 0 else 0)
+        ends = [(full[low:high], high) for low, high in special if low >= behind]
         upto = self._apply(turns[: i + 1], tools)
-        ends = [end for _, end in special if end > max(start, text_at)]
         if full.startswith(upto):
-            inside = [end for end in ends if end <= len(upto)]
-            return start, inside[-1] if inside else len(upto)
-        return start, ends[0] if ends else len(full)
+            ends = [end for end in ends if end[1] <= len(upto)]
+            if not ends:
+                return start, len(upto)
+            usual = [high for token, high in ends if token == self.layout.turn_end]
+            # A call may hold special tokens of its own and end in another one.
+            return start, usual[0] if usual else ends[-1][1]
+        return start, ends[0][1] if ends else len(full)
 
     def _apply(
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], *, generate: bool = False
@@ -160,19 +170,27 @@ class ChatTemplate:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
 
 
-def check_template(layout: Layout) -> None:
-    """Refuse a template that does not parse, or that asks for today's date.
-
-    Raises:
-        DataError: with the line of the fault.
-    """
+def template_fault(template: str) -> str | None:
+    """Say what is wrong with a template's syntax, with the line; null where nothing is."""
     try:
-        _environment().from_string(str(layout.chat_template))
+        _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        raise DataError(
-            f"chat template: line {error.lineno}: {error.message}; mend it, or set"
-            " data.chat_template to another one"
-        ) from error
+        return f"line {error.lineno}: {error.message}"
+    return None
+
+
+def _refuse_omissions(full: str, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> None:
+    """Reject a chat of which something does not come out of the template."""
+    for i, turn in enumerate(turns):
+        if turn.content not in full:
+            raise Reject("chat_template", f"the template leaves out turn {i + 1} ({turn.role})")
+        for call in turn.tool_calls:
+            if call.name not in full:
+                raise Reject("chat_template", f"the template leaves out the call in turn {i + 1}")
+    for tool in tools:
+        name = tool.get("function", {}).get("name")
+        if isinstance(name, str) and name not in full:
+            raise Reject("chat_template", "the template leaves out the tools")
 
 
 def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
@@ -182,25 +200,32 @@ def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Give the turns as templates expect them; calls are numbered and results follow in order."""
+    """Give the turns as templates expect them.
+
+    Calls are numbered with nine characters, which is what templates that want an id at all want. A
+    result names the call that the data names, else the first one that has no result yet.
+    """
     messages: list[dict[str, Any]] = []
-    n_calls = n_results = 0
+    numbers: dict[str, str] = {}
+    waiting: list[str] = []
+    n_calls = 0
     for turn in turns:
         message: dict[str, Any] = {"role": turn.role, "content": turn.content}
         if turn.tool_calls:
-            message["tool_calls"] = [
-                {
-                    # Nine characters: what the templates that want an id at all want.
-                    "id": f"call{n_calls + k:05d}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for k, call in enumerate(turn.tool_calls)
-            ]
-            n_calls += len(turn.tool_calls)
+            message["tool_calls"] = []
+        for call in turn.tool_calls:
+            number = f"call{n_calls:05d}"
+            n_calls += 1
+            waiting.append(number)
+            if call.id is not None:
+                numbers[call.id] = number
+            function = {"name": call.name, "arguments": call.arguments}
+            message["tool_calls"].append({"id": number, "type": "function", "function": function})
         if turn.role == "tool":
-            message["tool_call_id"] = f"call{n_results:05d}"
-            n_results += 1
+            number = numbers.get(turn.tool_call_id or "") or (waiting or ["call00000"])[0]
+            if number in waiting:
+                waiting.remove(number)
+            message["tool_call_id"] = number
         messages.append(message)
     return messages
 

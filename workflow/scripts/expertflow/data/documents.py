@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from expertflow.data.hashes import HASH_BYTES
 from expertflow.data.records import Body, ShardRecord, ToolCall, Turn
-from expertflow.data.settings import NearSpec
+from expertflow.data.settings import SignatureSpec
 
 KEEP = pa.schema(
     [
@@ -31,7 +31,7 @@ BATCH_DOCUMENTS = 2000
 BATCH_BYTES = 16 << 20
 
 
-def documents_schema(near: NearSpec | None) -> pa.Schema:
+def documents_schema(near: SignatureSpec | None) -> pa.Schema:
     """Give the layout of documents."""
     columns = [
         ("document_id", pa.string()),
@@ -61,7 +61,7 @@ class NewDocument(NamedTuple):
 class DocumentWriter:
     """Write documents to an Arrow stream, in batches of flat memory."""
 
-    def __init__(self, sink: pa.NativeFile, near: NearSpec | None) -> None:
+    def __init__(self, sink: pa.NativeFile, near: SignatureSpec | None) -> None:
         self.schema = documents_schema(near)
         # Texts shrink to a quarter, and writing them so takes less time than writing them whole.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -166,6 +166,7 @@ def body_from_json(raw: bytes) -> Body:
             content=turn["content"],
             learned=turn["learned"],
             tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
+            tool_call_id=turn["tool_call_id"],
         )
         for turn in value["turns"]
     )

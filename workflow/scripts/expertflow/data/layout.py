@@ -1,12 +1,14 @@
 """Find out how a model writes chats and texts, from the files of its tokenizer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.chat_template import ChatTemplate, check_template
+from expertflow.data.chat_template import ChatTemplate, template_fault
 from expertflow.data.records import Body, Layout, Turn
+from expertflow.data.reject import Reject
 
 TURN_START, TURN_END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML_TOKENS = (TURN_START, TURN_END)
@@ -48,14 +50,16 @@ def read_layout(
     ``choice`` is ``auto`` (the tokenizer's own, else ChatML where it has the marks, else none),
     ``chatml``, or the path of a Jinja file.
 
+    A template that cannot be used is noted as the layout's ``problem``: plain texts need none.
+
     Raises:
         ConfigError: the file is not there.
-        DataError: the tokenizer cannot write the template, or the template does not parse.
+        DataError: the tokenizer has no token that ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")
     added = tokenizer.get("added_tokens", [])
-    special = tuple(sorted(token["content"] for token in added if token.get("special")))
+    special = _names(added, "special")
     template, origin = _choose(directory, settings, choice=choice, special=special)
     bos, eos = _token(settings, "bos_token"), _token(settings, "eos_token")
     text_end = TEXT_END if TEXT_END in special else eos
@@ -64,7 +68,11 @@ def read_layout(
     layout = Layout(
         chat_template=template,
         chat_template_origin=origin,
+        problem=None,
         special_tokens=tuple(sorted({*special, text_end, *filter(None, (bos, eos))})),
+        added_tokens=tuple(t for t in _names(added) if t not in special and not t.isspace()),
+        strip_after=_names(added, "special", "rstrip"),
+        strip_before=_names(added, "special", "lstrip"),
         bos=bos,
         eos=eos,
         text_start=bos if bos and _adds_bos(settings, tokenizer, bos) else None,
@@ -75,12 +83,21 @@ def read_layout(
     return layout if template is None else _with_turn_end(layout)
 
 
+def _names(added: list[dict[str, Any]], *flags: str) -> tuple[str, ...]:
+    """List the added tokens that have all of some flags."""
+    return tuple(sorted(t["content"] for t in added if all(t.get(flag) for flag in flags)))
+
+
 def chatml_layout() -> Layout:
     """Give the layout of a tokenizer that is trained here."""
     return Layout(
         chat_template=CHATML,
         chat_template_origin="chatml",
+        problem=None,
         special_tokens=(TEXT_END, TURN_END, TURN_START),
+        added_tokens=(),
+        strip_after=(),
+        strip_before=(),
         bos=None,
         eos=TURN_END,
         text_start=None,
@@ -125,16 +142,29 @@ def _own_template(directory: Path, settings: dict[str, Any]) -> str | None:
 
 
 def _with_turn_end(layout: Layout) -> Layout:
-    """Find the special token that ends an assistant's turn, by rendering one."""
-    check_template(layout)
-    turns = (
-        Turn(role="user", content="question", learned=False),
-        Turn(role="assistant", content="answer", learned=True),
+    """Find the special token that ends an assistant's turn, by rendering one inside a chat.
+
+    Inside, since some templates write another token after the last turn.
+    """
+    if (fault := template_fault(str(layout.chat_template))) is not None:
+        return replace(layout, problem=f"its chat template does not parse ({fault})")
+    turns = tuple(
+        Turn(role=role, content=role, learned=role == "assistant")
+        for role in ("user", "assistant", "user")
     )
-    atoms = ChatTemplate(layout).atoms(Body(turns=turns))
-    ends = [atom.text for atom in atoms if atom.special and atom.learned]
-    values = {name: getattr(layout, name) for name in Layout.__dataclass_fields__}
-    return Layout(**{**values, "turn_end": ends[-1] if ends else layout.eos})
+    try:
+        atoms = ChatTemplate(layout).atoms(Body(turns=turns))
+    except Reject as reject:
+        return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
+    text = next((i for i, atom in enumerate(atoms) if atom.turn == 1), 0)
+    ends = [atom.text for atom in atoms[text:] if atom.special and atom.learned]
+    if not ends:
+        return replace(
+            layout,
+            problem="its chat template ends an answer with no special token, so that the model"
+            " would not learn to stop; write {{ eos_token }} after the assistant's text",
+        )
+    return replace(layout, turn_end=ends[0])
 
 
 def _adds_bos(settings: dict[str, Any], tokenizer: dict[str, Any], bos: str) -> bool:

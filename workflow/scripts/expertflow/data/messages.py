@@ -3,19 +3,22 @@
 OpenAI (``role``, ``content`` as text or as a list of text parts, ``tool_calls``, the older
 ``function_call``) and ShareGPT (``from``, ``value``) are told apart turn by turn; other names of
 keys and roles are named in the manifest. Learned are the assistant's turns unless a turn says
-otherwise by ``train: true | false`` or ``weight: 0 | 1``.
+otherwise by ``train: true | false`` or ``weight: 0 | 1``. What an assistant thought
+(``reasoning_content`` or ``reasoning``) is put before its answer, between ``<think>`` tags.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
+from expertflow.core.strict_json import parse_json
+from expertflow.data.parse import INT64_MIN, UINT64_MAX
 from expertflow.data.records import ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
 
 CALL_ROLE = "function_call"
+THOUGHTS = ("reasoning_content", "reasoning")
 _NAMES = {
     "system": ("system", "developer"),
     "user": ("user", "human"),
@@ -55,10 +58,25 @@ def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, A
         value = _json(value, str(name), "tools_not_json")
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise Reject("tools_not_a_list", "a list of objects is needed", field=name, value=value)
+    _check_json(value, str(name), "tools_not_json")
     return tuple(
         tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
         for tool in value
     )
+
+
+def without_padding(record: Mapping[str, Any], source: SourceSpec) -> dict[str, Any]:
+    """Drop null keys of turns and tools: a column gives each object all keys of all objects."""
+    names = (source.messages, source.tools)
+    return {key: _without_nulls(v) if key in names else v for key, v in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Turn:
@@ -71,20 +89,36 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
             "unknown_role", "the role is not known; map it under roles", field=place, value=stated
         )
     key = source.content_key or ("content" if "content" in item else "value")
-    if stated == CALL_ROLE and not source.roles:
+    if stated == CALL_ROLE and CALL_ROLE not in source.roles:
         calls, content = _calls(item.get(key), place), ""
+        if not calls:
+            raise Reject("tool_call_without_name", "a call names its tool", field=f"{place}.{key}")
     else:
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
         content = _content(
             item.get(key), f"{place}.{key}", may_be_empty=bool(calls) or role == "tool"
         )
+    if role == "assistant":
+        content = _with_thoughts(item, content, place)
     learned = _override(item, place)
     return Turn(
         role=role,
         content=content,
         learned=(role == "assistant" or supervise_all) if learned is None else learned,
         tool_calls=calls,
+        tool_call_id=_id(item.get("tool_call_id")) if role == "tool" else None,
     )
+
+
+def _with_thoughts(item: dict[str, Any], content: str, place: str) -> str:
+    """Fold what the turn thought into its text, unless the text says it already."""
+    key = next((key for key in THOUGHTS if item.get(key) is not None), None)
+    if key is None:
+        return content
+    thoughts = _content(item[key], f"{place}.{key}", may_be_empty=True)
+    if not thoughts.strip() or "</think>" in content:
+        return content
+    return f"<think>\n{thoughts}\n</think>\n\n{content}"
 
 
 def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
@@ -115,7 +149,7 @@ def _part(part: Any, place: str) -> str:
 
 
 def _calls(value: Any, place: str) -> tuple[ToolCall, ...]:
-    if value is None:
+    if not value:
         return ()
     if isinstance(value, str):
         value = _json(value, place, "tool_call_not_json")
@@ -133,14 +167,42 @@ def _call(call: Any, place: str) -> ToolCall:
         arguments = _json(arguments or "{}", place, "tool_call_not_json")
     if not isinstance(arguments, dict):
         raise Reject("tool_call_not_json", "arguments are an object", field=place, value=arguments)
-    return ToolCall(name=inner["name"], arguments=arguments)
+    found = ToolCall(name=inner["name"], arguments=arguments, id=_id(call.get("id")))
+    _check_json([found.name, found.arguments, found.id], place, "tool_call_not_json")
+    return found
+
+
+def _id(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | int) and value != "" else None
 
 
 def _json(text: str, place: str, reason: str) -> Any:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise Reject(reason, str(error), field=place, value=text) from error
+
+
+def _check_json(value: Any, place: str, reason: str) -> None:
+    """Refuse what a document's JSON cannot hold: columns and escapes know more than JSON does."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo += [*item, *item.values()]
+        elif isinstance(item, list):
+            todo += item
+        elif isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= char <= "\udfff" for char in item):
+                raise Reject(reason, "half of a character", field=place, value=item)
+            if "\0" in item:
+                raise Reject("nul_character", "the text holds U+0000", field=place, value=item)
+        elif isinstance(item, int):
+            if not INT64_MIN <= item <= UINT64_MAX:
+                raise Reject("integer_over_64_bits", "write it as text", field=place, value=item)
+        elif item is not None and not (isinstance(item, float) and math.isfinite(item)):
+            kind = type(item).__name__
+            raise Reject(reason, f"JSON has no such {kind}", field=place, value=item)
 
 
 def _override(item: dict[str, Any], place: str) -> bool | None:

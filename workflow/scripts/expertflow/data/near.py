@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.data.buckets import buckets
-from expertflow.data.settings import NearSpec
+from expertflow.data.settings import NearSpec, SignatureSpec
 from expertflow.data.words import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
 
 Halves = NDArray[np.uint32]
@@ -40,7 +40,7 @@ PAIRS_AT_ONCE = 1 << 13
 class Signer:
     """Make signatures; the same text gives the same bytes on any machine and in any version."""
 
-    def __init__(self, spec: NearSpec) -> None:
+    def __init__(self, spec: SignatureSpec) -> None:
         self.n_words = spec.n_words
         # x -> factor * x + shift modulo 2^32 is one to one when the factor is odd
         self._factors = _half(random_numbers(spec.n_permutations, seed=2))[:, None] | np.uint32(1)

@@ -5,7 +5,7 @@ e-mail addresses, the template, the secret scanner, the overlap with benchmarks.
 is counted under its reason and stands in the shard's ``rejected.jsonl`` with file, line and field.
 """
 
-import math
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,21 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.documents import DocumentWriter, NewDocument
+from expertflow.data.fields import look_up
 from expertflow.data.hashes import group_hash, hash_document, normalised, text_hash
+from expertflow.data.messages import without_padding
 from expertflow.data.read import iter_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
-from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line
+from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line, without_data
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec
-from expertflow.data.shapes import Draft, draft_maker, look_up, text_field
+from expertflow.data.shapes import Draft, category_name, draft_maker, text_field
+
+log = logging.getLogger(__name__)
 
 N_EXAMPLES = 3
-# So many faults show what is wrong with a source that has more than it may have.
-N_ENOUGH = 1000
+# So many rejects of one shard are worth a warning before the whole source is judged.
+N_MANY = 1000
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class Outcome:
         self.rejected[reject.reason] += 1
         if len(self.examples) < N_EXAMPLES:
             self.examples.append(describe(record, reject))
+        if self.rejected.total() == N_MANY:
+            log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
 
 
 class Preparer:
@@ -64,6 +70,8 @@ class Preparer:
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap = _overlap_finder(spec)
         self._sign = _signer(spec)
+        # What is kept out of documents must not stand in logs and lists either.
+        self.private = spec.source.scan_secrets or spec.source.pseudonymise_emails
 
     def wanted(self, record: Mapping[str, Any]) -> bool:
         """Tell whether the record's fields equal the manifest's ``where``."""
@@ -80,6 +88,8 @@ class Preparer:
         record = self._check(record)
         if self.source.pseudonymise_emails:
             record = without_emails(record)
+        if raw.unit == "row" and self.source.messages is not None:
+            record = without_padding(record, self.source)
         draft = self._draft(record)
         if self.source.scan_secrets and (kinds := find_secrets("\n".join(draft.texts))):
             raise Filtered("secret", f"it holds {', '.join(kinds)}")
@@ -89,6 +99,8 @@ class Preparer:
         n_given = draft.n_given or len(texts)
         given, answer = "\n".join(texts[:n_given]), "\n".join(texts[n_given:])
         group, text = hash_document(given, answer)
+        if draft.group is not None:
+            group = group_hash(normalised(draft.group))
         if self.source.group is not None:
             group = group_hash(self._group(record, self.source.group))
         identity = f"{given}\n{answer}"
@@ -123,7 +135,7 @@ class Preparer:
 
     def _category(self, record: Mapping[str, Any]) -> str | None:
         value = look_up(record, str(self.source.category))
-        return str(value) if isinstance(value, str | int | bool) else None
+        return category_name(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Mapping[str, Any]) -> bytes:
         for name in self.spec.evaluation_fields:
@@ -158,14 +170,11 @@ def prepare_shard(
     """Prepare one shard and write its documents and rejects.
 
     Raises:
-        DataError: a record was rejected and the manifest says to stop, or thousands were, and more
-            than the whole source may have. Otherwise that is judged when the shards of a source are
-            put together, so that the answer does not depend on their number and the rejects stay.
+        DataError: a record was rejected and the manifest says to stop. Whether too many were is
+            judged when the shards of a source are put together, so that the answer does not depend
+            on their number and the rejects stay.
     """
     preparer = Preparer(spec)
-    known = [file.n_records for file in source.files]
-    allowed = spec.max_rejected_fraction * sum(filter(None, known))
-    limit = math.inf if None in known else max(allowed, N_ENOUGH)
     with (
         replacing(output) as partial,
         replacing(rejected) as rejected_partial,
@@ -179,8 +188,6 @@ def prepare_shard(
         )
         for raw in records:
             _prepare(raw, preparer, writer, outcome)
-            if outcome.rejected.total() > limit:
-                raise DataError(too_many(spec, outcome, sum(filter(None, known))))
         writer.close()
     return ShardRecord(
         source=plan.source,
@@ -207,30 +214,22 @@ def _prepare(raw: RawRecord, preparer: Preparer, writer: DocumentWriter, outcome
         outcome.n_records += 1
         writer.add(preparer.document(raw, raw.value))
         outcome.n_documents += 1
-    except Reject as reject:
+    except Reject as found:
+        reject = without_data(raw, found) if preparer.private else found
         outcome.stopped(raw, reject)
         if preparer.spec.on_reject == "stop" and not isinstance(reject, Filtered):
             raise DataError(
                 f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or set"
                 " data.on_reject to skip"
-            ) from reject
+            ) from (None if preparer.private else found)
 
 
 def describe(record: RawRecord, reject: Reject) -> str:
     """Say in a few words which record was rejected, and why."""
     place = f" in field {reject.field}" if reject.field else ""
-    value = f", value {reject.value!r}" if reject.value is not None else ""
-    return f"{record.where}: {reject.reason}{place} ({reject.detail}{value})"
-
-
-def too_many(spec: PrepareSpec, outcome: Outcome, n_records: int) -> str:
-    """Say that a source has more faults than the manifest lets pass."""
-    counts = ", ".join(f"{reason} {n}" for reason, n in outcome.rejected.most_common(5))
-    return (
-        f"source {spec.source.name}: at least {outcome.rejected.total()} of {n_records} records"
-        f" rejected ({counts}), first {outcome.examples[0]}; mend the data or the template, or"
-        f" raise data.max_rejected_fraction ({spec.max_rejected_fraction})"
-    )
+    value = f"value {reject.value!r}" if reject.value is not None else ""
+    said = ", ".join(filter(None, (reject.detail, value)))
+    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")
 
 
 def without_emails(value: Any) -> Any:

@@ -127,20 +127,25 @@ class DatasetManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A call that an assistant's turn makes."""
+    """A call that an assistant's turn makes; ``id`` as the data has it, if it has one."""
 
     name: str
     arguments: dict[str, Any]
+    id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of a chat; ``learned`` ones are what the model learns to write."""
+    """One turn of a chat; ``learned`` ones are what the model learns to write.
+
+    ``tool_call_id`` names the call that a tool's turn answers, where the data says so.
+    """
 
     role: str
     content: str
     learned: bool
     tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,14 +174,21 @@ class Segment:
 class Layout:
     """How a model writes chats and texts.
 
-    ``chat_template`` is Jinja; null where the model has none. ``turn_end`` ends an assistant's
-    turn, ``text_end`` a plain text. ``text_special_tokens`` says what becomes of a special token's
-    name inside a text: plain characters, a reason to reject, or the token.
+    ``chat_template`` is Jinja; null where the model has none. ``problem`` says why chats cannot be
+    written with it; plain texts still can. ``turn_end`` ends an assistant's turn, ``text_end`` a
+    plain text. ``added_tokens`` are those that are not special: the tokenizer takes them out of any
+    text. Special tokens in ``strip_after`` and ``strip_before`` swallow the blanks beside them.
+    ``text_special_tokens`` says what becomes of a special token's name inside a text: plain
+    characters, a reason to reject, or the token.
     """
 
     chat_template: str | None
     chat_template_origin: Literal["tokenizer", "manifest", "chatml", "none"]
+    problem: str | None
     special_tokens: tuple[str, ...]
+    added_tokens: tuple[str, ...]
+    strip_after: tuple[str, ...]
+    strip_before: tuple[str, ...]
     bos: str | None
     eos: str | None
     text_start: str | None

@@ -56,6 +56,21 @@ def excerpt(value: Any) -> str | None:
     return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
+# Their details are made by this project, without anything of the record.
+_SAYS_NO_DATA = ("secret", "in_benchmark")
+
+
+def without_data(record: RawRecord, reject: Reject) -> Reject:
+    """Leave out all that a reject quotes of its record; which fault it is and where stays.
+
+    A reader names the fields of its faults by the data's own keys, everything else by the
+    manifest's.
+    """
+    detail = reject.detail if reject.reason in _SAYS_NO_DATA else ""
+    field = None if record.value is None else reject.field
+    return type(reject)(reject.reason, detail, field=field)
+
+
 def reject_line(record: RawRecord, reject: Reject) -> str:
     """Describe a rejected record as one line of ``rejected.jsonl``."""
     return json.dumps(

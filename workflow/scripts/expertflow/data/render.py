@@ -10,7 +10,7 @@ split after "assistant\n", a completion that starts with a newline would get oth
 template as a whole gives.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from expertflow.core.errors import DataError
@@ -27,7 +27,9 @@ class Renderer:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._special = special_pattern(layout.special_tokens)
-        self._template = ChatTemplate(layout) if layout.chat_template is not None else None
+        self._added = special_pattern(layout.added_tokens)
+        usable = layout.chat_template is not None and layout.problem is None
+        self._template = ChatTemplate(layout) if usable else None
         self._is_chatml = layout.chat_template == CHATML
 
     def render(self, body: Body) -> tuple[Segment, ...]:
@@ -39,21 +41,37 @@ class Renderer:
         """
         if self.layout.text_special_tokens == "reject" and self.has_special_text(body):
             raise Reject("special_token_text", "a text holds a special token of the model")
-        return joined(self._parts(self._atoms(body)))
+        segments = joined(self._parts(self._atoms(body)))
+        if self.layout.strip_after or self.layout.strip_before:
+            return stripped(segments, self.layout)
+        return segments
+
+    def text(self, body: Body) -> str:
+        """Give a document as the template writes it, in one string."""
+        return "".join(atom.text for atom in self._atoms(body))
 
     def has_special_text(self, body: Body) -> bool:
-        """Tell whether a text of the document holds what is a special token to the model."""
+        """Tell whether a text of the document holds what is a special token to the model.
+
+        In turns that the assistant does not write, any added token counts: such a text poses as the
+        mark of a call or a thought, and no setting of the tokenizer prevents it.
+        """
         if body.text is not None:
             return self._special.search(body.text) is not None
-        return any(self._special.search(turn.content) for turn in body.turns)
+        return any(
+            self._special.search(turn.content)
+            or (turn.role != "assistant" and self._added.search(turn.content))
+            for turn in body.turns
+        )
 
     def _atoms(self, body: Body) -> Iterable[Atom]:
         if body.text is not None:
             return text_atoms(body.text, self.layout)
         if self._template is None:
+            problem = self.layout.problem or "it has no chat template"
             raise DataError(
-                "the model has no chat template, and the documents are chats; set"
-                " data.chat_template to a file with one, or to chatml"
+                f"the model cannot write chats: {problem}; set data.chat_template to a file with"
+                " one that can, or to chatml"
             )
         if self._is_chatml and not body.tools and not any(t.tool_calls for t in body.turns):
             return chatml_atoms(body)
@@ -124,6 +142,26 @@ def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def stripped(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]:
+    """Leave out the blanks that some special tokens swallow, as the tokenizer does."""
+    result: list[Segment] = []
+    for i, segment in enumerate(segments):
+        if segment.special:
+            result.append(segment)
+            continue
+        n = len(segment.text)
+        low, high = 0, n
+        if i and segments[i - 1].text in layout.strip_after:
+            low = n - len(segment.text.lstrip())
+        if i + 1 < len(segments) and segments[i + 1].text in layout.strip_before:
+            high = max(low, len(segment.text.rstrip()))
+        spans = [(max(a, low) - low, min(b, high) - low) for a, b in segment.learned]
+        learned = tuple(span for span in spans if span[0] < span[1])
+        if low < high:
+            result.append(Segment(segment.text[low:high], learned=learned))
+    return tuple(result)
+
+
 def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
     """Split a chat into what the model is given and what it should write last.
 
@@ -135,7 +173,25 @@ def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], st
     segments = renderer.render(replace(body, turns=turns))
     at = next(i for i, segment in enumerate(segments) if segment.learned)
     start = segments[at].learned[0][0]
-    return (*segments[:at], Segment(segments[at].text[:start])), body.turns[last].content
+    answer = body.turns[last].content
+    if body.turns[last].tool_calls:
+        # What is said is a call, in the layout's words; its last token only ends the turn.
+        said = [s.text[a:b] for s in segments[at:] for a, b in s.learned]
+        answer = "".join(said[:-1]).strip()
+    return (*segments[:at], Segment(segments[at].text[:start])), answer
+
+
+def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
+    """Give the texts between special tokens, for a tokenizer to learn from.
+
+    What cannot be rendered is left out here as it is when documents are tokenised, where it counts.
+    """
+    for body in bodies:
+        try:
+            segments = renderer.render(body)
+        except Reject:
+            continue
+        yield from (segment.text for segment in segments if not segment.special)
 
 
 def question_text(body: Body) -> str:

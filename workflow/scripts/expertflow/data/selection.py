@@ -16,13 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.columns import KEPT, NO_CATEGORY, Columns
+from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.settings import DeduplicateSpec
 from expertflow.data.words import Hashes, mix, random_numbers
 
 Rows = NDArray[np.int64]
 
 RULES = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
+# The settings that the rules go by, as the manifest names them.
+LIMITS = {
+    "over_source_cap": "max_documents of the sources",
+    "over_category_cap": "data.max_per_category",
+    "below_weight": "weight of the sources",
+    "over_max_documents": "data.max_documents",
+}
 # Rows handled at once, so that memory stays flat beside the columns.
 LOT = 1 << 20
 N_PLACES = 1 << 64
@@ -114,19 +121,33 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     least one is left: a run on two records still tells what it learned.
 
     Raises:
-        DataError: there are fewer than two groups.
+        DataError: there are fewer than two groups; says whether a limit is the reason.
     """
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))
     most = int(np.max(columns.group, where=kept, initial=np.uint64(0)))
     if least >= most:
         n = int(kept.sum())
+        if limits := _binding_limits(columns):
+            raise DataError(
+                f"{expert}: {n} documents are left after caps; raise"
+                f" {' and '.join(limits)}, so that one can be held out"
+            )
         raise DataError(
             f"{expert}: {n} documents are too few to hold one out;"
             + (" all are of one group;" if n > 1 else "")
             + f" add records, or check what was rejected in results/{expert}/documents/"
         )
     return min(max(math.ceil(fraction * N_PLACES), least + 1), most)
+
+
+def _binding_limits(columns: Columns) -> list[str]:
+    """Name the settings that cut documents, if enough groups were there before."""
+    chosen = [STATUS.index(rule) for rule in RULES]
+    groups = columns.group[(columns.status == KEPT) | np.isin(columns.status, chosen)]
+    if len(groups) == 0 or groups.min() == groups.max():
+        return []
+    return [LIMITS[rule] for rule in RULES if (columns.status == STATUS.index(rule)).any()]
 
 
 def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:

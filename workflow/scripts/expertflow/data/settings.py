@@ -75,16 +75,22 @@ class FetchSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NearSpec:
-    """When two documents are nearly equal: MinHash over runs of ``n_words`` words.
+class SignatureSpec:
+    """How a document is signed: MinHash over runs of ``n_words`` words."""
+
+    n_words: int
+    n_permutations: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NearSpec(SignatureSpec):
+    """When two documents are nearly equal.
 
     ``threshold`` is the share of runs that both have, 0-1 (Jaccard), as ``n_permutations`` hashes
     estimate it.
     """
 
     threshold: float
-    n_words: int
-    n_permutations: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +116,7 @@ class PrepareSpec:
     supervise: Literal["completion", "all"]
     evaluation_fields: tuple[str, ...]
     on_reject: Literal["skip", "stop"]
-    max_rejected_fraction: float
-    near: NearSpec | None
+    near: SignatureSpec | None
     benchmarks: tuple[BenchmarkSpec, ...]
 
 

@@ -16,6 +16,7 @@ import orjson
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.documents import body_to_json
+from expertflow.data.fields import MISSING, look_up
 from expertflow.data.messages import read_tools, read_turns
 from expertflow.data.records import Body, Turn
 from expertflow.data.reject import Reject
@@ -23,18 +24,19 @@ from expertflow.data.settings import PrepareSpec
 
 Record = Mapping[str, Any]
 OPTIONAL = "?"
-_MISSING = object()
 
 
 class Draft(NamedTuple):
     """What a record says: its texts, of which the first ``n_given`` are given, the others answer.
 
-    ``body`` is the JSON of a ``Body``.
+    ``body`` is the JSON of a ``Body``. ``group`` is the text whose equals lie on one side of the
+    split; null: all that is given.
     """
 
     texts: tuple[str, ...]
     n_given: int
     body: bytes
+    group: str | None = None
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
@@ -63,8 +65,12 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
         if system is not None and turns[0].role != "system":
             turns = (system, *turns)
         body = Body(turns=turns, tools=read_tools(record, source.tools))
-        texts = tuple(_said(turn) for turn in turns)
-        return Draft(texts, last_answer(body), body_to_json(body))
+        texts = [_said(turn) for turn in turns]
+        n_given = last_answer(body)
+        if body.tools:
+            texts.insert(0, json.dumps(body.tools, ensure_ascii=False))
+            n_given += 1
+        return Draft(tuple(texts), n_given, body_to_json(body), _question(body))
 
     return make_chat
 
@@ -99,8 +105,17 @@ def last_answer(body: Body) -> int:
     return (answers or learned)[-1]
 
 
+def _question(body: Body) -> str:
+    """Give what a chat begins with: its later turns and its system prompt are often varied."""
+    asked = (turn.content for turn in body.turns if turn.role == "user")
+    others = (_said(turn) for turn in body.turns if turn.role != "system")
+    return next(asked, None) or next(others, None) or _said(body.turns[0])
+
+
 def _said(turn: Turn) -> str:
-    calls = (f"{call.name} {json.dumps(call.arguments)}" for call in turn.tool_calls)
+    calls = (
+        f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}" for call in turn.tool_calls
+    )
     return "\n".join((turn.content, *calls))
 
 
@@ -146,9 +161,13 @@ def template_fields(template: str) -> list[str]:
         raise ConfigError(
             f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
         ) from error
-    for _, name, spec, _ in places:
+    for _, name, spec, conversion in places:
         if not name:
             raise ConfigError(f"template {template!r}: a place has no name; write {{field}}")
+        if conversion is not None:
+            raise ConfigError(
+                f"template {template!r}: !{conversion} has no effect; write {{{name}}}"
+            )
         if spec not in FORMATS:
             known = ", ".join(filter(None, FORMATS))
             raise ConfigError(f"template {template!r}: no format {spec!r}; it may be {known}")
@@ -157,31 +176,35 @@ def template_fields(template: str) -> list[str]:
 
 def text_field(record: Record, name: str) -> str:
     """Give a field that must hold text, by its name in a template."""
-    value = record.get(name, _MISSING)
+    value = record.get(name, MISSING)
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
     optional = name.endswith(OPTIONAL)
     path = name.removesuffix(OPTIONAL)
-    if value is _MISSING:
+    if value is MISSING:
         value = look_up(record, path)
-    if optional and (value is _MISSING or value is None or value == ""):
+    if optional and (value is MISSING or value is None or value == ""):
         return ""
     return _checked_text(value, path)
 
 
 def json_field(record: Record, name: str) -> str:
     """Write a field of any type as JSON."""
-    value = look_up(record, name.removesuffix(OPTIONAL))
-    if value is _MISSING:
-        return "" if name.endswith(OPTIONAL) else _checked_text(value, name)
-    return json.dumps(value, ensure_ascii=False)
+    path = name.removesuffix(OPTIONAL)
+    value = look_up(record, path)
+    if value is MISSING:
+        return "" if name.endswith(OPTIONAL) else _checked_text(value, path)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Reject("not_json", str(error), field=path) from error
 
 
 def lines_field(record: Record, name: str) -> str:
     """Write a list of texts, one a line."""
     path = name.removesuffix(OPTIONAL)
     value = look_up(record, path)
-    if name.endswith(OPTIONAL) and (value is _MISSING or not value):
+    if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
     if not isinstance(value, list) or not value:
         raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
@@ -195,23 +218,14 @@ FORMATS: dict[str, Callable[[Record, str], str]] = {
 }
 
 
-def look_up(record: Record, path: str) -> Any:
-    """Give the value under a field's name or dotted path; a marker where there is none."""
-    if path in record:
-        return record[path]
-    value: Any = record
-    for part in path.split("."):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return _MISSING
-    return value
+def category_name(value: str | float) -> str:
+    """Name a category by its value: a whole number is the same however it is written."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_whole else value)
 
 
 def _checked_text(value: Any, path: str) -> str:
-    if value is _MISSING:
+    if value is MISSING:
         raise Reject("missing_field", f"the record has no field {path!r}", field=path)
     if value is None:
         raise Reject("null_field", "text is needed and the field is null", field=path)

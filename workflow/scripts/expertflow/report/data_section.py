@@ -12,13 +12,14 @@ def data_section(inputs: ReportInputs) -> dict[str, Any]:
     rows = packing.train
     n_cells = rows.n_tokens + rows.n_padding_tokens
     n_seen = training.n_tokens + training.n_padding_tokens
+    n_refused = sum(packing.n_dropped_by_reason.values())
     counts = {source.source: source for source in documents.sources}
     return {
         "records": documents.n_records,
-        "documents": documents.n_documents,
-        "documents_train": documents.n_train,
+        "documents": documents.n_documents - n_refused,
+        "documents_train": documents.n_train - n_refused + packing.n_dropped_held_out,
         "documents_train_copies": documents.n_train_copies,
-        "documents_held_out": documents.n_held_out,
+        "documents_held_out": documents.n_held_out - packing.n_dropped_held_out,
         "documents_with_special_text": packing.n_special_text_documents,
         "rejected_by_reason": documents.n_rejected_by_reason,
         "filtered_by_reason": documents.n_filtered_by_reason,

@@ -1,6 +1,8 @@
 """The tokenizer behind one small face: texts in, lists of ids out, special tokens never parsed."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -25,8 +27,17 @@ class Engine:
         if not path.is_file():
             raise DataError(f"{path}: no such tokenizer; the model needs a {TOKENIZER_FILE}")
         self.sha256 = sha256_file(path)
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        self._tokenizer = tokenizers.Tokenizer.from_str(
+            without_first_blank(path.read_text(encoding="utf-8"))
+        )
         self._tokenizer.encode_special_tokens = True
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Encode a text in which the names of special tokens mean the tokens."""
+        self._tokenizer.encode_special_tokens = False
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._tokenizer.encode_special_tokens = True
+        return ids
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, adding nothing before or after them."""
@@ -51,3 +62,27 @@ class Engine:
                 " whose tokenizer knows ChatML, e.g. of the Qwen family"
             )
         return token_id
+
+
+def without_first_blank(settings: str) -> str:
+    """Let no text get the blank that some tokenizers put before the first word of an input.
+
+    Encoded by itself, every stretch of a document would count as an input of its own. Documents of
+    such models begin with a special token, so none of their texts is the first.
+    """
+    if '"prepend_scheme"' not in settings or '"first"' not in settings:
+        return settings
+
+    def mended(value: Any) -> Any:
+        if isinstance(value, dict):
+            value = {key: mended(item) for key, item in value.items()}
+            return {**value, "prepend_scheme": "never"} if _puts_blank_first(value) else value
+        return [mended(item) for item in value] if isinstance(value, list) else value
+
+    state = json.loads(settings)
+    state["pre_tokenizer"] = mended(state["pre_tokenizer"])
+    return json.dumps(state, ensure_ascii=False)
+
+
+def _puts_blank_first(value: dict[str, Any]) -> bool:
+    return value.get("type") == "Metaspace" and value.get("prepend_scheme") == "first"

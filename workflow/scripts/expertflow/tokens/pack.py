@@ -47,6 +47,7 @@ def pack_sequences(
     Raises:
         DataError: there is nothing to pack, or overflow drops every document.
     """
+    dropped = check_dropped(shards, spec.max_rejected_fraction)
     train, held_out = read_shards(shards)
     lengths = train.lengths + held_out.lengths
     if not lengths or max(lengths) == 0:
@@ -62,9 +63,6 @@ def pack_sequences(
                 f"{expert}: the {name} rows hold nothing to learn at {length} tokens; raise"
                 f" max_seq_length, or set overflow to split (it is {spec.overflow})"
             )
-    dropped: Counter[str] = Counter()
-    for shard in shards:
-        dropped.update(shard.n_dropped_by_reason)
     return PackingRecord(
         expert=expert,
         packing=spec.packing,
@@ -76,6 +74,7 @@ def pack_sequences(
         engine_version=shards[0].engine_version,
         tokenizer_sha256=shards[0].tokenizer_sha256,
         n_special_text_documents=sum(shard.n_special_text_documents for shard in shards),
+        n_dropped_held_out=sum(shard.n_dropped_held_out for shard in shards),
         n_dropped_by_reason=dict(sorted(dropped.items())),
         samples=tuple(sample for shard in shards for sample in shard.samples)[:N_SAMPLES],
         train=packed["train"],
@@ -83,6 +82,31 @@ def pack_sequences(
         histogram=histogram(lengths),
         choices=tuple(length_choice(lengths, choice) for choice in LENGTHS),
     )
+
+
+def check_dropped(shards: list[TokenShardRecord], max_fraction: float) -> Counter[str]:
+    """Count by reason the documents that the model cannot be given.
+
+    Raises:
+        DataError: they are more of one source than may be rejected.
+    """
+    total: Counter[str] = Counter()
+    for source in dict.fromkeys(shard.source for shard in shards):
+        own = [shard for shard in shards if shard.source == source]
+        dropped: Counter[str] = Counter()
+        for shard in own:
+            dropped.update(shard.n_dropped_by_reason)
+        n_documents = dropped.total() + sum(shard.n_different_documents for shard in own)
+        if dropped.total() > max_fraction * n_documents:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in dropped.most_common())
+            first = next(example for shard in own for example in shard.dropped_examples)
+            raise DataError(
+                f"source {source}: the model's chat template cannot write {dropped.total()} of"
+                f" {n_documents} documents ({reasons}), first {first}; set data.chat_template to"
+                " one that can, or mend the data"
+            )
+        total.update(dropped)
+    return total
 
 
 def read_shards(shards: list[TokenShardRecord]) -> tuple[SplitTokens, SplitTokens]:

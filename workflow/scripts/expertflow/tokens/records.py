@@ -37,6 +37,7 @@ class DecodedSample:
 class TokenShardRecord:
     """Token ids of the kept documents of one shard.
 
+    ``n_documents`` counts each as often as an epoch sees it, ``n_different_documents`` once.
     ``n_special_text_documents`` hold in a text what is a special token to the model. Dropped are
     documents that the model's chat template cannot write, or that the policy on such texts rejects.
     """
@@ -48,8 +49,11 @@ class TokenShardRecord:
     n_documents: int
     n_tokens: int
     n_supervised_tokens: int
+    n_different_documents: int
     n_special_text_documents: int
+    n_dropped_held_out: int
     n_dropped_by_reason: dict[str, int]
+    dropped_examples: tuple[str, ...]
     samples: tuple[DecodedSample, ...]
     engine: str
     engine_version: str
@@ -58,12 +62,17 @@ class TokenShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingSpec:
-    """Settings of ``pack_sequences``. Null ``sequence_length_tokens`` lets packing choose."""
+    """Settings of ``pack_sequences``. Null ``sequence_length_tokens`` lets packing choose.
+
+    ``max_rejected_fraction`` of a source's documents may be dropped because the model's chat
+    template cannot write them.
+    """
 
     sequence_length_tokens: int | None
     packing: Literal["bfd", "concat", "none"]
     overflow: Literal["split", "truncate", "drop"]
     seed: int
+    max_rejected_fraction: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +133,7 @@ class PackingRecord:
     engine_version: str
     tokenizer_sha256: str
     n_special_text_documents: int
+    n_dropped_held_out: int
     n_dropped_by_reason: dict[str, int]
     samples: tuple[DecodedSample, ...]
     train: PackedSplit

@@ -20,7 +20,7 @@ from expertflow.tokens.tokenise import TokenisedDocument, tokenise
 
 log = logging.getLogger(__name__)
 BATCH_DOCUMENTS = 1000
-N_SAMPLES = 3
+N_SAMPLES = N_EXAMPLES = 3
 SAMPLE_TOKENS = 400
 
 
@@ -31,7 +31,9 @@ class ShardTokeniser:
         self.engine = engine
         self._renderer = Renderer(layout)
         self.dropped: Counter[str] = Counter()
-        self.n_special_text = self.n_documents = self.n_tokens = self.n_supervised = 0
+        self.dropped_examples: list[str] = []
+        self.n_dropped_held_out = self.n_different = self.n_special_text = 0
+        self.n_documents = self.n_tokens = self.n_supervised = 0
         self.samples: list[DecodedSample] = []
 
     def batch(self, documents: list[Document]) -> pa.RecordBatch:
@@ -42,14 +44,22 @@ class ShardTokeniser:
             try:
                 rendered.append((document, self._renderer.render(document.body)))
             except Reject as reject:
-                self.dropped[reject.reason] += 1
-                log.warning("%s: %s (%s)", document.document_id, reject.reason, reject.detail)
+                self._drop(document, reject)
+        self.n_different += len(rendered)
         tokenised = tokenise([segments for _, segments in rendered], self.engine)
         pairs = [(document, t) for (document, _), t in zip(rendered, tokenised, strict=True)]
         for document, tokens in pairs:
             if len(self.samples) < N_SAMPLES and not document.held_out:
                 self.samples.append(sample(document.document_id, tokens, self.engine))
         return self._record_batch([p for p in pairs for _ in range(p[0].n_copies)])
+
+    def _drop(self, document: Document, reject: Reject) -> None:
+        self.dropped[reject.reason] += 1
+        self.n_dropped_held_out += document.held_out
+        said = f"{document.document_id}: {reject.reason} ({reject.detail})"
+        log.warning("%s", said)
+        if len(self.dropped_examples) < N_EXAMPLES:
+            self.dropped_examples.append(said)
 
     def _record_batch(self, pairs: list[tuple[Document, TokenisedDocument]]) -> pa.RecordBatch:
         self.n_documents += len(pairs)
@@ -91,8 +101,11 @@ def pretokenize_shard(
         n_documents=tokeniser.n_documents,
         n_tokens=tokeniser.n_tokens,
         n_supervised_tokens=tokeniser.n_supervised,
+        n_different_documents=tokeniser.n_different,
         n_special_text_documents=tokeniser.n_special_text,
+        n_dropped_held_out=tokeniser.n_dropped_held_out,
         n_dropped_by_reason=dict(sorted(tokeniser.dropped.items())),
+        dropped_examples=tuple(tokeniser.dropped_examples),
         samples=tuple(tokeniser.samples),
         engine=engine.name,
         engine_version=engine.version,

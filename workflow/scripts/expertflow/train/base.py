@@ -3,13 +3,18 @@
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.data.layout import read_layout
+from expertflow.data.records import Body, Layout, Turn
+from expertflow.data.render import Renderer
 from expertflow.plan.records import ModelFacts
+from expertflow.tokens.engine import Engine
+from expertflow.tokens.tokenise import tokenise
 from expertflow.train.records import ModelRecord, ModelSpec
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -56,9 +61,27 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         tokenizer_sha256=sha256_file(path / TOKENIZER_FILES[0]),
         weights_sha256=sha256_json([sha256_file(file) for file in weights]),
-        layout=read_layout(
-            path, choice=spec.chat_template, text_special_tokens=spec.text_special_tokens
-        ),
+        layout=checked_layout(path, spec),
+    )
+
+
+def checked_layout(directory: Path, spec: ModelSpec) -> Layout:
+    """Read how the model writes chats; compare one with how its tokenizer reads the whole of it."""
+    layout = read_layout(
+        directory, choice=spec.chat_template, text_special_tokens=spec.text_special_tokens
+    )
+    if layout.chat_template is None or layout.problem is not None:
+        return layout
+    turns = tuple(
+        Turn(role=role, content=text, learned=role == "assistant")
+        for role, text in (("user", "What is 2 + 2?"), ("assistant", "It is 4.")) * 2
+    )
+    renderer, engine = Renderer(layout), Engine(directory)
+    (in_parts,) = tokenise([renderer.render(Body(turns=turns))], engine)
+    if in_parts.ids == engine.encode_whole(renderer.text(Body(turns=turns))):
+        return layout
+    return replace(
+        layout, problem="its tokenizer reads a whole chat otherwise than its parts one by one"
     )
 
 

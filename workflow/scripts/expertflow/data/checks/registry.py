@@ -6,6 +6,8 @@ from typing import Any
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks import cypher, natural, schema, sql, structured, typescript
 from expertflow.data.checks.faults import Check, settings_error
+from expertflow.data.fields import MISSING, look_up, replaced
+from expertflow.data.reject import Reject
 from expertflow.data.settings import CheckName, FieldCheck
 
 _Builder = Callable[[FieldCheck, str], Check]
@@ -37,9 +39,10 @@ def build_checks(
     """Build a function that returns the record it is given, or raises ``Filtered``.
 
     Checks run in the order given and the first that fails decides. Where one rewrites a field, the
-    record is copied; the one passed in is never changed. A field that is absent or null is not
-    checked: whether it may be is the template's business. Building reads no data and imports no
-    parser, so it can be done while the workflow is read.
+    record is copied; the one passed in is never changed. A field is named as in a template. One
+    that is null is not checked: whether it may be is the template's business. One that is absent is
+    a ``Reject``: no other name of a field would ever be noticed. Building reads no data and imports
+    no parser, so it can be done while the workflow is read.
 
     Raises:
         ConfigError: a setting that a check cannot use; names source, check and field.
@@ -48,12 +51,14 @@ def build_checks(
 
     def run_checks(record: dict[str, Any]) -> dict[str, Any]:
         for field, run in built:
-            value = record.get(field)
+            value = look_up(record, field)
+            if value is MISSING:
+                raise Reject("missing_field", "a check needs this field", field=field)
             if value is None:
                 continue
             checked = run(value, record)
             if checked is not value and checked != value:
-                record = {**record, field: checked}
+                record = replaced(record, field, checked)
         return record
 
     return run_checks

@@ -8,7 +8,8 @@ from typing import Any
 from expertflow.core.strict_json import parse_json
 from expertflow.data.checks.faults import Check, clip, settings_error
 from expertflow.data.checks.structured import read_json
-from expertflow.data.reject import Filtered
+from expertflow.data.fields import MISSING, look_up
+from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 
 # Schemas kept compiled: checking one against its draft takes 3 ms.
@@ -51,7 +52,9 @@ def build(check: FieldCheck, source: str) -> Check:
     validators = _Validators()
 
     def run(value: Any, record: dict[str, Any]) -> Any:
-        schema = record.get(schema_field)
+        schema = look_up(record, schema_field)
+        if schema is MISSING:
+            raise Reject("missing_field", "a check needs the schema in it", field=schema_field)
         if schema is None:
             raise Filtered("schema_missing", "the record has no schema", field=schema_field)
         instance = read_json(check, value)

@@ -127,12 +127,30 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
 
 
 def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
-    """Convert to Python; where a text is no UTF-8, row by row, to find which."""
+    """Convert to Python; where a value has no counterpart there, row by row, to find which."""
+    import pyarrow as pa
+
     try:
         values: list[dict[str, Any] | Reject] = batch.to_pylist()
         return values
-    except UnicodeDecodeError as error:
+    except pa.ArrowException:
+        raise
+    except (OverflowError, ValueError):
         if batch.num_rows == 1:
-            return [Reject("not_utf8", error.reason, value=repr(error.object[:60]))]
+            return [_value_fault(batch)]
         half = batch.num_rows // 2
         return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
+
+
+def _value_fault(row: Any) -> Reject:
+    """Name the column of a row that Python cannot hold: no UTF-8, or a date out of range."""
+    for name in row.schema.names:
+        try:
+            row.column(name).to_pylist()
+        except UnicodeDecodeError as error:
+            shown = repr(error.object[:60])
+            return Reject("not_utf8", error.reason, field=name, value=shown)
+        except (OverflowError, ValueError) as error:
+            kind = row.schema.field(name).type
+            return Reject("not_json", f"a {kind} out of range ({error})", field=name)
+    raise AssertionError("a row fails and all of its columns pass")
