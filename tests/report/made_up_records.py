@@ -137,7 +137,8 @@ def make_packing() -> PackingRecord:
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
         length_reason="the shortest of the choices that holds 99 % of documents whole", seed=1,
         engine="tokenizers", engine_version="0.22.1", tokenizer_sha256="3c" * 32,
-        n_special_text_documents=2, n_dropped_held_out=0, n_dropped_by_reason={}, samples=(SAMPLE,), train=train,
+        n_special_text_documents=2, n_dropped_held_out=0, n_dropped_by_reason={},
+        samples=(SAMPLE,), train=train,
         held_out=replace(train, path="packed/held_out.arrow", n_documents=200),
         histogram=LengthHistogram(
             edges=edges, counts=counts, p50=341, p90=796, p99=1_388, max=1_591
