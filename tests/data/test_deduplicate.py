@@ -239,7 +239,7 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_records": 0}, "source t: none of its 0 records is left; mend the data"),
+        ({"n_records": 0}, "source t: no record was taken; correct its where"),
         ({"n_records": 9, "n_filtered_by_reason": {"sql": 2, "length": 7}},
          "source t: none of its 9 records is left: length 7, sql 2; see results/e/documents/t/"),
     ],

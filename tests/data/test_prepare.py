@@ -156,7 +156,7 @@ def test_a_group_is_a_field_or_the_question(tmp_path: Path) -> None:
     assert missing.n_rejected_by_reason == {"no_group": 2}
 
 
-CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools", category="c")
+CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools")
 
 
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
@@ -210,7 +210,7 @@ def test_nulls_of_columns_are_no_keys(tmp_path: Path) -> None:
 def test_categories_are_named_by_their_value(tmp_path: Path) -> None:
     values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
     path = write(tmp_path / "r.jsonl", *[{"turns": say("a", "b"), "c": c} for c in values])
-    names = column(prepare(path, replace(SPEC, source=CHAT)), "category")
+    names = column(prepare(path, replace(SPEC, source=replace(CHAT, category="c"))), "category")
     assert names == ["1", "1", "1", "1.5", "True", None, None]
 
 
@@ -279,3 +279,9 @@ def test_any_number_of_shards_gives_the_same_documents(
         assert sum(shard.n_rejected_by_reason.get("missing_field", 0) for shard in shards) == 1
     again = prepare(path, spec)
     assert again.sha256 == prepare(path, spec).sha256
+
+
+def test_a_category_that_is_misspelt_is_no_silent_cap(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", {"turns": say("a", "b"), "lang": "de"})
+    record = prepare(path, replace(SPEC, source=replace(CHAT, category="lnag")))
+    assert record.n_rejected_by_reason == {"missing_field": 1}

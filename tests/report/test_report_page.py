@@ -91,7 +91,7 @@ def test_sections_are_in_order(gpu_page: str) -> None:
 
 def test_preset_is_said(gpu_page: str, cpu_page: str) -> None:
     assert "preset full" in gpu_page and "simulated hardware readings" in gpu_page
-    assert "Demo preset: a small random model on generated data" in cpu_page
+    assert "Demo preset: a small model and few steps" in cpu_page
     assert "Demo preset" not in gpu_page
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
+from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert, read_yaml
 from expertflow.config.specs import source_specs
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
@@ -92,7 +92,8 @@ def _uses(
     problems: dict[str, None] = {}
     for preset in presets:
         settings = load_config({**config, "preset": preset}, schemas)
-        for name in settings["experts"]:
+        own = {path.stem for path in Path("config/experts").glob("*") if path.suffix in SUFFIXES}
+        for name in dict.fromkeys([*settings["experts"], *sorted(own)]):
             try:
                 expert = load_expert(
                     name,

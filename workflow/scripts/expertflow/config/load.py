@@ -156,6 +156,13 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
                 f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
                 " the path"
             )
+    template = expert["data"]["chat_template"]
+    if template not in ("auto", "chatml") and not Path(template).expanduser().is_file():
+        raise ConfigError(
+            f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
+            " chatml, or the path of a Jinja file"
+        )
+    _check_task(expert["evaluation"], where)
     task = expert["evaluation"]["task"]
     for source in expert["sources"]:
         for key in ("prompt", "completion", "text"):
@@ -178,6 +185,19 @@ def _check_template(template: str, *, where: str) -> None:
         template_fields(template)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_task(evaluation: dict[str, Any], where: str) -> None:
+    """Refuse a task without what it reads: training would be over before it is missed."""
+    for task, key, name in (
+        ("sql_execution", "artefacts", "database"),
+        ("json_schema", "fields", "schema"),
+    ):
+        if evaluation["task"] == task and name not in evaluation[key]:
+            raise ConfigError(
+                f"{where}: evaluation.task {task} reads evaluation.{key}.{name}, which is not set;"
+                " set it, or use another task"
+            )
 
 
 def _check_training(training: dict[str, Any], where: str) -> None:

@@ -76,6 +76,11 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
             f" {_by_size(rejected)}{first}; {see}; mend the data or the template, or raise"
             f" data.max_rejected_fraction ({spec.max_rejected_fraction})"
         )
+    if not n_records:
+        raise DataError(
+            f"source {name}: no record was taken; correct its where, which must equal the fields'"
+            " values and their types, or its path"
+        )
     if not any(shard.n_documents for shard in shards):
         lost = rejected + _sum(shard.n_filtered_by_reason for shard in shards)
         why = f": {_by_size(lost)}{first}; {see}" if lost else ""

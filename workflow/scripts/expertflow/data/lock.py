@@ -17,6 +17,7 @@ from expertflow.core.records import to_json
 from expertflow.data.records import ExpertLock, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import git, hub, local
+from expertflow.data.sources.git_options import GitOptions
 
 log = logging.getLogger(__name__)
 SLOW_HASH_BYTES = 1 << 30
@@ -138,6 +139,10 @@ def _lock_hub(source: SourceSpec) -> SourceLock:
 
 def _lock_git(source: SourceSpec) -> SourceLock:
     path = Path(str(source.path)).expanduser()
+    try:
+        GitOptions.from_manifest(source.options)
+    except DataError as error:
+        raise DataError(f"source {source.name}: {error}") from error
     if not path.exists():
         raise DataError(f"source {source.name}: no repository at {path}; correct the source's path")
     return SourceLock(

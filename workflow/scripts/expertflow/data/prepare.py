@@ -19,7 +19,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.documents import DocumentWriter, NewDocument
-from expertflow.data.fields import look_up
+from expertflow.data.fields import MISSING, look_up
 from expertflow.data.hashes import group_hash, hash_document, normalised, text_hash
 from expertflow.data.messages import without_padding
 from expertflow.data.read import iter_shard
@@ -134,7 +134,10 @@ class Preparer:
         return str(value)
 
     def _category(self, record: Mapping[str, Any]) -> str | None:
-        value = look_up(record, str(self.source.category))
+        name = str(self.source.category)
+        value = look_up(record, name)
+        if value is MISSING:
+            raise Reject("missing_field", "the category's field is not there", field=name)
         return category_name(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Mapping[str, Any]) -> bytes:

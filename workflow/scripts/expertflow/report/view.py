@@ -191,6 +191,6 @@ def preset_note(report: Report) -> str:
     if report["run"]["preset"] != "demo":
         return ""
     return (
-        "Demo preset: a small random model on generated data. It shows that the chain works and "
-        "learns; its figures say nothing about a full model."
+        "Demo preset: a small model and few steps. It shows that the chain works and learns; its "
+        "figures say nothing about a full model."
     )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from expertflow.core.files import sha256_file
 from expertflow.tokens import packing as plan
 from expertflow.tokens.arrow import ROWS_FILE, PackedRow, write_rows
 from expertflow.tokens.records import (
+    DecodedSample,
     LengthChoice,
     LengthHistogram,
     PackedSplit,
@@ -76,7 +78,7 @@ def pack_sequences(
         n_special_text_documents=sum(shard.n_special_text_documents for shard in shards),
         n_dropped_held_out=sum(shard.n_dropped_held_out for shard in shards),
         n_dropped_by_reason=dict(sorted(dropped.items())),
-        samples=tuple(sample for shard in shards for sample in shard.samples)[:N_SAMPLES],
+        samples=choose_samples(shards),
         train=packed["train"],
         held_out=packed["held_out"],
         histogram=histogram(lengths),
@@ -107,6 +109,15 @@ def check_dropped(shards: list[TokenShardRecord], max_fraction: float) -> Counte
             )
         total.update(dropped)
     return total
+
+
+def choose_samples(shards: list[TokenShardRecord]) -> tuple[DecodedSample, ...]:
+    """Show documents of as many sources as there are places."""
+    by_source: dict[str, list[DecodedSample]] = {}
+    for shard in shards:
+        by_source.setdefault(shard.source, []).extend(shard.samples)
+    in_turn = zip_longest(*by_source.values())
+    return tuple(s for samples in in_turn for s in samples if s is not None)[:N_SAMPLES]
 
 
 def read_shards(shards: list[TokenShardRecord]) -> tuple[SplitTokens, SplitTokens]:

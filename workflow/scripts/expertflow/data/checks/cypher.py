@@ -31,6 +31,7 @@ _FINAL_WORDS = frozenset(_FINAL.split())
 # break off. This many take about a second. Of 4,474 queries of text2cypher that parse, 99 % take
 # fewer than 1,900 and the worst 13,588; `NOT (NOT (NOT (NOT (1))))` is right and takes too many.
 MAX_STEPS = 50_000
+_WANTED = re.compile(r"[,;.]?\s*[Ee]xpected one of \[[^\]]*\]")
 _PLACE = re.compile(r"\s*Line (\d+), Col: (\d+)\.")
 # What graphglot raises besides its own errors, on queries cut off and on odd numbers (`1.e`).
 _BREAKDOWNS = (
@@ -119,6 +120,8 @@ class _Parsing:
 def _words(error: Exception) -> str:
     """Take the first line of what graphglot says, the place first: the lines below quote it all."""
     first = next(iter(str(error).splitlines()), "")
+    # What it would have expected is listed in no fixed order.
+    first = _WANTED.sub("", first)
     place = _PLACE.search(first)
     if place is None:
         return clip(first)

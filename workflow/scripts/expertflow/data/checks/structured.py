@@ -19,10 +19,12 @@ def build(check: FieldCheck, _: str) -> Check:
 
 
 def read_json(check: FieldCheck, value: Any) -> Any:
-    """Give the JSON value of a field, which may be text or an object or list read before."""
+    """Give the JSON value of a field: text is parsed, any other value was read before."""
     if isinstance(value, dict | list):
         if (n := depth(value)) > MAX_DEPTH:
             raise _unparsable(f"nested {n:,} levels deep, at most {MAX_DEPTH}", check, value)
+        return value
+    if isinstance(value, bool | int | float):
         return value
     try:
         return parse_json(require_text(check, value))
