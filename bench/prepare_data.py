@@ -5,7 +5,7 @@
 Makes a corpus of each size by repeating the records of FILE (default: the WikiSQL questions beside
 the project), every record made different by a number in its question, plus one record in a hundred
 repeated as it is. Then the scripts run as the workflow runs them: lock, fetch_source,
-find_datasets, prepare_shard for every shard (64 MB each, two at a time), deduplicate_documents;
+find_datasets, prepare_shard for every shard (two at a time), deduplicate_documents;
 prompt and completion templates, validation on, exact duplicates dropped. Sizes are medians over
 --repeats. Peak memory is the largest of any process, as the kernel counts it. Prints a table; the
 last line is JSON.

@@ -12,7 +12,7 @@ from expertflow.data.documents import body_from_json
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
-from expertflow.data.shapes import draft_maker, fill, template_fields
+from expertflow.data.shapes import draft_maker, filler, template_fields
 
 SPEC = PrepareSpec(
     source=SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}"),
@@ -63,7 +63,7 @@ def test_a_text_template_makes_a_plain_document() -> None:
     ],
 )
 def test_places_of_a_template(template: str, record: dict[str, Any], text: str) -> None:
-    assert fill(template, record) == text
+    assert filler(template)(record) == text
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_no_template_takes(
     template: str, record: dict[str, Any], reason: str, field: str | None
 ) -> None:
     with pytest.raises(Reject) as caught:
-        fill(template, record)
+        filler(template)(record)
     assert (caught.value.reason, caught.value.field) == (reason, field)
 
 

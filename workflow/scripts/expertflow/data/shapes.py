@@ -144,11 +144,6 @@ def filler(template: str) -> Callable[[Record], str]:
     return fill_places
 
 
-def fill(template: str, record: Record) -> str:
-    """Fill a template once."""
-    return filler(template)(record)
-
-
 def template_fields(template: str) -> list[str]:
     """List the fields that a template names, as it names them.
 

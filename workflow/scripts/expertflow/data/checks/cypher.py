@@ -11,8 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.data.checks.cypher_tokens import adapt
-from expertflow.data.checks.faults import Check, clip, require_text, too_hard
-from expertflow.data.reject import Filtered
+from expertflow.data.checks.faults import Check, clip, text_check, too_hard
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -46,14 +45,7 @@ _BREAKDOWNS = (
 
 def build(check: FieldCheck, _: str) -> Check:
     """Build the check."""
-
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
-        if (fault := _fault(text)) is not None:
-            raise Filtered("cypher_unparsable", fault, field=check.field, value=text)
-        return text
-
-    return run
+    return text_check(check, "cypher_unparsable", _fault)
 
 
 def _fault(text: str) -> str | None:

@@ -29,6 +29,18 @@ def require_text(check: FieldCheck, value: Any) -> str:
     return value
 
 
+def text_check(check: FieldCheck, reason: str, fault_of: Callable[[str], str | None]) -> Check:
+    """Make a check of a text from a function that says what is wrong with one, or nothing."""
+
+    def run(value: Any, _: dict[str, Any]) -> str:
+        text = require_text(check, value)
+        if (fault := fault_of(text)) is not None:
+            raise Filtered(reason, fault, field=check.field, value=text)
+        return text
+
+    return run
+
+
 def clip(message: object) -> str:
     """Shorten what a parser says to one line, since it may quote the value at length."""
     return excerpt(" ".join(str(message).split())) or ""

@@ -1,10 +1,9 @@
 """Check that a field is TypeScript, by its syntax tree. Nothing is run or type-checked."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from expertflow.data.checks.faults import Check, require_text
-from expertflow.data.reject import Filtered
+from expertflow.data.checks.faults import Check, text_check
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -16,14 +15,7 @@ MAX_CHARS = 200_000
 
 def build(check: FieldCheck, _: str) -> Check:
     """Build the check: the text parses without an error node and without a missing token."""
-
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
-        if (fault := _fault(text)) is not None:
-            raise Filtered("typescript_unparsable", fault, field=check.field, value=text)
-        return text
-
-    return run
+    return text_check(check, "typescript_unparsable", _fault)
 
 
 def _fault(text: str) -> str | None:
