@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from expertflow.core.records import write_record
+from expertflow.data.documents import KEEP
 from expertflow.plan.records import LoraSpec, ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
 from expertflow.stage.copy import plan_staging
 from expertflow.stage.records import StageSpec
-from expertflow.tokens.arrow import TOKENS
+from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.pack import pack_sequences
+from expertflow.tokens.ragged import ragged
 from expertflow.tokens.records import PackingSpec, TokenShardRecord
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,8 @@ def plan_spec(**changes: Any) -> PlanSpec:
         "save_steps": 5, "save_every_minutes": 10.0,
         "save_total_limit": 2, "eval_steps": None, "logging_steps": 5, "n_threads": 1,
         "collection_interval_seconds": 0.5, "track_per_step_metrics": True,
+        "loader": None, "dataloader_num_workers": 0, "dataloader_prefetch_factor": 2,
+        "dataloader_persistent_workers": False, "group_by_length": True,
         "gpu_memory_threshold_small_gb": 5.5, "gpu_memory_threshold_medium_gb": 11.0,
         "gpu_memory_threshold_large_gb": 22.0, "seed": 1, "hardware": "cpu", "gpu_table": (),
         "prices": {},
@@ -46,26 +51,37 @@ LORA = LoraSpec(
 )
 
 
-def token_shard(folder: Path, documents: list[list[int]], held_out: list[bool]) -> TokenShardRecord:
+def token_shard(
+    folder: Path, documents: list[list[int]], *, shard: str = "000"
+) -> TokenShardRecord:
     """Write a token shard whose documents are supervised from their third token on."""
-    import pyarrow as pa
-
-    path = folder / "tokens.arrow"
-    rows = {
-        "row": list(range(len(documents))),
-        "held_out": held_out,
-        "ids": documents,
-        "spans": [[2, len(d)] if len(d) > 2 else [] for d in documents],
-    }
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, TOKENS) as writer:
-        writer.write_batch(pa.RecordBatch.from_pydict(rows, schema=TOKENS))
+    tokens = ragged(documents)
+    spans = ragged([[2, len(d)] if len(d) > 2 else [] for d in documents])
+    ids, index = folder / f"{shard}.ids", folder / f"{shard}.arrow"
+    ids.write_bytes(tokens.values.astype("<i4").tobytes())
+    n = len(documents)
+    with pa.OSFile(str(index), "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
+        writer.write_batch(index_batch(tokens.lengths, spans, [False] * n, [None] * n))
     return TokenShardRecord(
-        source="s", shard="000", path=str(path), sha256="", n_documents=len(documents),
-        n_tokens=sum(map(len, documents)), n_supervised_tokens=0, engine="tokenizers",
-        engine_version="0", tokenizer_sha256="", n_special_text_documents=0,
-        n_different_documents=len(documents), n_dropped_held_out=0, n_dropped_by_reason={},
-        dropped_examples=(), samples=(),
+        source="s", shard=shard, document_shards=(shard,), n_documents_by_shard=(n,),
+        path=str(ids), index_path=str(index), sha256="", n_documents=n,
+        n_tokens=len(tokens.values), n_dropped=0, dropped_examples=(), samples=(),
+        engine="tokenizers", engine_version="0", engine_reason="a test", tokenizer_sha256="",
     )  # fmt: skip
+
+
+def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:
+    """Keep all documents of some shards; say of each whether it is held out."""
+    path = folder / "keep.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as writer:
+        for shard, held in held_out.items():
+            n = len(held)
+            columns = {
+                "source": ["s"] * n, "shard": [shard] * n, "row": list(range(n)),
+                "held_out": held, "n_copies": [n_copies] * n,
+            }  # fmt: skip
+            writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
+    return path
 
 
 def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int = 30) -> None:
@@ -75,7 +91,8 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
 
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
-    shard = token_shard(folder, documents, [i % 10 == 0 for i in range(200)])
+    shard = token_shard(folder, documents)
+    keep = keep_list(folder, {"000": [i % 10 == 0 for i in range(200)]})
     spec = PackingSpec(
         sequence_length_tokens=64,
         packing="bfd",
@@ -83,7 +100,9 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
         seed=0,
         max_rejected_fraction=0.01,
     )
-    packing = pack_sequences(expert="tiny", spec=spec, shards=[shard], output=folder / "packed")
+    packing = pack_sequences(
+        expert="tiny", spec=spec, shards=[shard], keep=keep, output=folder / "packed"
+    )
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,

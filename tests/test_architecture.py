@@ -27,6 +27,8 @@ PUBLIC = {
     "data.settings",
     "data.documents",
     "tokens.engine",
+    "tokens.ragged",
+    "tokens.targets",
     "tokens.tokenise",
     "tokens.arrow",
     "stage.copy",

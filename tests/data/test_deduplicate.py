@@ -11,7 +11,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.deduplicate import deduplicate_documents
-from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, body_to_json, read_keep
+from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, frame_of, read_keep
 from expertflow.data.hashes import group_hash, text_hash
 from expertflow.data.near import Signer
 from expertflow.data.records import Body, DocumentsRecord, ShardRecord
@@ -48,13 +48,15 @@ def write_shard(
     with pa.OSFile(str(path), "wb") as sink:
         writer = DocumentWriter(sink, near)
         for number, (text, group, category) in enumerate(documents, start=first):
+            frame, texts = frame_of(Body(text=text))
             writer.add(
                 NewDocument(
                     document_id=f"{source}/{number}",
                     text_hash=text_hash(text),
                     group_hash=group_hash(group),
                     category=category,
-                    body=body_to_json(Body(text=text)),
+                    frame=frame,
+                    texts=texts,
                     fields=b"{}",
                     signature=signer.signature(text) if signer else None,
                 )

@@ -9,6 +9,7 @@ from expertflow.data.fetch import fetch_source, generate_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import FetchSpec, SourceSpec
+from expertflow.data.shards import shard_names, token_shards
 from expertflow.data.sources import hub, local
 
 
@@ -138,3 +139,12 @@ def test_a_hub_revision_is_looked_up_in_the_cache(
     (refs / "main").write_text("f" * 40)
     assert hub.cached_revision("a/b", None) == "f" * 40
     assert hub.cached_revision("a/b", "0" * 40) == "0" * 40
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])
+def test_token_shards_are_runs_of_document_shards(n_shards: int) -> None:
+    runs = token_shards(n_shards)
+    assert [name for run in runs.values() for name in run] == shard_names(n_shards)
+    sizes = [len(run) for run in runs.values()]
+    assert max(sizes) <= 16 and max(sizes) - min(sizes) <= 1
+    assert list(runs) == shard_names(len(runs))

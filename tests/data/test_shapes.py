@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.documents import body_from_json
+from expertflow.data.documents import body_of as put_together
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
@@ -27,7 +27,8 @@ def chat_of(turns: Any, **source: Any) -> Body:
 
 
 def body_of(spec: PrepareSpec, record: dict[str, Any]) -> Body:
-    return body_from_json(draft_maker(spec)(record).body)
+    draft = draft_maker(spec)(record)
+    return put_together(draft.frame, draft.contents)
 
 
 def turn(role: str, content: str, *, learned: bool | None = None, **more: Any) -> Turn:

@@ -8,6 +8,7 @@ from expertflow.data.records import Body, Turn
 from expertflow.evaluate.expert import choose, cut_at, shared_with_training
 from expertflow.evaluate.generate import generate, pad_left
 from expertflow.evaluate.records import EvaluationSpec
+from expertflow.tokens.ragged import Ragged, ragged
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,8 @@ def test_documents_on_both_sides_are_counted() -> None:
 class Letters:
     """An engine that gives each character an id."""
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return [[ord(c) for c in text] for text in texts]
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        return ragged([[ord(c) for c in text] for text in texts])
 
     def special_id(self, token: str) -> int:
         return {"<|im_start|>": 1, "<|im_end|>": 2}[token]

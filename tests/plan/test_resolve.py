@@ -11,7 +11,7 @@ from expertflow.hardware.probe import gpu_by_name, resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.plan.resolve import plan_training
-from expertflow.tokens.records import LengthHistogram, PackedSplit, PackingRecord
+from expertflow.tokens.records import LengthHistogram, LengthSuggestion, PackedSplit, PackingRecord
 
 GPUS = ROOT / "config" / "hardware" / "gpus.yaml"
 TABLE: list[dict[str, Any]] = yaml.safe_load(GPUS.read_text())["gpus"]
@@ -27,9 +27,10 @@ SPLIT = PackedSplit(
 )  # fmt: skip
 PACKING = PackingRecord(
     expert="e", packing="bfd", overflow="split", sequence_length_tokens=2048, length_reason="",
-    seed=0, engine="", engine_version="", tokenizer_sha256="", n_special_text_documents=0,
+    seed=0, engines={}, engine_fallbacks=(), tokenizer_sha256="", n_special_text_documents=0,
     n_dropped_held_out=0, n_dropped_by_reason={}, samples=(), train=SPLIT, held_out=SPLIT,
     histogram=LengthHistogram(edges=(0, 1), counts=(1,), p50=1, p90=1, p99=1, max=1), choices=(),
+    suggestion=LengthSuggestion(sequence_length_tokens=2048, reason=""),
 )  # fmt: skip
 
 
@@ -116,6 +117,7 @@ def test_a_price_is_found_by_the_cards_name() -> None:
 def test_every_choice_has_its_reason() -> None:
     named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
     assert named >= {"precision", "micro_batch_size", "n_steps", "n_warmup_steps", "attention"}
+    assert named >= {"loader", "n_loader_workers", "n_prefetch_batches", "group_by_length"}
 
 
 def test_steps_cover_the_rows_once_an_epoch() -> None:

@@ -22,7 +22,7 @@ from expertflow.evaluate.records import (
 )
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import CostPlan, LoraSpec, ModelFacts, Reason, TrainPlan
+from expertflow.plan.records import CostPlan, LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.records import (
@@ -30,6 +30,7 @@ from expertflow.tokens.records import (
     DecodedSample,
     LengthChoice,
     LengthHistogram,
+    LengthSuggestion,
     PackedSplit,
     PackingRecord,
 )
@@ -136,7 +137,8 @@ def make_packing() -> PackingRecord:
     return PackingRecord(
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
         length_reason="the shortest of the choices that holds 99 % of documents whole", seed=1,
-        engine="tokenizers", engine_version="0.22.1", tokenizer_sha256="3c" * 32,
+        engines={"fastokens 0.3.5": 7, "tokenizers 0.23.3": 1},
+        engine_fallbacks=("fastokens gives other ids for 'a b'",), tokenizer_sha256="3c" * 32,
         n_special_text_documents=2, n_dropped_held_out=0, n_dropped_by_reason={},
         samples=(SAMPLE,), train=train,
         held_out=replace(train, path="packed/held_out.arrow", n_documents=200),
@@ -146,6 +148,11 @@ def make_packing() -> PackingRecord:
         choices=(
             LengthChoice(sequence_length_tokens=1_536, n_over_long_documents=99,
                          n_over_long_tokens=4_100, n_sequences=23_892, fill_fraction=0.982),
+        ),
+        suggestion=LengthSuggestion(
+            sequence_length_tokens=1_536,
+            reason="rows of 1536 tokens are too short for 0.50% of the documents and filled to"
+            " 98.20%",
         ),
     )  # fmt: skip
 
@@ -158,7 +165,9 @@ def make_plan() -> TrainPlan:
         source="NVIDIA H100 datasheet",
     )  # fmt: skip
     return TrainPlan(
-        expert="expert-sql", method="lora",
+        expert="expert-sql", method="lora", group_by_length=False,
+        loader=LoaderPlan(kind="thread", n_workers=0, n_prefetch_batches=4,
+                          persistent_workers=False),
         lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
                       use_rslora=False),
         hardware="h100-sxm", gpu=gpu, world_size=1, micro_batch_size=16, n_accumulation_steps=2,

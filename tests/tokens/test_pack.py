@@ -1,16 +1,18 @@
-"""Packing end to end on a token shard: rows, records, and the folder others can load."""
+"""Packing end to end on token shards: rows, records, and the folder others can load."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import token_shard
+from support import keep_list, token_shard
 
 from expertflow.core.errors import DataError
-from expertflow.tokens.arrow import read_rows
-from expertflow.tokens.pack import check_dropped, choose_length, pack_sequences
-from expertflow.tokens.records import PackingRecord, PackingSpec
+from expertflow.tokens import gather
+from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
+from expertflow.tokens.pack import choose_length, pack_sequences
+from expertflow.tokens.ragged import ragged
+from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, ShardSample
 
 
 def spec(**changes: object) -> PackingSpec:
@@ -26,12 +28,35 @@ def documents(n: int = 300) -> list[list[int]]:
     return [rng.integers(1, 90, rng.integers(1, 90)).tolist() for _ in range(n)]
 
 
-def pack(folder: Path, **changes: object) -> PackingRecord:
+def pack(folder: Path, *, n_shards: int = 1, n_copies: int = 1, **changes: object) -> PackingRecord:
     texts = documents()
-    shard = token_shard(folder, texts, [i % 7 == 0 for i in range(len(texts))])
+    size = -(-len(texts) // n_shards)
+    parts = {f"{i:03d}": texts[i * size : (i + 1) * size] for i in range(n_shards)}
+    held_out = {
+        name: [(i * size + j) % 7 == 0 for j in range(len(part))]
+        for i, (name, part) in enumerate(parts.items())
+    }
     return pack_sequences(
-        expert="e", spec=spec(**changes), shards=[shard], output=folder / "packed"
+        expert="e",
+        spec=spec(**changes),
+        shards=[token_shard(folder, part, shard=name) for name, part in parts.items()],
+        keep=keep_list(folder, held_out, n_copies=n_copies),
+        output=folder / "packed",
     )
+
+
+def ids_of(rows: PackedRows) -> np.ndarray:
+    return rows.take_ids(np.arange(len(rows)))
+
+
+def contents(rows: PackedRows) -> tuple[list[int], list[int]]:
+    """Give all ids and all supervised ids."""
+    ids, learned = [], []
+    for row, taken in enumerate(ids_of(rows)):
+        ids += taken[: rows.seq_lengths[row].sum()].tolist()
+        for a, b in rows.spans[row].reshape(-1, 2):
+            learned += taken[a:b].tolist()
+    return ids, learned
 
 
 @pytest.mark.parametrize("packing", ["bfd", "concat", "none"])
@@ -40,28 +65,37 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
     record = pack(tmp_path, packing=packing, overflow=overflow)
     for split in (record.train, record.held_out):
         rows = read_rows(Path(split.path))
-        lengths = [n for row in rows.seq_lengths for n in row]
+        lengths = rows.seq_lengths.values
+        ids, learned = contents(rows)
         assert len(rows) == split.n_sequences >= split.n_sequences_lower_bound
-        assert sum(lengths) == split.n_tokens == split.n_tokens_in - split.n_tokens_dropped
-        assert rows.input_ids_NL.size == split.n_tokens + split.n_padding_tokens
-        assert sum(n * n for n in lengths) == split.sum_len_sq
-        for row, spans in enumerate(rows.spans):
-            assert spans == sorted(spans) and len(spans) % 2 == 0
-            assert not spans or spans[-1] <= sum(rows.seq_lengths[row])
+        assert lengths.sum() == len(ids) == split.n_tokens
+        assert split.n_tokens == split.n_tokens_in - split.n_tokens_dropped
+        assert ids_of(rows).size == split.n_tokens + split.n_padding_tokens
+        assert (lengths**2).sum() == split.sum_len_sq
+        assert len(learned) == split.n_supervised_tokens >= split.n_target_tokens > 0
+        if packing == "none":
+            assert (rows.seq_lengths.lengths == 1).all()
 
 
-def test_every_token_arrives_with_its_supervision(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_copies", [1, 2])
+def test_every_token_arrives_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
     """Rows hold the documents' ids and supervised ids, each as often as the documents do."""
-    record = pack(tmp_path)
-    texts = [d for i, d in enumerate(documents()) if i % 7 != 0]
-    rows = read_rows(Path(record.train.path))
-    ids, learned = [], []
-    for row, lengths in enumerate(rows.seq_lengths):
-        ids += rows.input_ids_NL[row, : sum(lengths)].tolist()
-        for a, b in zip(rows.spans[row][::2], rows.spans[row][1::2], strict=True):
-            learned += rows.input_ids_NL[row, a:b].tolist()
+    record = pack(tmp_path, n_copies=n_copies)
+    texts = [d for i, d in enumerate(documents()) if i % 7 != 0] * n_copies
+    ids, learned = contents(read_rows(Path(record.train.path)))
     assert sorted(ids) == sorted(t for d in texts for t in d)
     assert sorted(learned) == sorted(t for d in texts for t in d[2:])
+
+
+def test_documents_that_fit_arrive_whole_and_in_order(tmp_path: Path) -> None:
+    record = pack(tmp_path, overflow="drop")
+    rows = read_rows(Path(record.train.path))
+    found = []
+    for row, taken in enumerate(ids_of(rows)):
+        ends = np.cumsum(rows.seq_lengths[row])
+        found += [part.tolist() for part in np.split(taken[: ends[-1]], ends[:-1])]
+    wanted = [d for i, d in enumerate(documents()) if i % 7 != 0 and len(d) <= 64]
+    assert sorted(found) == sorted(wanted)
 
 
 def test_two_packings_are_equal_to_the_byte(tmp_path: Path) -> None:
@@ -73,13 +107,31 @@ def test_two_packings_are_equal_to_the_byte(tmp_path: Path) -> None:
     assert pack(tmp_path / "a", seed=1).train.sha256 != first.train.sha256
 
 
+@pytest.mark.parametrize("n_shards", [2, 7, 300])
+def test_the_rows_do_not_depend_on_the_shards(tmp_path: Path, n_shards: int) -> None:
+    one = pack(tmp_path).train.sha256
+    assert pack(tmp_path, n_shards=n_shards).train.sha256 == one
+
+
+def test_rows_read_back_the_same_from_many_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read_rows(Path(pack(tmp_path).train.path))
+    expected, lengths, spans = ids_of(whole), whole.seq_lengths.tolist(), whole.spans.tolist()
+    monkeypatch.setattr(gather, "BATCH_BYTES", 7 * 64 * 4)
+    rows = read_rows(Path(pack(tmp_path).train.path))
+    assert len(rows.parts_NL) > 10
+    assert (ids_of(rows) == expected).all()
+    assert (rows.seq_lengths.tolist(), rows.spans.tolist()) == (lengths, spans)
+
+
 def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
     import datasets
 
     record = pack(tmp_path)
     loaded = datasets.load_from_disk(record.train.path)
     assert len(loaded) == record.train.n_sequences
-    assert loaded[0]["input_ids"] == read_rows(Path(record.train.path)).input_ids_NL[0].tolist()
+    assert loaded[0]["input_ids"] == ids_of(read_rows(Path(record.train.path)))[0].tolist()
     assert set(loaded.column_names) == {"input_ids", "seq_lengths", "supervised_spans"}
 
 
@@ -87,21 +139,79 @@ def test_the_folder_loads_with_datasets(tmp_path: Path) -> None:
     ("longest", "expected"), [(5, 128), (128, 128), (129, 256), (1481, 1536), (9000, 2048)]
 )
 def test_auto_takes_the_shortest_length_that_holds_all(longest: int, expected: int) -> None:
-    assert choose_length(spec(sequence_length_tokens=None), [3, longest])[0] == expected
+    assert choose_length(spec(sequence_length_tokens=None), longest)[0] == expected
+
+
+def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
+    record = pack(tmp_path)
+    lengths = [len(d) for d in documents()]
+    by_length = {c.sequence_length_tokens: c for c in record.choices}
+    assert set(by_length) >= {512, 1024, 1536, 2048, 4096}
+    assert by_length[128].n_over_long_documents == 0
+    assert by_length[512].fill_fraction == sum(lengths) / (by_length[512].n_sequences * 512)
+    assert (record.suggestion.sequence_length_tokens, record.histogram.max) == (128, max(lengths))
+    assert record.histogram.p50 in lengths
+    assert sum(record.histogram.counts) == len(lengths)
 
 
 def test_nothing_to_learn_is_an_error(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path, [[1, 2], [3, 4]], [False, True])
+    shard = token_shard(tmp_path, [[1, 2], [3, 4]])
+    keep = keep_list(tmp_path, {"000": [False, True]})
     with pytest.raises(DataError, match="nothing to learn"):
-        pack_sequences(expert="e", spec=spec(), shards=[shard], output=tmp_path / "packed")
+        pack_sequences(
+            expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "packed"
+        )
 
 
-def test_a_template_that_cannot_write_the_documents_stops_the_run(tmp_path: Path) -> None:
+def write_index(path: Path, lengths: list[int], dropped: list[str | None]) -> None:
+    import pyarrow as pa
+
+    none = ragged([[] for _ in lengths])
+    posing = [i == 1 for i in range(len(lengths))]
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
+        writer.write_batch(index_batch(np.array(lengths), none, posing, dropped))
+
+
+def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
+    shard = token_shard(tmp_path, [[1, 2, 3]] * 98)
+    refused: list[str | None] = [None] * 98 + ["chat_template"] * 2
+    write_index(Path(shard.index_path), [3] * 98 + [0, 0], refused)
     shard = replace(
-        token_shard(tmp_path, documents(98), [False] * 98),
-        n_dropped_by_reason={"chat_template": 2},
-        dropped_examples=("s/7: chat_template (no system turn)",),
+        shard, n_documents=100, dropped_examples=("s/98: chat_template (no system turn)",)
     )
-    with pytest.raises(DataError, match=r"source s: .* cannot write 2 of 100 documents .*s/7"):
-        pack_sequences(expert="e", spec=spec(), shards=[shard], output=tmp_path / "out")
-    assert check_dropped([shard], 0.02) == {"chat_template": 2}
+
+    def run(n_kept: int, limit: float) -> PackingRecord:
+        keep = keep_list(tmp_path, {"000": [i == 99 or i < 9 for i in range(n_kept)]})
+        # The token shard's own spans are gone, so nothing is learned: that comes after the limit.
+        return pack_sequences(
+            expert="e", spec=spec(max_rejected_fraction=limit), shards=[shard], keep=keep,
+            output=tmp_path / "out",
+        )  # fmt: skip
+
+    with pytest.raises(DataError, match=r"source s: .* cannot write 2 of 100 documents .*s/98"):
+        run(100, 0.01)
+    for n_kept, limit in ((100, 0.02), (98, 0.0)):
+        with pytest.raises(DataError, match="nothing to learn"):
+            run(n_kept, limit)
+
+
+def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
+    shard = token_shard(tmp_path, documents(5))
+    ids = Path(shard.path)
+    ids.write_bytes(ids.read_bytes()[:-4])
+    keep = keep_list(tmp_path, {"000": [False] * 4 + [True]})
+    with pytest.raises(DataError, match="its index says"):
+        pack_sequences(expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "o")
+
+
+def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
+    def sample(row: int) -> ShardSample:
+        text = DecodedSample(document_id=f"s/{row}", n_tokens=1, n_supervised_tokens=1, pieces=())
+        return ShardSample(row=row, sample=text)
+
+    shard = replace(token_shard(tmp_path, documents(9)), samples=tuple(map(sample, range(8))))
+    keep = keep_list(tmp_path, {"000": [True, False, False, True, False, False, False]})
+    record = pack_sequences(
+        expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "out"
+    )
+    assert [s.document_id for s in record.samples] == ["s/1", "s/2", "s/4"]

@@ -1,54 +1,142 @@
 """What a shard's documents become as tokens, and what is said of those that cannot."""
 
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from expertflow.data.documents import Document
-from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body, Layout, Turn
+from expertflow.core.files import sha256_file
+from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema, frame_of
+from expertflow.data.layout import CHATML, chatml_layout
+from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
+from expertflow.data.reject import Reject
+from expertflow.data.render import Renderer
+from expertflow.tokens import shard as room
+from expertflow.tokens.arrow import from_arrow_lists, read_index
+from expertflow.tokens.drafter import Drafted, Drafter
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.shard import ShardTokeniser
+from expertflow.tokens.records import TokenShardRecord, TokenSpec
+from expertflow.tokens.shard import _encoded, _samples, pretokenize_shard
+from expertflow.tokens.tokenise import TokenBatch, tokenise
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+
+TEMPLATES = {
+    "known": CHATML,
+    "own": CHATML + "{# not the one that is known #}",
+    "trims": CHATML.replace("message.content }}", "message.content | trim }}"),
+    "asks": CHATML.replace(
+        "message.content }}", "('x' if '…' in message.content else message.content) }}"
+    ),
+    "opaque": CHATML.replace("message.content }}", "(message.content ~ '') }}"),
+}
+SPEC = TokenSpec(engine="tokenizers", versions={})
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer(["user\nask", "assistant\ntell"] * 9, vocab_size=300), folder)
-    return Engine(folder)
+    return folder
 
 
-def document(row: int, question: str, *, held_out: bool = False, n_copies: int = 1) -> Document:
-    turns = (
-        Turn(role="user", content=question, learned=False),
-        Turn(role="assistant", content="tell", learned=True),
+@pytest.fixture(scope="module")
+def engine(tokenizer: Path) -> Engine:
+    return Engine(tokenizer)
+
+
+def pair(question: str, answer: str = "tell") -> Body:
+    return Body(
+        turns=(
+            Turn(role="user", content=question, learned=False),
+            Turn(role="assistant", content=answer, learned=True),
+        )
     )
-    return Document(
-        document_id=f"s/{row}", text_hash="", body=Body(turns=turns), fields={},
-        held_out=held_out, n_copies=n_copies, row=row,
-    )  # fmt: skip
 
 
-def run(engine: Engine, layout: Layout, *documents: Document) -> tuple[ShardTokeniser, Any]:
-    tokeniser = ShardTokeniser(engine, layout)
-    return tokeniser, tokeniser.batch(list(documents))
+def batch_of(bodies: list[Body]) -> pa.RecordBatch:
+    frames = [frame_of(body) for body in bodies]
+    columns = [
+        pa.array([f"s/{i}" for i in range(len(bodies))]),
+        pa.array([frame for frame, _ in frames], pa.binary()),
+        pa.array([texts for _, texts in frames], pa.list_(pa.string())),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["document_id", "frame", "texts"])
 
 
-def test_a_document_is_written_as_often_as_it_counts(engine: Engine) -> None:
-    tokeniser, batch = run(
-        engine, chatml_layout(), document(0, "ask"), document(1, "ask", n_copies=3)
-    )
-    assert batch["row"].to_pylist() == [0, 1, 1, 1]
-    assert (tokeniser.n_documents, tokeniser.n_different) == (4, 2)
+def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted, TokenBatch]:
+    drafter = Drafter(Renderer(layout))
+    drafts = (drafter.draft(part) for part in [batch_of(list(bodies))])
+    ((drafted, tokens),) = _encoded(drafts, engine)
+    return drafter, drafted, tokens
 
 
-def test_samples_show_training_documents_with_what_is_learned(engine: Engine) -> None:
-    held, *others = (document(i, f"ask {i}", held_out=i == 0) for i in range(6))
-    tokeniser, _ = run(engine, chatml_layout(), held, *others)
-    assert [s.document_id for s in tokeniser.samples] == ["s/1", "s/2", "s/3"]
-    sample = tokeniser.samples[0]
+def mixed_bodies() -> list[Body]:
+    """Make chats and texts of many forms, in an order that mixes them."""
+    rng = random.Random(3)
+    words = ["ask", "tell", "", "a  b", "<|im_end|>", "\nx", "<tool>", "é\n", "…", "0 1"]
+    bodies = []
+    for i in range(400):
+        text = " ".join(rng.choices(words, k=3)).strip()
+        if i % 5 == 0:
+            bodies.append(Body(text=text or "x"))
+            continue
+        roles = rng.choice([["user", "assistant"], ["system", "user", "assistant", "user"]])
+        learned = rng.choice([("assistant",), ("assistant", "user", "system"), ("user",)])
+        call = (ToolCall(name="find", arguments={"a": i % 3}),) if i % 31 == 0 else ()
+        bodies.append(
+            Body(
+                turns=tuple(
+                    Turn(
+                        role=role,
+                        content=rng.choice(words) + text if j else text,
+                        learned=role in learned,
+                        tool_calls=call if role == "assistant" else (),
+                    )
+                    for j, role in enumerate(roles)
+                )
+            )
+        )
+    return bodies
+
+
+@pytest.mark.parametrize("policy", ["plain", "reject", "allow"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_columns_give_what_each_document_gives_alone(
+    engine: Engine, policy: str, template: str
+) -> None:
+    layout = replace(chatml_layout(), chat_template=TEMPLATES[template], added_tokens=("<tool>",))
+    layout = replace(layout, text_special_tokens=policy)  # type: ignore[arg-type]
+    bodies = mixed_bodies()
+    _, drafted, together = run(engine, layout, *bodies)
+    renderer = Renderer(layout)
+    n_dropped = 0
+    for i, body in enumerate(bodies):
+        assert drafted.special_text[i] == renderer.has_special_text(body)
+        try:
+            alone = tokenise([renderer.render(body)], engine)
+        except Reject as reject:
+            n_dropped += 1
+            assert drafted.dropped[i] == reject.reason
+            assert len(together.ids[i]) == 0
+            continue
+        assert together.ids[i].tolist() == alone.ids[0].tolist()
+        assert together.spans[i].tolist() == alone.spans[0].tolist()
+        assert drafted.dropped[i] is None
+    assert n_dropped < 400
+    if template in ("known", "own"):
+        assert (n_dropped > 0) == (policy == "reject")
+
+
+def test_samples_show_documents_with_what_is_learned(engine: Engine) -> None:
+    _, drafted, tokens = run(engine, chatml_layout(), *(pair(f"ask {i}") for i in range(20)))
+    samples = _samples(drafted, tokens, engine, first=100, n=8)
+    assert [s.row for s in samples] == list(range(100, 108))
+    sample = samples[1].sample
+    assert sample.document_id == "s/1"
     assert [(p.text, p.learned) for p in sample.pieces] == [
         ("<|im_start|>user\nask 1<|im_end|>\n<|im_start|>assistant\n", False),
         ("tell<|im_end|>", True),
@@ -58,12 +146,113 @@ def test_samples_show_training_documents_with_what_is_learned(engine: Engine) ->
 
 
 def test_what_the_policy_rejects_is_dropped_and_counted(engine: Engine) -> None:
-    posing = [document(i, "ask <|im_end|>", held_out=i == 1) for i in range(2)]
-    plain, batch = run(engine, chatml_layout(), *posing)
-    assert (plain.n_special_text, len(batch), plain.dropped) == (2, 2, {})
-    strict, batch = run(
-        engine, replace(chatml_layout(), text_special_tokens="reject"), *posing, document(2, "ask")
-    )
-    assert (len(batch), strict.dropped) == (1, {"special_token_text": 2})
-    assert (strict.n_dropped_held_out, strict.n_different) == (1, 1)
-    assert strict.dropped_examples[0].startswith("s/0: special_token_text")
+    bodies = [*(pair(f"ask {i} <|im_end|>") for i in range(9)), pair("ask")]
+    layout = replace(chatml_layout(), text_special_tokens="reject")
+    drafter, drafted, tokens = run(engine, layout, *bodies)
+    assert drafted.dropped == ["special_token_text"] * 9 + [None]
+    assert (tokens.ids.lengths > 0).tolist() == [False] * 9 + [True]
+    assert drafter.n_dropped == 9
+    assert drafter.dropped_examples[0].startswith("s/0: special_token_text")
+    assert [s.row for s in _samples(drafted, tokens, engine, first=0, n=8)] == [9]
+
+
+def write_documents(folder: Path, bodies: list[Body], shard: str = "000") -> ShardRecord:
+    path = folder / f"{shard}.documents.arrow"
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = DocumentWriter(sink, None)
+        for i, body in enumerate(bodies):
+            writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, *frame_of(body), b"{}"))
+        writer.close()
+    return ShardRecord(
+        source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),
+        n_documents=len(bodies), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        rejected_examples=(),
+    )  # fmt: skip
+
+
+def pretokenize(
+    folder: Path, tokenizer: Path, *shards: ShardRecord, spec: TokenSpec = SPEC
+) -> TokenShardRecord:
+    name = shards[0].shard
+    return pretokenize_shard(
+        name=name, spec=spec, code="c", shards=shards, tokenizer=tokenizer,
+        layout=chatml_layout(), store=folder / "store", ids=folder / f"{name}.ids",
+        index=folder / f"{name}.arrow",
+    )  # fmt: skip
+
+
+def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: Engine) -> None:
+    bodies = mixed_bodies() * 12
+    shards = [
+        write_documents(tmp_path, bodies[:2500], "000"),
+        write_documents(tmp_path, bodies[2500:], "001"),
+    ]
+    record = pretokenize(tmp_path, tokenizer, *shards)
+    index = read_index(Path(record.index_path))
+    ids = np.fromfile(record.path, "<i4")
+    assert record.n_documents == len(index) == len(bodies) == 4800
+    assert record.document_shards == ("000", "001")
+    assert record.n_documents_by_shard == (2500, 2300)
+    assert record.n_tokens == len(ids) == sum(index["n_tokens"].to_pylist())
+    expected = tokenise([Renderer(chatml_layout()).render(body) for body in bodies], engine)
+    assert (ids == expected.ids.values).all()
+    spans = from_arrow_lists(index["spans"])
+    assert (spans.values == expected.spans.values).all()
+    assert (spans.offsets == expected.spans.offsets).all()
+
+
+def test_tokens_are_made_once(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = room._tokenise_shards
+
+    def counting(name: str, *rest: Any) -> TokenShardRecord:
+        made.append(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(room, "_tokenise_shards", counting)
+    shards = {
+        name: write_documents(tmp_path, [pair(f"ask {i}") for i in range(n)], name)
+        for name, n in (("000", 5), ("001", 6))
+    }
+    first = {name: pretokenize(tmp_path, tokenizer, shard) for name, shard in shards.items()}
+    assert made == ["000", "001"]
+    # One shard is edited: it alone is tokenised again. Then the edit is taken back.
+    edited = write_documents(tmp_path, [pair("ask more")], "001")
+    assert pretokenize(tmp_path, tokenizer, shards["000"]) == first["000"]
+    assert pretokenize(tmp_path, tokenizer, edited).n_documents == 1
+    again = write_documents(tmp_path, [pair(f"ask {i}") for i in range(6)], "001")
+    assert pretokenize(tmp_path, tokenizer, again) == first["001"]
+    assert made == ["000", "001", "001"]
+    # Another engine's version is another key.
+    other = TokenSpec(engine="tokenizers", versions={"tokenizers": "0"})
+    pretokenize(tmp_path, tokenizer, again, spec=other)
+    assert made == ["000", "001", "001", "001"]
+
+
+def test_an_interrupted_shard_leaves_nothing(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = write_documents(tmp_path, [pair("ask")] * 5000)
+    real = Drafter.draft
+    calls = []
+
+    def failing(self: Drafter, part: pa.RecordBatch) -> Drafted:
+        calls.append(part.num_rows)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, part)
+
+    monkeypatch.setattr(Drafter, "draft", failing)
+    with pytest.raises(KeyboardInterrupt):
+        pretokenize(tmp_path, tokenizer, shard)
+    assert list((tmp_path / "store").iterdir()) == []
+    assert not (tmp_path / "000.ids").exists()
+    assert pretokenize(tmp_path, tokenizer, shard).n_documents == 5000
+
+
+def test_the_columns_that_are_read_are_those_that_are_written() -> None:
+    names = documents_schema(None).names
+    assert {"document_id", "frame", "texts"} <= set(names)
+    assert names == list(NewDocument._fields[:-1])

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,15 @@ def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:
     return Renderer(chatml_layout()).render(Body(turns=turns))
 
 
+def alone(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
+    """Give one document's ids and spans."""
+    tokens = tokenise([document], engine)
+    return tokens.ids[0].tolist(), tokens.spans[0].tolist()
+
+
 def supervised_text(engine: Engine, document: tuple[Segment, ...]) -> str:
-    tokens = tokenise([document], engine)[0]
-    spans = zip(tokens.spans[::2], tokens.spans[1::2], strict=True)
-    return "".join(engine.decode(tokens.ids[a:b]) for a, b in spans)
+    ids, spans = alone(document, engine)
+    return "".join(engine.decode(ids[a:b]) for a, b in zip(spans[::2], spans[1::2], strict=True))
 
 
 def test_only_the_answer_and_its_end_are_learned(engine: Engine) -> None:
@@ -49,7 +55,7 @@ def test_learning_may_end_inside_a_text(engine: Engine) -> None:
 
 def test_the_ids_are_those_of_the_template_as_a_whole(engine: Engine) -> None:
     for answer in ("SELECT 1", "\nSELECT 1", "\n\nx"):
-        ids = tokenise([chat(answer)], engine)[0].ids
+        ids, _ = alone(chat(answer), engine)
         assert engine.decode(ids) == "".join(s.text for s in chat(answer))
         start = engine.special_id("<|im_start|>")
         last = len(ids) - ids[::-1].index(start)
@@ -57,7 +63,7 @@ def test_the_ids_are_those_of_the_template_as_a_whole(engine: Engine) -> None:
 
 
 def test_special_tokens_in_data_stay_plain_text(engine: Engine) -> None:
-    ids = tokenise([chat("z", "x<|im_end|>y")], engine)[0].ids
+    ids, _ = alone(chat("z", "x<|im_end|>y"), engine)
     assert ids.count(engine.special_id("<|im_end|>")) == 2
     assert engine.decode(ids).count("<|im_end|>") == 3
 
@@ -80,12 +86,12 @@ def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path
     segments = Renderer(layout).render(Body(turns=turns))
     wanted = reference.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert layout.chat_template_origin == "tokenizer"
-    assert tokenise([segments], Engine(folder))[0].ids == list(wanted)
+    assert alone(segments, Engine(folder))[0] == list(wanted)
     generating = reference.apply_chat_template(
         messages[:2], tokenize=True, add_generation_prompt=True, return_dict=False
     )
     question, _ = question_of(Renderer(layout), Body(turns=turns))
-    assert tokenise([question], Engine(folder))[0].ids == list(generating)
+    assert alone(question, Engine(folder))[0] == list(generating)
 
 
 def test_a_tokenizer_without_chat_marks_is_refused(engine: Engine) -> None:
@@ -98,18 +104,6 @@ def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_tokenizer(train_tokenizer(TEXTS, vocab_size=350), tmp_path / name)
     assert Engine(tmp_path / "a").sha256 == Engine(tmp_path / "b").sha256
-
-
-def test_the_real_qwen_tokenizer_gives_known_ids(shared_data: Path) -> None:
-    """Golden ids: the chat layout around a text that holds a special-token string."""
-    qwen = Engine(shared_data / "tokenizers" / "qwen")
-    segments = chat("SELECT 1", "Hi <|im_end|> 12")
-    tokens = tokenise([segments], qwen)[0]
-    assert tokens.ids[0] == 151644
-    assert tokens.ids.count(151645) == 2
-    assert tokens.ids[-6:] == [77091, 198, 4858, 220, 16, 151645, 198][-6:]
-    assert qwen.decode(tokens.ids) == "".join(s.text for s in segments)
-    assert tokens.spans == [len(tokens.ids) - 5, len(tokens.ids) - 1]
 
 
 def blank_first(folder: Path) -> Engine:
@@ -127,6 +121,26 @@ def blank_first(folder: Path) -> Engine:
 def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
     engine = blank_first(tmp_path)
     segments = (Segment("<s>", special=True), Segment("ab"), Segment("<s>", special=True))
-    (tokens,) = tokenise([segments], engine)
-    assert tokens.ids == engine.encode_whole("<s>ab<s>") == [0, 2, 3, 0]
+    assert alone(segments, engine)[0] == engine.encode_whole("<s>ab<s>") == [0, 2, 3, 0]
     assert engine.encode(["<s>"]) != [[0]]
+
+
+def test_many_documents_are_tokenised_as_each_alone(engine: Engine) -> None:
+    text = "user\nlist all names and SELECT name FROM users"
+    inner = Segment(text, learned=((5, 9), (9, 13), (20, len(text))))
+    documents = [
+        chat("SELECT 1"), (), (inner,), chat("\n\nx", "list all"), (Segment("a"), inner), chat("z"),
+    ]  # fmt: skip
+    together = tokenise(documents, engine)
+    each = [alone(document, engine) for document in documents]
+    assert list(zip(together.ids.tolist(), together.spans.tolist(), strict=True)) == each
+    assert each[1] == ([], [])
+    assert len(tokenise([], engine).ids) == 0
+
+
+def test_one_character_documents_and_a_large_one(engine: Engine) -> None:
+    documents = [chat("a", "b")] * 300 + [chat("SELECT name " * 90_000)]
+    tokens = tokenise(documents, engine)
+    assert engine.decode(tokens.ids[300].tolist()) == "".join(s.text for s in documents[300])
+    assert all(ids == tokens.ids[0].tolist() for ids in tokens.ids.tolist()[:300])
+    assert (tokens.spans.lengths == 2).all()

@@ -9,9 +9,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import LoraSpec
-from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train import attention
-from expertflow.train.batches import IGNORE, collate, rows_of_step
+from expertflow.train.batches import IGNORE, Collator
 from expertflow.train.loss import summed_loss
 from expertflow.train.model import (
     add_adapter,
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def rows() -> PackedRows:
     ids = np.random.default_rng(0).integers(0, 97, (2, LENGTH)).astype(np.int32)
-    return PackedRows(ids, LENGTHS, SPANS)
+    return packed_rows(ids, LENGTHS, SPANS)
 
 
 def load(folder: Path, name: str = attention.NAME) -> Qwen3ForCausalLM:
@@ -59,7 +59,7 @@ def load(folder: Path, name: str = attention.NAME) -> Qwen3ForCausalLM:
 @pytest.mark.parametrize("route", [attention.NAME, "eager"])
 def test_packed_logits_equal_separate_logits(folder: Path, rows: PackedRows, route: str) -> None:
     packed, alone = load(folder, route), load(folder, "sdpa")
-    batch = collate(rows, np.arange(2))
+    batch = Collator(rows).batch(np.arange(2))
     out = packed.base_model(
         input_ids=batch.input_ids_BL,
         position_ids=batch.position_ids_BL,
@@ -84,7 +84,7 @@ def test_packed_gradients_equal_separate_gradients(
     folder: Path, rows: PackedRows, adapter: bool, checkpointing: bool
 ) -> None:
     packed, alone = (prepared(folder, adapter, checkpointing) for _ in range(2))
-    batch_loss(packed, collate(rows, np.arange(2)), device=CPU).backward()
+    batch_loss(packed, Collator(rows).batch(np.arange(2)), device=CPU).backward()
     for row, lengths in enumerate(LENGTHS):
         start = 0
         for n in lengths:
@@ -121,17 +121,17 @@ def prepared(folder: Path, adapter: bool, checkpointing: bool) -> torch.nn.Modul
 
 def single(rows: PackedRows, row: int, start: int, n: int):  # type: ignore[no-untyped-def]
     """Make one document a row of its own."""
-    ids = rows.input_ids_NL[row : row + 1, start : start + n]
+    ids = rows.parts_NL[0][row : row + 1, start : start + n]
     spans: list[int] = []
     for low, high in zip(rows.spans[row][::2], rows.spans[row][1::2], strict=True):
         low, high = max(low, start) - start, min(high, start + n) - start
         if low < high:
             spans += [low, high]
-    return collate(PackedRows(ids, [[n]], [spans]), np.arange(1))
+    return Collator(packed_rows(ids, [[n]], [spans])).batch(np.arange(1))
 
 
 def test_no_document_learns_its_first_token(rows: PackedRows) -> None:
-    batch = collate(rows, np.arange(2))
+    batch = Collator(rows).batch(np.arange(2))
     starts = batch.position_ids_BL == 0
     assert (batch.labels_BL[starts] == IGNORE).all()
     # Row 2: 20 supervised tokens less the first, then 3; row 1: 6 + 5 + 12 (17-20 is not covered).
@@ -146,17 +146,17 @@ def test_attention_without_lengths_is_an_error(folder: Path) -> None:
 
 def test_loss_on_selected_rows_equals_plain_loss(folder: Path, rows: PackedRows) -> None:
     model = causal_lm(load(folder))
-    batch = collate(rows, np.arange(2))
+    batch = Collator(rows).batch(np.arange(2))
     hidden = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(2))
     head = model.get_output_embeddings().weight
     logits = torch.nn.functional.linear(hidden, head)
     plain = torch.nn.functional.cross_entropy(
         logits[:, :-1].reshape(-1, 97),
-        batch.labels_BL[:, 1:].reshape(-1),
+        batch.labels_BL[:, 1:].reshape(-1).long(),
         ignore_index=IGNORE,
         reduction="sum",
     )
-    torch.testing.assert_close(summed_loss(hidden, head, batch.labels_BL), plain)
+    torch.testing.assert_close(summed_loss(hidden, head, batch.labels_BL.long()), plain)
 
 
 def test_chunked_loss_equals_plain_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,14 +175,6 @@ def test_chunked_loss_equals_plain_loss_and_gradients(monkeypatch: pytest.Monkey
         torch.testing.assert_close(plain, chunked)
 
 
-def test_each_epoch_sees_every_row_once_in_its_own_order() -> None:
-    steps = [rows_of_step(10, seed=1, step=s, global_batch=4) for s in range(6)]
-    first, second = np.concatenate(steps[:3]), np.concatenate(steps[3:])
-    assert sorted(first) == sorted(second) == list(range(10))
-    assert first.tolist() != second.tolist()
-    assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2]
-
-
 def test_the_cuda_kernel_gets_one_dtype_under_autocast(
     folder: Path, rows: PackedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +186,7 @@ def test_the_cuda_kernel_gets_one_dtype_under_autocast(
         return torch.zeros_like(tensors[0])
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    batch = collate(rows, np.arange(2))
+    batch = Collator(rows).batch(np.arange(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         load(folder).base_model(
             input_ids=batch.input_ids_BL,

@@ -3,7 +3,8 @@ import json
 import os
 from pathlib import Path
 
-from expertflow.train.prune import prunable, prune
+from expertflow.core.files import remove
+from expertflow.train.prune import prunable
 
 
 def state(root: Path, name: str, *, finished: bool, age: int) -> Path:
@@ -27,11 +28,13 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
         json.dumps({"fingerprint": "published"})
     )
     (tmp_path / "state" / "hashes.json").write_text("{}")
+    (tmp_path / "state" / "tokens" / "abc").mkdir(parents=True)
     with (running / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         places = tmp_path / "results", tmp_path / "state"
         assert set(prunable(*places)) == {old, abandoned}
-        prune(*places)
+        for path in prunable(*places):
+            remove(path)
     assert published.is_dir() and resumable.is_dir() and running.is_dir()
     assert not old.exists() and not abandoned.exists()
 
@@ -40,5 +43,6 @@ def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
     older = state(tmp_path, "older", finished=True, age=40)
     last = state(tmp_path, "last", finished=True, age=30)
     state(tmp_path, "failed", finished=False, age=10)
-    prune(tmp_path / "results", tmp_path / "state")
+    for path in prunable(tmp_path / "results", tmp_path / "state"):
+        remove(path)
     assert last.is_dir() and not older.exists()

@@ -33,7 +33,7 @@ def touch_source(space: Workspace) -> None:
 
 
 def edit_comment(space: Workspace) -> None:
-    space.edit(f"{LIBRARY}/tokens/packing.py", "Row = list[int]", "# a row\nRow = list[int]")
+    space.edit(f"{LIBRARY}/tokens/packing.py", "class Filled(", "# rows\nclass Filled(")
 
 
 def edit_docstring(space: Workspace) -> None:

@@ -11,8 +11,17 @@ def spec_of(rule):
     return spec
 
 
+def files_of(records, *suffixes):
+    """List the files behind the records of shards."""
+    return [record.removesuffix(".json") + suffix for record in records for suffix in suffixes]
+
+
 def lock_of(wildcards):
     return house.lock(wildcards.expert)
+
+
+def source_lock(wildcards):
+    return house.source_lock(wildcards.expert, wildcards.source)
 
 
 def source_record(wildcards):
@@ -32,19 +41,27 @@ def source_records(wildcards):
 
 
 def document_shards(wildcards):
-    return house.shards(wildcards.expert, "documents")
+    return house.shards(wildcards.expert)
 
 
 def token_shards(wildcards):
-    return house.shards(wildcards.expert, "tokens")
+    return house.token_shards(wildcards.expert)
+
+
+def shards_to_tokenise(wildcards):
+    return house.shards_to_tokenise(wildcards.expert, wildcards.source, wildcards.shard)
+
+
+def files_to_tokenise(wildcards):
+    return files_of(shards_to_tokenise(wildcards), ".arrow")
 
 
 def document_files(wildcards):
-    return house.arrow_files(wildcards.expert, "documents")
+    return files_of(document_shards(wildcards), ".arrow")
 
 
 def token_files(wildcards):
-    return house.arrow_files(wildcards.expert, "tokens")
+    return files_of(token_shards(wildcards), ".ids", ".arrow")
 
 
 def model_documents(wildcards):

@@ -9,7 +9,7 @@ Makes:  results/{expert}/datasets.json         sources, licences, shards
 
 rule fetch_source:
     input:
-        lock=lock_of,
+        lock=source_lock,
     output:
         record="results/{expert}/sources/fetched/{source}.json",
     log:
@@ -28,7 +28,7 @@ rule fetch_source:
 
 rule generate_source:
     input:
-        lock=lock_of,
+        lock=source_lock,
     output:
         record="results/{expert}/sources/generated/{source}.json",
         directory=directory("results/{expert}/sources/generated/{source}"),

@@ -2,8 +2,9 @@
 
 Needs:  results/{expert}/documents/… and keep.arrow; a base model on the hub, in a folder, or builtin
 Makes:  results/{expert}/model.json            base model and tokenizer, with hashes
-        results/{expert}/tokens/…              token ids, by shard
+        results/{expert}/tokens/…              token ids of all documents, by shard
         results/{expert}/packing.json          row length, fill, what was cut; rows in packed/
+        state/tokens/…                         undeclared: tokens by content, for every expert
 """
 
 
@@ -33,31 +34,33 @@ rule prepare_model:
 
 rule pretokenize_shard:
     input:
-        shard="results/{expert}/documents/{source}/{shard}.json",
-        documents=ancient("results/{expert}/documents/{source}/{shard}.arrow"),
-        keep="results/{expert}/keep.arrow",
+        shards=shards_to_tokenise,
+        documents=ancient(files_to_tokenise),
         model="results/{expert}/model.json",
     output:
         record="results/{expert}/tokens/{source}/{shard}.json",
-        tokens="results/{expert}/tokens/{source}/{shard}.arrow",
+        ids="results/{expert}/tokens/{source}/{shard}.ids",
+        index="results/{expert}/tokens/{source}/{shard}.arrow",
     log:
         "results/{expert}/logs/pretokenize_shard.{source}.{shard}.log",
     conda:
         "../../envs/expertflow.yaml"
+    threads: 4
     params:
         spec=spec_of("pretokenize_shard"),
         code=house.code("pretokenize_shard"),
     shell:
         'RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
-        " --spec {params.spec:q} --code {params.code} --shard {input.shard:q}"
-        " --keep {input.keep:q} --model {input.model:q} --tokens {output.tokens:q}"
-        " --output {output.record:q} 2> {log:q}"
+        " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
+        " --model {input.model:q} --store state/tokens --ids {output.ids:q}"
+        " --index {output.index:q} --output {output.record:q} 2> {log:q}"
 
 
 rule pack_sequences:
     input:
         shards=token_shards,
         tokens=ancient(token_files),
+        keep="results/{expert}/keep.arrow",
     output:
         record="results/{expert}/packing.json",
         directory=directory("results/{expert}/packed"),
@@ -70,5 +73,5 @@ rule pack_sequences:
         code=house.code("pack_sequences"),
     shell:
         'python "$EXPERTFLOW"/pack_sequences.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --shards {input.shards:q}"
+        " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {input.keep:q}"
         " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

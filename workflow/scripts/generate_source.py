@@ -12,7 +12,7 @@ from expertflow.data.settings import FetchSpec
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--lock", type=Path, required=True, help="sources.lock.json")
+    parser.add_argument("--lock", type=Path, required=True, help="lock of the source")
     parser.add_argument("--directory", type=Path, required=True, help="where the records go")
     parser.add_argument("--output", type=Path, required=True, help="record to write")
     args = parser.parse_args()

@@ -13,6 +13,7 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--expert", required=True)
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help="token records")
+    parser.add_argument("--keep", type=Path, required=True, help="keep-list")
     parser.add_argument("--directory", type=Path, required=True, help="folder of rows to write")
     parser.add_argument("--output", type=Path, required=True, help="packing.json to write")
     args = parser.parse_args()
@@ -20,6 +21,7 @@ def main() -> None:
         expert=args.expert,
         spec=cli.spec_from_text(PackingSpec, args.spec),
         shards=[read_record(TokenShardRecord, path) for path in args.shards],
+        keep=args.keep,
         output=args.directory,
     )
     write_record(args.output, record)

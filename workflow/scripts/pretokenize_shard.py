@@ -1,28 +1,35 @@
 #!/usr/bin/env python3
-"""Tokenise the kept documents of one shard."""
+"""Tokenise the documents of some shards of a source, or take their tokens from the store."""
 
 from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_part, read_record, write_record
 from expertflow.data.records import Layout, ShardRecord
+from expertflow.tokens.records import TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--shard", type=Path, required=True, help="record of the shard")
-    parser.add_argument("--keep", type=Path, required=True, help="keep-list")
+    parser.add_argument("--name", required=True, help="name of the token shard")
+    parser.add_argument("--shards", type=Path, nargs="+", required=True, help="document records")
     parser.add_argument("--model", type=Path, required=True, help="model.json")
-    parser.add_argument("--tokens", type=Path, required=True, help="Arrow file to write")
+    parser.add_argument("--store", type=Path, required=True, help="folder of tokens made before")
+    parser.add_argument("--ids", type=Path, required=True, help="file of token ids to write")
+    parser.add_argument("--index", type=Path, required=True, help="Arrow index to write")
     parser.add_argument("--output", type=Path, required=True, help="record to write")
     args = parser.parse_args()
     record = pretokenize_shard(
-        shard=read_record(ShardRecord, args.shard),
-        keep=args.keep,
+        name=args.name,
+        spec=cli.spec_from_text(TokenSpec, args.spec),
+        code=args.code,
+        shards=[read_record(ShardRecord, path) for path in args.shards],
         tokenizer=Path(read_part(str, args.model, "path")),
         layout=read_part(Layout, args.model, "layout"),
-        output=args.tokens,
+        store=args.store,
+        ids=args.ids,
+        index=args.index,
     )
     write_record(args.output, record)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)

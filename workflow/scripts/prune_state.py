@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Remove training states that no result refers to any more; they hold checkpoints and old models.
+"""Remove training states and tokens that no result refers to any more.
 
 Keeps what is published, what is in use, and the newest unfinished state of each expert.
 """
@@ -8,7 +8,9 @@ import argparse
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.train.prune import prunable, prune
+from expertflow.core.files import remove
+from expertflow.tokens import store
+from expertflow.train.prune import TOKENS, prunable
 
 
 def main() -> None:
@@ -17,7 +19,9 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("state"))
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     args = parser.parse_args()
-    for path in (prunable if args.dry_run else prune)(args.results, args.state):
+    for path in prunable(args.results, args.state) + store.prunable(args.state / TOKENS):
+        if not args.dry_run:
+            remove(path)
         print(f"{'would remove' if args.dry_run else 'removed'} {path}")
 
 

@@ -19,8 +19,7 @@ from expertflow.core.records import read_record, to_json
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
-from expertflow.data.shards import shard_names
-from expertflow.tokens.records import TokenSpec
+from expertflow.data.shards import shard_names, token_shards
 
 GENERATORS = "expertflow.data.sources.generated"
 # Files that a script reads beside its imports: a change of theirs is a change of its code.
@@ -77,9 +76,9 @@ class House:
         self._lock(name)
         return f"results/{name}/sources.lock.json"
 
-    def arrow_files(self, name: str, stage: str) -> list[str]:
-        """List the files behind the shard records of a stage."""
-        return [record.removesuffix("json") + "arrow" for record in self.shards(name, stage)]
+    def source_lock(self, name: str, source: str) -> str:
+        """Pin an expert's sources, once; give the path of one source's own lock."""
+        return self._own_lock(name, self._source_lock(name, source))
 
     def source_records(self, name: str) -> list[str]:
         """List the records of an expert's sources."""
@@ -95,19 +94,34 @@ class House:
         is_made = lock.kind == "generated"
         return [f"results/{name}/sources/generated/{source}"] if is_made else []
 
-    def shards(self, name: str, stage: str) -> list[str]:
-        """List the shard records of a stage, ``documents`` or ``tokens``, in their order."""
+    def shards(self, name: str) -> list[str]:
+        """List the records of an expert's documents, in their order."""
         return [
-            f"results/{name}/{stage}/{source.name}/{shard}.json"
+            f"results/{name}/documents/{source.name}/{shard}.json"
             for source in self._lock(name).sources
             for shard in shard_names(source.n_shards)
         ]
+
+    def token_shards(self, name: str) -> list[str]:
+        """List the records of an expert's tokens, in the order of the documents."""
+        return [
+            f"results/{name}/tokens/{source.name}/{shard}.json"
+            for source in self._lock(name).sources
+            for shard in token_shards(source.n_shards)
+        ]
+
+    def shards_to_tokenise(self, name: str, source: str, shard: str) -> list[str]:
+        """List the records of the documents that one token shard holds."""
+        names = token_shards(self._source_lock(name, source).n_shards).get(shard)
+        if names is None:
+            fail(f"results/{name}/tokens/{source}/{shard}.json: there is no such shard")
+        return [f"results/{name}/documents/{source}/{document}.json" for document in names]
 
     def model_inputs(self, name: str) -> tuple[list[str], list[str]]:
         """List what ``prepare_model`` reads: documents only where a tokenizer learns from them."""
         expert = self.expert(name)
         if expert["model"].startswith("builtin:") and expert["tokenizer"] is None:
-            return self.shards(name, "documents"), [f"results/{name}/keep.arrow"]
+            return self.shards(name), [f"results/{name}/keep.arrow"]
         return [], []
 
     @one_line
@@ -136,6 +150,10 @@ class House:
                 )
                 self._hashes.save()
                 write_lock(path, lock)
+                for source in lock.sources:
+                    # A source's jobs read its own lock, so that they run for its changes alone.
+                    own = Path(self._own_lock(name, source))
+                    write_lock(own, ExpertLock(expert=name, sources=(source,)))
                 self._locks[name] = lock
                 for unresolved in unresolved_hub_sources(specs.source_specs(self.expert(name))):
                     note(f"{name}: {unresolved}: revision not resolved yet; fetch_source pins it")
@@ -164,6 +182,9 @@ class House:
             if lock.name == source:
                 return lock
         fail(f"expert {name} has no source {source!r}; see its manifest")
+
+    def _own_lock(self, name: str, lock: SourceLock) -> str:
+        return f"results/{name}/sources/locked/{lock.name}.json"
 
     def _source_record(self, name: str, lock: SourceLock) -> str:
         kind = "generated" if lock.kind == "generated" else "fetched"
@@ -199,7 +220,7 @@ class House:
         return specs.model_spec(expert, self._content(files))
 
     def _spec_pretokenize_shard(self, name: str, _: Any) -> Any:
-        return TokenSpec(engine="tokenizers")
+        return specs.token_spec(self.expert(name))
 
     def _spec_pack_sequences(self, name: str, _: Any) -> Any:
         return specs.packing_spec(self.expert(name))

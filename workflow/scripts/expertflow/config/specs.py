@@ -4,7 +4,9 @@ A rule reruns when its spec changes, so a setting belongs into the spec of the f
 it and into no other.
 """
 
+import contextlib
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import LoraSpec, PlanSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StageSpec
-from expertflow.tokens.records import PackingSpec
+from expertflow.tokens.records import PackingSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
 Settings = dict[str, Any]
@@ -114,6 +116,15 @@ def model_spec(expert: Settings, content: dict[str, str]) -> ModelSpec:
         content=content,
         **expert["builtin"],
     )
+
+
+def token_spec(expert: Settings) -> TokenSpec:
+    """Give the settings of ``pretokenize_shard``, with the versions of the engines there are."""
+    versions = {}
+    for engine in ("fastokens", "tokenizers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[engine] = metadata.version(engine)
+    return TokenSpec(engine=expert["data"]["token_engine"], versions=versions)
 
 
 def packing_spec(expert: Settings) -> PackingSpec:

@@ -21,14 +21,14 @@ from itertools import pairwise
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from expertflow.data.chat_environment import chat_environment
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
+from expertflow.data.watched import Condition, Watch, is_watchable, watched
 
 # A character of a private use area on both sides of a turn's number.
-_PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
+PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
 MAX_SHAPES = 512
 Span = tuple[int, int]
 
@@ -48,7 +48,10 @@ class ChatTemplate:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._template = _environment().from_string(str(layout.chat_template))
+        environment = chat_environment()
+        self._template = environment.from_string(str(layout.chat_template))
+        self._is_watchable = is_watchable(environment, str(layout.chat_template))
+        self._watch: Watch | None = None
         self._special = special_pattern(layout.special_tokens)
         self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
 
@@ -74,13 +77,35 @@ class ChatTemplate:
             raise Reject("special_token_text", "a text that the chat template rewrites holds one")
         return self._cut(body.turns, body.tools, direct)
 
-    def _shape(self, body: Body) -> tuple[Atom, ...]:
-        if any(self._special.search(text) for text in _structured_texts(body)):
+    def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
+        """Lay out a chat whose texts are places, as far as other texts would be laid out alike.
+
+        Under the conditions they are; null where the template does more than ask.
+        """
+        if not self._is_watchable:
+            return None
+        self._watch = Watch()
+        try:
+            atoms = self._lay_out(body.turns, body.tools)
+        except Reject:
+            return None
+        finally:
+            watch, self._watch = self._watch, None
+        return None if watch.opaque else (atoms, tuple(watch.conditions))
+
+    def _lay_out(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> tuple[Atom, ...]:
+        """Lay out turns whose texts are places."""
+        if any(self._special.search(text) for text in _structured_texts(turns, tools)):
             raise Reject("special_token_text", "a tool or a call to one holds a special token")
+        full = self._apply(turns, tools)
+        _refuse_omissions(full, turns, tools)
+        return self._cut(turns, tools, full)
+
+    def _shape(self, body: Body) -> tuple[Atom, ...]:
         turns = [
             Turn(
                 role=turn.role,
-                content=f"\ue0f0{i}\ue0f1" if turn.content else "",
+                content=place(i) if turn.content else "",
                 learned=turn.learned,
                 tool_calls=turn.tool_calls,
                 tool_call_id=turn.tool_call_id,
@@ -91,9 +116,7 @@ class ChatTemplate:
         if key not in self._shapes:
             if len(self._shapes) == MAX_SHAPES:
                 self._shapes.popitem(last=False)
-            full = self._apply(turns, body.tools)
-            _refuse_omissions(full, turns, body.tools)
-            self._shapes[key] = self._cut(turns, body.tools, full)
+            self._shapes[key] = self._lay_out(turns, body.tools)
         self._shapes.move_to_end(key)
         return self._shapes[key]
 
@@ -102,7 +125,7 @@ class ChatTemplate:
     ) -> tuple[Atom, ...]:
         """Cut a rendered chat at special tokens, places of texts and ends of what is learned."""
         special = [match.span() for match in self._special.finditer(full)]
-        places = {match.span(): int(match[1]) for match in _PLACE.finditer(full)}
+        places = {match.span(): int(match[1]) for match in PLACE.finditer(full)}
         if all(turn.learned for turn in turns):
             learned = [(0, len(full))]
         else:
@@ -133,7 +156,7 @@ class ChatTemplate:
         special: list[Span],
     ) -> Span:
         """Find what is learned of turn ``i`` in the rendered chat, as [start, end)."""
-        text_at = full.find(turns[i].content) if _PLACE.fullmatch(turns[i].content) else -1
+        text_at = full.find(turns[i].content) if PLACE.fullmatch(turns[i].content) else -1
         start = text_at
         if turns[i].role == "assistant":
             # Some templates refuse a chat without a turn, or one that ends in a call's result.
@@ -157,9 +180,15 @@ class ChatTemplate:
     def _apply(
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], *, generate: bool = False
     ) -> str:
+        messages = _messages(turns)
+        if self._watch is not None:
+            for message in messages:
+                if place := PLACE.fullmatch(message["content"]):
+                    number = int(place[1])
+                    message["content"] = watched(message["content"], number, self._watch)
         try:
             return self._template.render(
-                messages=_messages(turns),
+                messages=messages,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generate,
@@ -170,10 +199,15 @@ class ChatTemplate:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
 
 
+def place(i: int) -> str:
+    """Give what stands for text ``i`` while a layout is looked at."""
+    return f"\ue0f0{i}\ue0f1"
+
+
 def template_fault(template: str) -> str | None:
     """Say what is wrong with a template's syntax, with the line; null where nothing is."""
     try:
-        _environment().from_string(template)
+        chat_environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
     return None
@@ -230,38 +264,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return messages
 
 
-def _structured_texts(body: Body) -> list[str]:
-    calls = [call for turn in body.turns for call in turn.tool_calls]
+def _structured_texts(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[str]:
+    calls = [call for turn in turns for call in turn.tool_calls]
     texts = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in calls]
-    return [*texts, json.dumps(body.tools, ensure_ascii=False)] if body.tools else texts
-
-
-class _Generation(jinja2.ext.Extension):
-    """Let templates mark the assistant's text; the marks are not needed here."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> Any:
-        """Parse the block and give what is inside."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Make the sandbox in which templates of tokenizers expect to run.
-
-    It has no clock on purpose: a template that writes today's date would give other data every day.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-
-    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    return environment
+    return [*texts, json.dumps(tools, ensure_ascii=False)] if tools else texts

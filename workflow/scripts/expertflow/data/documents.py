@@ -1,18 +1,23 @@
 """The Arrow layout of documents and of the keep-list, written and read in one place.
 
 One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
-documents that must stay on the same side of the train / held-out split. ``body`` is the JSON of a
-``Body``, ``fields`` the JSON of what the task's scorer needs. With near-duplicate detection there
-is a column ``signature`` besides: the document's MinHash as little-endian uint32.
+documents that must stay on the same side of the train / held-out split. What a document says is
+held in two parts: ``frame``, the JSON of a ``Body`` with null in the place of every text, and
+``texts``, which fill those places in order. Most documents of a source share one frame, so they
+are rendered as columns of texts. ``fields`` is the JSON of what the task's scorer needs. With
+near-duplicate detection there is a column ``signature`` besides: the document's MinHash as
+little-endian uint32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from expertflow.data.hashes import HASH_BYTES
 from expertflow.data.records import Body, ShardRecord, ToolCall, Turn
@@ -38,7 +43,8 @@ def documents_schema(near: SignatureSpec | None) -> pa.Schema:
         ("text_hash", pa.binary(HASH_BYTES)),
         ("group_hash", pa.uint64()),
         ("category", pa.string()),
-        ("body", pa.binary()),
+        ("frame", pa.binary()),
+        ("texts", pa.list_(pa.string())),
         ("fields", pa.binary()),
     ]
     if near is not None:
@@ -53,7 +59,8 @@ class NewDocument(NamedTuple):
     text_hash: bytes
     group_hash: int
     category: str | None
-    body: bytes
+    frame: bytes
+    texts: Sequence[str]
     fields: bytes
     signature: bytes | None = None
 
@@ -72,7 +79,7 @@ class DocumentWriter:
     def add(self, document: NewDocument) -> None:
         """Add one document."""
         self._rows.append(document)
-        self._n_bytes += len(document.body)
+        self._n_bytes += sum(map(len, document.texts))
         if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
             self._flush()
 
@@ -126,6 +133,30 @@ def read_keep(path: Path, shard: ShardRecord) -> dict[int, Kept]:
     return kept
 
 
+class KeptRows(NamedTuple):
+    """Some kept rows of one shard, in their order."""
+
+    source: str
+    shard: str
+    rows: NDArray[np.int32]
+    held_out: NDArray[np.bool_]
+    n_copies: NDArray[np.int32]
+
+
+def iter_keep(path: Path) -> Iterator[KeptRows]:
+    """Yield the keep-list in the order of the manifest; a batch of it is of one shard."""
+    with pa.memory_map(str(path)) as source:
+        for batch in pa.ipc.open_stream(source):
+            if batch.num_rows:
+                yield KeptRows(
+                    batch["source"][0].as_py(),
+                    batch["shard"][0].as_py(),
+                    batch["row"].to_numpy(),
+                    batch["held_out"].to_numpy(zero_copy_only=False),
+                    batch["n_copies"].to_numpy(),
+                )
+
+
 def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Document]:
     """Yield the kept documents of a shard in their order."""
     first = 0
@@ -137,7 +168,7 @@ def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Docume
                 yield Document(
                     document_id=value["document_id"],
                     text_hash=value["text_hash"].hex(),
-                    body=body_from_json(value["body"]),
+                    body=body_of(value["frame"], value["texts"]),
                     fields=orjson.loads(value["fields"]),
                     held_out=keep[row].held_out,
                     n_copies=keep[row].n_copies,
@@ -146,28 +177,56 @@ def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Docume
             first += batch.num_rows
 
 
+def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield ids, frames and texts of all documents of a shard, in their order."""
+    columns = documents_schema(None).names
+    chosen = [columns.index(name) for name in ("document_id", "frame", "texts")]
+    options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+    with pa.memory_map(str(path)) as source:
+        yield from pa.ipc.open_stream(source, options=options)
+
+
 def iter_kept(shards: list[ShardRecord], keep: Path) -> Iterator[Document]:
     """Yield the kept documents of all shards, in the order of the manifest."""
     for shard in shards:
         yield from iter_documents(shard, read_keep(keep, shard))
 
 
-def body_to_json(body: Body) -> bytes:
-    """Serialise a body; keys keep their order, so equal bodies give equal bytes."""
-    return orjson.dumps(body)
+def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
+    """Take the texts out of a body. An empty text stays in the frame: it is laid out differently.
+
+    Keys keep their order, so equal bodies give equal frames.
+    """
+    if body.text is not None:
+        return orjson.dumps({"text": None}), (body.text,)
+    turns = [
+        {
+            "role": turn.role,
+            "content": None if turn.content else "",
+            "learned": turn.learned,
+            "tool_calls": turn.tool_calls,
+            "tool_call_id": turn.tool_call_id,
+        }
+        for turn in body.turns
+    ]
+    texts = tuple(turn.content for turn in body.turns if turn.content)
+    return orjson.dumps({"turns": turns, "tools": body.tools}), texts
 
 
-def body_from_json(raw: bytes) -> Body:
-    """Read a body back."""
-    value = orjson.loads(raw)
+def body_of(frame: bytes, texts: Sequence[str]) -> Body:
+    """Put the texts back into a frame."""
+    value = orjson.loads(frame)
+    if "text" in value:
+        return Body(text=texts[0])
+    left = iter(texts)
     turns = (
         Turn(
             role=turn["role"],
-            content=turn["content"],
+            content=next(left) if turn["content"] is None else "",
             learned=turn["learned"],
             tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
             tool_call_id=turn["tool_call_id"],
         )
         for turn in value["turns"]
     )
-    return Body(turns=tuple(turns), tools=tuple(value["tools"]), text=value["text"])
+    return Body(turns=tuple(turns), tools=tuple(value["tools"]))

@@ -112,7 +112,8 @@ class Preparer:
             text,
             group,
             None if self.source.category is None else self._category(record),
-            draft.body,
+            draft.frame,
+            draft.contents,
             self._fields(record) if self.spec.evaluation_fields else b"{}",
             self._sign(identity) if self._sign else None,
         )

@@ -6,7 +6,7 @@ later stages depend on that.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from expertflow.data.settings import SourceKind
 
@@ -157,8 +157,7 @@ class Body:
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of a rendered document that is tokenised as one.
 
     ``special`` segments are one special token, spliced by id. ``learned`` are the characters

@@ -12,13 +12,37 @@ template as a whole gives.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from expertflow.core.errors import DataError
-from expertflow.data.chat_template import Atom, ChatTemplate, special_pattern
+from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern
+from expertflow.data.documents import body_of
 from expertflow.data.layout import CHATML, TURN_END, TURN_START
 from expertflow.data.records import Body, Layout, Segment
 from expertflow.data.reject import Reject
 from expertflow.data.shapes import last_answer
+from expertflow.data.watched import Condition
+
+
+class Blank(NamedTuple):
+    """A stretch between two special tokens around one of a document's texts.
+
+    ``writer`` is the role whose text it is; null for a plain text. From character ``learned_from``
+    on all is learned, which is 0, the end of ``before``, or null for nothing.
+    """
+
+    before: str
+    text: int
+    after: str
+    learned_from: int | None
+    writer: str | None
+
+
+class Form(NamedTuple):
+    """A layout with blanks for a document's texts, if they meet the conditions."""
+
+    items: tuple[Segment | Blank, ...]
+    conditions: tuple[Condition, ...] = ()
 
 
 class Renderer:
@@ -46,6 +70,20 @@ class Renderer:
             return stripped(segments, self.layout)
         return segments
 
+    def form(self, frame: bytes) -> Form | None:
+        """Lay a frame out with blanks for its texts; null where that depends on the texts.
+
+        Special tokens in the texts are not looked at: ``has_special_text`` tells of them.
+        """
+        if self.layout.strip_after or self.layout.strip_before:
+            return None
+        n = frame.count(b"null")
+        body = body_of(frame, [place(i) for i in range(n)])
+        if body.text is not None or (self._is_chatml and not _has_tools(body)):
+            return _blanks(joined(self._atoms(body)), body)
+        found = self._template.form(body) if self._template else None
+        return found and _blanks(joined(found[0]), body, found[1])
+
     def text(self, body: Body) -> str:
         """Give a document as the template writes it, in one string."""
         return "".join(atom.text for atom in self._atoms(body))
@@ -64,6 +102,12 @@ class Renderer:
             for turn in body.turns
         )
 
+    def special_in(self, writer: str | None) -> tuple[str, ...]:
+        """List what ``has_special_text`` looks for in a text, by who writes it."""
+        own = self.layout.special_tokens
+        named = own if writer in (None, "assistant") else own + self.layout.added_tokens
+        return tuple(filter(None, named))
+
     def _atoms(self, body: Body) -> Iterable[Atom]:
         if body.text is not None:
             return text_atoms(body.text, self.layout)
@@ -73,7 +117,7 @@ class Renderer:
                 f"the model cannot write chats: {problem}; set data.chat_template to a file with"
                 " one that can, or to chatml"
             )
-        if self._is_chatml and not body.tools and not any(t.tool_calls for t in body.turns):
+        if self._is_chatml and not _has_tools(body):
             return chatml_atoms(body)
         return self._template.atoms(body)
 
@@ -90,6 +134,34 @@ class Renderer:
                 yield Atom(match[0], atom.learned, special=True)
                 end = match.end()
             yield Atom(atom.text[end:], atom.learned)
+
+
+def _has_tools(body: Body) -> bool:
+    return bool(body.tools) or any(turn.tool_calls for turn in body.turns)
+
+
+def _blanks(
+    segments: tuple[Segment, ...], body: Body, conditions: tuple[Condition, ...] = ()
+) -> Form | None:
+    """Turn places of texts into blanks; null where a stretch holds two, or learning ends in it."""
+    writers = [turn.role for turn in body.turns if turn.content]
+    form: list[Segment | Blank] = []
+    for segment in segments:
+        places = list(PLACE.finditer(segment.text))
+        ends = [end for _, end in segment.learned]
+        if len(places) > 1 or ends not in ([], [len(segment.text)]):
+            return None
+        if not places:
+            form.append(segment)
+            continue
+        number, (low, high) = int(places[0][1]), places[0].span()
+        learned_from = segment.learned[0][0] if segment.learned else None
+        if learned_from not in (None, 0, low):
+            return None
+        writer = writers[number] if writers else None
+        before, after = segment.text[:low], segment.text[high:]
+        form.append(Blank(before, number, after, learned_from, writer))
+    return Form(tuple(form), conditions)
 
 
 def text_atoms(text: str, layout: Layout) -> list[Atom]:

@@ -9,13 +9,11 @@ template says how: ``{document:json}`` writes JSON, ``{options:lines}`` one text
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
 from expertflow.core.errors import ConfigError
-from expertflow.data.documents import body_to_json
+from expertflow.data.documents import frame_of
 from expertflow.data.fields import MISSING, look_up
 from expertflow.data.messages import read_tools, read_turns
 from expertflow.data.records import Body, Turn
@@ -29,13 +27,14 @@ OPTIONAL = "?"
 class Draft(NamedTuple):
     """What a record says: its texts, of which the first ``n_given`` are given, the others answer.
 
-    ``body`` is the JSON of a ``Body``. ``group`` is the text whose equals lie on one side of the
-    split; null: all that is given.
+    ``frame`` and ``contents`` are the body, as documents hold it. ``group`` is the text whose
+    equals lie on one side of the split; null: all that is given.
     """
 
     texts: tuple[str, ...]
     n_given: int
-    body: bytes
+    frame: bytes
+    contents: Sequence[str]
     group: str | None = None
 
 
@@ -50,7 +49,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
 
         def make_text(record: Record) -> Draft:
             text = fill_text(record)
-            return Draft((text,), 0, body_to_json(Body(text=text)))
+            return Draft((text,), 0, *frame_of(Body(text=text)))
 
         return make_text
     supervise_all = spec.supervise == "all"
@@ -70,7 +69,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
         if body.tools:
             texts.insert(0, json.dumps(body.tools, ensure_ascii=False))
             n_given += 1
-        return Draft(tuple(texts), n_given, body_to_json(body), _question(body))
+        return Draft(tuple(texts), n_given, *frame_of(body), _question(body))
 
     return make_chat
 
@@ -78,22 +77,24 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
 def _pair_maker(
     prompt: str, completion: str, system: Turn | None, supervise_all: bool
 ) -> Callable[[Record], Draft]:
-    """Make the two turns of a pair without building them: the JSON around the texts is constant."""
+    """Make the two turns of a pair without building them: all of them share one frame."""
     fill_prompt, fill_completion = filler(prompt), filler(completion)
-    marks = ("<prompt>", "<completion>")
-    turns = (
-        Turn(role="user", content=marks[0], learned=supervise_all),
-        Turn(role="assistant", content=marks[1], learned=True),
-    )
-    frame = body_to_json(Body(turns=turns if system is None else (system, *turns)))
-    before, between = frame.rsplit(orjson.dumps(marks[0]), 1)
-    between, after = between.rsplit(orjson.dumps(marks[1]), 1)
-    dumps = orjson.dumps
+
+    def body(question: str, answer: str) -> Body:
+        turns = (
+            Turn(role="user", content=question, learned=supervise_all),
+            Turn(role="assistant", content=answer, learned=True),
+        )
+        return Body(turns=turns if system is None else (system, *turns))
+
+    frame, contents = frame_of(body("-", "-"))
+    before = contents[:-2]
 
     def make_pair(record: Record) -> Draft:
         question, answer = fill_prompt(record), fill_completion(record)
-        body = b"".join((before, dumps(question), between, dumps(answer), after))
-        return Draft((question, answer), 1, body)
+        if question and answer:
+            return Draft((question, answer), 1, frame, (*before, question, answer))
+        return Draft((question, answer), 1, *frame_of(body(question, answer)))
 
     return make_pair
 

@@ -156,10 +156,10 @@ def choose(
                 reference=reference,
                 fields=document.fields,
             ),
-            tokens.ids,
+            ids,
         )
-        for document, reference, tokens in zip(
-            chosen, references, tokenise(questions, engine), strict=True
+        for document, reference, ids in zip(
+            chosen, references, tokenise(questions, engine).ids.tolist(), strict=True
         )
     ]
 

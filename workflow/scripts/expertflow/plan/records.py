@@ -72,6 +72,11 @@ class PlanSpec:
     n_threads: int | None
     collection_interval_seconds: float | None
     track_per_step_metrics: bool
+    loader: Literal["thread", "workers"] | None
+    dataloader_num_workers: int
+    dataloader_prefetch_factor: int
+    dataloader_persistent_workers: bool
+    group_by_length: bool
     gpu_memory_threshold_small_gb: float
     gpu_memory_threshold_medium_gb: float
     gpu_memory_threshold_large_gb: float
@@ -107,6 +112,20 @@ class Reason:
     setting: str
     value: str
     because: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderPlan:
+    """What brings batches to the trainer. It decides how fast they come, never what they hold.
+
+    ``n_prefetch_batches`` is what the thread makes at a time, or what each worker has in hand; 0 if
+    every batch is made when it is asked for.
+    """
+
+    kind: Literal["thread", "workers"]
+    n_workers: int
+    n_prefetch_batches: int
+    persistent_workers: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +170,8 @@ class TrainPlan:
     n_threads: int | None
     collection_interval_seconds: float
     track_per_step_metrics: bool
+    loader: LoaderPlan
+    group_by_length: bool
     seed: int
     n_params_total: int
     n_params_trainable: int

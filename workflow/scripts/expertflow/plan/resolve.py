@@ -4,14 +4,14 @@ A pure function of the manifest's settings, the packed rows, the model's shape a
 readings that change from minute to minute belong to the preflight of the training job.
 """
 
-from dataclasses import dataclass, field
-
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import plan_cost
-from expertflow.plan.flops import CONVENTION, FlopsPerToken, adapter_weights, flops_per_token
-from expertflow.plan.memory import KNOWN_ARCHITECTURES, predict_peak_bytes
-from expertflow.plan.records import ModelFacts, PlanSpec, Precision, Reason, TrainPlan
+from expertflow.plan.draft import Draft
+from expertflow.plan.flops import CONVENTION, FlopsPerToken, flops_per_token
+from expertflow.plan.loader import choose_grouping, choose_loader
+from expertflow.plan.memory import KNOWN_ARCHITECTURES
+from expertflow.plan.records import LoaderPlan, ModelFacts, PlanSpec, Precision, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
 from expertflow.tokens.records import PackingRecord
 
@@ -26,48 +26,6 @@ CARRIED = (
 )
 PEAK_REASON = "prior from per-layer figures; no calibration run yet"
 GIB = 1 << 30
-
-
-@dataclass(slots=True)
-class Draft:
-    """What the plan is made of, and the reasons collected on the way."""
-
-    expert: str
-    spec: PlanSpec
-    packing: PackingRecord
-    facts: ModelFacts
-    n_params: int
-    gpu: GpuFacts | None
-    reasons: list[Reason] = field(default_factory=list)
-
-    def because(self, setting: str, value: object, reason: str) -> None:
-        """Note why a setting has its value."""
-        self.reasons.append(Reason(setting=setting, value=str(value), because=reason))
-
-    @property
-    def n_trainable(self) -> int:
-        """Count the parameters that are trained."""
-        if self.spec.lora is None:
-            return self.n_params
-        return adapter_weights(self.facts, self.spec.lora)
-
-    @property
-    def supervised_fraction(self) -> float:
-        """Give the share of packed tokens that are targets."""
-        return self.packing.train.n_target_tokens / self.packing.train.n_tokens
-
-    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
-        """Predict the peak memory of a micro-batch; null where that cannot be done."""
-        return predict_peak_bytes(
-            self.facts,
-            method=self.spec.method,
-            precision=precision,
-            n_params_total=self.n_params,
-            n_params_trainable=self.n_trainable,
-            tokens_per_micro_batch=micro_batch * self.packing.sequence_length_tokens,
-            supervised_fraction=self.supervised_fraction,
-            checkpoint_activations=checkpoint,
-        )
 
 
 def plan_training(
@@ -94,7 +52,6 @@ def plan_training(
     warmup = _warmup(draft, steps)
     tokens = round(packing.train.n_tokens * steps / per_epoch)
     flops = _flops(draft, checkpoint)
-    interval = spec.collection_interval_seconds or DEFAULT_INTERVAL_S
     return TrainPlan(
         expert=expert,
         hardware="cpu" if gpu is None else gpu.name,
@@ -115,7 +72,9 @@ def plan_training(
         checkpoint_activations=checkpoint,
         save_steps=spec.save_steps or steps,
         eval_steps=spec.eval_steps or per_epoch,
-        collection_interval_seconds=interval,
+        collection_interval_seconds=spec.collection_interval_seconds or DEFAULT_INTERVAL_S,
+        loader=_loader(draft),
+        group_by_length=_grouping(draft),
         n_params_total=n_params + (draft.n_trainable if spec.lora else 0),
         n_params_trainable=draft.n_trainable,
         flops_per_token_model=flops.model,
@@ -123,9 +82,7 @@ def plan_training(
         flops_convention=CONVENTION,
         predicted_tokens=tokens,
         predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
-        predicted_peak_reason=PEAK_REASON
-        if facts.model_type in KNOWN_ARCHITECTURES
-        else f"no figures for the architecture {facts.model_type}",
+        predicted_peak_reason=_peak_reason(facts),
         cost=plan_cost(spec=spec, gpu=gpu, flops=tokens * flops.model),
         reasons=tuple(draft.reasons),
         **{name: getattr(spec, name) for name in CARRIED},
@@ -282,3 +239,21 @@ def _attention(draft: Draft) -> str:
         value, reason = "packed", "documents of a row are isolated by their lengths"
     draft.because("attention", value, reason)
     return value
+
+
+def _loader(draft: Draft) -> LoaderPlan:
+    loader, reasons = choose_loader(draft.spec, draft.packing.packing)
+    draft.reasons += reasons
+    return loader
+
+
+def _grouping(draft: Draft) -> bool:
+    grouped, reason = choose_grouping(draft.spec, draft.packing.packing)
+    draft.reasons.append(reason)
+    return grouped
+
+
+def _peak_reason(facts: ModelFacts) -> str:
+    if facts.model_type in KNOWN_ARCHITECTURES:
+        return PEAK_REASON
+    return f"no figures for the architecture {facts.model_type}"

@@ -1,4 +1,7 @@
-"""Arrow layouts of token shards and packed rows, written and read in one place.
+"""Layouts of token shards and packed rows on disk, written and read in one place.
+
+A token shard is two files: ``.ids``, the ids of all its documents end to end as little-endian
+int32, and ``.arrow``, an index with one row a document, in the order of the documents file.
 
 Packed rows are an Arrow IPC *stream* beside two small JSON files: the folder layout that
 ``datasets.load_from_disk`` reads. A row stores what cannot be derived: ids, the lengths of its
@@ -6,49 +9,102 @@ documents, and the supervised spans. Labels, position ids and cu_seqlens are mad
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from expertflow.core.files import replacing
+from expertflow.tokens.ragged import Ragged, ragged
 
-TOKENS = pa.schema(
+IDS_DTYPE = np.dtype("<i4")
+# ``dropped`` is the reason why a document has no tokens; ``special_text`` tells that a text of it
+# holds what is a special token to the model.
+INDEX = pa.schema(
     [
-        ("row", pa.int32()),
-        ("held_out", pa.bool_()),
-        ("ids", pa.list_(pa.int32())),
+        ("n_tokens", pa.int32()),
         ("spans", pa.list_(pa.int32())),
+        ("special_text", pa.bool_()),
+        ("dropped", pa.string()),
     ]
 )
 ROWS_FILE = "data-00000-of-00001.arrow"
-BATCH_ROWS = 1024
 # Padding is never a target and belongs to no document, so any valid id serves.
 PAD_ID = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRow:
-    """One row: ids without padding, document lengths that add up to them, supervised spans."""
+class RowBatch(NamedTuple):
+    """Some packed rows: padded ids [n, L], document lengths and supervised spans of each."""
 
-    input_ids: np.ndarray
-    seq_lengths: list[int]
-    spans: list[int]
+    input_ids_NL: NDArray[np.int32]
+    seq_lengths: Ragged
+    spans: Ragged
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Packed rows in memory (mapped): ids [N rows, L tokens], lengths, spans."""
+    """N packed rows of L tokens. Ids stay in the mapped file until they are taken.
 
-    input_ids_NL: np.ndarray
-    seq_lengths: list[list[int]]
-    spans: list[list[int]]
+    ``parts_NL`` hold the rows in order, all but the last of one height.
+    """
+
+    parts_NL: tuple[NDArray[np.int32], ...]
+    seq_lengths: Ragged
+    spans: Ragged
 
     def __len__(self) -> int:
         return len(self.seq_lengths)
+
+    @property
+    def length(self) -> int:
+        """Give the length of a row in tokens."""
+        return int(self.parts_NL[0].shape[1])
+
+    def take_ids(
+        self, rows: NDArray[np.integer], out: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int32]:
+        """Copy the ids of some rows, [B, L], into ``out`` if it is given."""
+        if out is None:
+            out = np.empty((len(rows), self.length), np.int32)
+        if len(self.parts_NL) == 1:
+            return np.take(self.parts_NL[0], rows, axis=0, out=out, mode="clip")
+        height = len(self.parts_NL[0])
+        for i, row in enumerate(rows.tolist()):
+            out[i] = self.parts_NL[row // height][row % height]
+        return out
+
+
+def packed_rows(
+    input_ids_NL: NDArray[np.int32], seq_lengths: list[list[int]], spans: list[list[int]]
+) -> PackedRows:
+    """Hold rows that are in memory."""
+    return PackedRows((input_ids_NL,), ragged(seq_lengths), ragged(spans))
+
+
+def index_batch(
+    n_tokens: NDArray[np.integer],
+    spans: Ragged,
+    special_text: Sequence[bool] | NDArray[np.bool_],
+    dropped: list[str | None],
+) -> pa.RecordBatch:
+    """Give the index of some documents."""
+    columns = [
+        pa.array(n_tokens, pa.int32()),
+        arrow_lists(spans),
+        pa.array(special_text, pa.bool_()),
+        pa.array(dropped, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=INDEX)
+
+
+def read_index(path: Path) -> pa.Table:
+    """Read the index of a token shard."""
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all()
 
 
 def rows_schema(length: int) -> pa.Schema:
@@ -62,7 +118,7 @@ def rows_schema(length: int) -> pa.Schema:
     )
 
 
-def write_rows(directory: Path, rows: Iterator[PackedRow], *, length: int) -> None:
+def write_rows(directory: Path, batches: Iterator[RowBatch], *, length: int) -> None:
     """Write packed rows as a folder that ``datasets.load_from_disk`` reads."""
     schema = rows_schema(length)
     with replacing(directory) as partial:
@@ -71,55 +127,58 @@ def write_rows(directory: Path, rows: Iterator[PackedRow], *, length: int) -> No
             pa.OSFile(str(partial / ROWS_FILE), "wb") as sink,
             pa.ipc.new_stream(sink, schema) as writer,
         ):
-            for batch in _batches(rows, BATCH_ROWS):
-                writer.write_batch(_record_batch(batch, schema, length=length))
-        _write_dataset_files(partial, length)
+            for batch in batches:
+                ids = pa.array(batch.input_ids_NL.reshape(-1))
+                columns = [
+                    pa.FixedSizeListArray.from_arrays(ids, length),
+                    arrow_lists(batch.seq_lengths),
+                    arrow_lists(batch.spans),
+                ]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        int32 = {"dtype": "int32", "_type": "Value"}
+        features = {
+            "input_ids": {"feature": int32, "length": length, "_type": "List"},
+            "seq_lengths": {"feature": int32, "_type": "List"},
+            "supervised_spans": {"feature": int32, "_type": "List"},
+        }
+        write_dataset_files(partial, features)
 
 
 def read_rows(directory: Path) -> PackedRows:
-    """Map packed rows; the ids are a view of the file, not a copy."""
+    """Map packed rows; the ids are views of the file, not copies."""
     with pa.memory_map(str(directory / ROWS_FILE)) as source:
         table = pa.ipc.open_stream(source).read_all()
     length = table.schema.field("input_ids").type.list_size
-    chunks = [
+    parts = [
         chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, length)
         for chunk in table["input_ids"].chunks
     ]
-    ids = np.concatenate(chunks) if len(chunks) != 1 else chunks[0]
-    return PackedRows(ids, table["seq_lengths"].to_pylist(), table["supervised_spans"].to_pylist())
+    return PackedRows(
+        tuple(parts) or (np.empty((0, length), np.int32),),
+        from_arrow_lists(table["seq_lengths"]),
+        from_arrow_lists(table["supervised_spans"]),
+    )
 
 
-def _batches(rows: Iterator[PackedRow], size: int) -> Iterator[list[PackedRow]]:
-    batch: list[PackedRow] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def arrow_lists(lists: Ragged) -> pa.ListArray:
+    """Give lists as an Arrow column."""
+    offsets = pa.array(lists.offsets.astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(lists.values, pa.int32()))
 
 
-def _record_batch(rows: list[PackedRow], schema: pa.Schema, *, length: int) -> pa.RecordBatch:
-    ids = np.full((len(rows), length), PAD_ID, dtype=np.int32)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.input_ids)] = row.input_ids
-    columns = [
-        pa.FixedSizeListArray.from_arrays(pa.array(ids.reshape(-1)), length),
-        pa.array([row.seq_lengths for row in rows], pa.list_(pa.int32())),
-        pa.array([row.spans for row in rows], pa.list_(pa.int32())),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
+    """Lay the lists of an Arrow column end to end."""
+    # Both respect that a chunk may be a slice; the raw buffers do not.
+    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
+    values = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    offsets = np.zeros(len(column) + 1, np.int64)
+    if column.chunks:
+        np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    return Ragged(np.concatenate(values) if values else np.empty(0, np.int32), offsets)
 
 
-def _write_dataset_files(directory: Path, length: int) -> None:
+def write_dataset_files(directory: Path, features: dict[str, Any]) -> None:
     """Add what ``datasets`` expects beside the rows: which files there are, and their features."""
-    int32 = {"dtype": "int32", "_type": "Value"}
-    features = {
-        "input_ids": {"feature": int32, "length": length, "_type": "List"},
-        "seq_lengths": {"feature": int32, "_type": "List"},
-        "supervised_spans": {"feature": int32, "_type": "List"},
-    }
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, Any] = {
         "_data_files": [{"filename": ROWS_FILE}],

@@ -1,4 +1,4 @@
-"""The tokenizer behind one small face: texts in, lists of ids out, special tokens never parsed."""
+"""The tokenizer behind one small face: texts in, ids out, special tokens never parsed."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import tokenizers
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
+from expertflow.tokens.ragged import Ragged, ragged
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -27,9 +28,7 @@ class Engine:
         if not path.is_file():
             raise DataError(f"{path}: no such tokenizer; the model needs a {TOKENIZER_FILE}")
         self.sha256 = sha256_file(path)
-        self._tokenizer = tokenizers.Tokenizer.from_str(
-            without_first_blank(path.read_text(encoding="utf-8"))
-        )
+        self._tokenizer = tokenizers.Tokenizer.from_str(read_settings(directory))
         self._tokenizer.encode_special_tokens = True
 
     def encode_whole(self, text: str) -> list[int]:
@@ -43,6 +42,10 @@ class Engine:
         """Encode texts, adding nothing before or after them."""
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [item.ids for item in encoded]
+
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        """Encode texts, their ids end to end."""
+        return ragged(self.encode(texts))
 
     def decode(self, ids: list[int]) -> str:
         """Decode ids, special tokens included."""
@@ -62,6 +65,11 @@ class Engine:
                 " whose tokenizer knows ChatML, e.g. of the Qwen family"
             )
         return token_id
+
+
+def read_settings(directory: Path) -> str:
+    """Read a tokenizer's JSON as stretches of documents are encoded with it."""
+    return without_first_blank((directory / TOKENIZER_FILE).read_text(encoding="utf-8"))
 
 
 def without_first_blank(settings: str) -> str:

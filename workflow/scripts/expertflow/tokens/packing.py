@@ -1,144 +1,215 @@
-"""Plan which documents share a row: pure functions over lengths, no tokens touched.
+"""Plan which documents share a row: pure functions over arrays of lengths, no tokens touched.
 
 Worked example, rows of 10, lengths 7 4 3 6: best-fit-decreasing puts 7 with 3 and 6 with 4, two
 full rows; in input order 7, 4 + 3 and 6 would need three.
 
 A *piece* is a document, or the part of one that fits a row. The plan is made on the histogram of
-lengths, as longest-pack-first packing does: rows with equal room are one group, so the cost depends
-on the row length and hardly on the number of documents.
+lengths, as longest-pack-first packing does: rows that were filled alike are one group, so the cost
+depends on the row length and hardly on the number of documents.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-Row = list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens [start, start + length) of document ``document``."""
-
-    document: int
-    start: int
-    length: int
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Documents cut to fit rows, and what that cost."""
+    """Documents cut to fit rows, and what that cost.
 
-    pieces: list[Piece]
-    n_split: int
-    n_truncated: int
-    n_dropped: int
-    n_tokens_dropped: int
+    Piece i is tokens [start, start + length) of document ``document``.
+    """
+
+    document: NDArray[np.int32]
+    start: NDArray[np.int32]
+    length: NDArray[np.int32]
+    n_split: int = 0
+    n_truncated: int = 0
+    n_dropped: int = 0
+    n_tokens_dropped: int = 0
 
 
-def cut(lengths: list[int], *, row_length: int, overflow: str) -> Pieces:
+class Filled(NamedTuple):
+    """What rows of one group hold, last first: ``n`` pieces of ``length``, behind ``before``."""
+
+    length: int
+    n: int
+    before: "Filled | None"
+
+
+class Group(NamedTuple):
+    """Rows that hold pieces of the same lengths."""
+
+    n_rows: int
+    filled: Filled
+
+
+def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Pieces:
     """Cut over-long documents: into several pieces, to their first piece, or away altogether."""
-    pieces: list[Piece] = []
-    n_split = n_truncated = n_dropped = n_tokens_dropped = 0
-    for document, length in enumerate(lengths):
-        if length <= row_length:
-            if length:
-                pieces.append(Piece(document, 0, length))
-        elif overflow == "split":
-            n_split += 1
-            for start in range(0, length, row_length):
-                pieces.append(Piece(document, start, min(row_length, length - start)))
-        elif overflow == "truncate":
-            n_truncated += 1
-            n_tokens_dropped += length - row_length
-            pieces.append(Piece(document, 0, row_length))
-        else:
-            n_dropped += 1
-            n_tokens_dropped += length
-    return Pieces(pieces, n_split, n_truncated, n_dropped, n_tokens_dropped)
+    lengths = np.asarray(lengths, np.int32)
+    long = lengths > row_length
+    n_over = int(long.sum())
+    over = int((lengths[long].astype(np.int64)).sum())
+    if overflow == "split":
+        per_document = -(-lengths // row_length)
+        document = np.repeat(np.arange(len(lengths), dtype=np.int32), per_document)
+        offsets = offsets_of(per_document)
+        start = (np.arange(len(document)) - offsets[document]).astype(np.int32) * row_length
+        return Pieces(
+            document, start, np.minimum(row_length, lengths[document] - start), n_split=n_over
+        )
+    kept = lengths > 0
+    if overflow == "drop":
+        kept &= ~long
+        lost = {"n_dropped": n_over, "n_tokens_dropped": over}
+    else:
+        lost = {"n_truncated": n_over, "n_tokens_dropped": over - n_over * row_length}
+    document = np.flatnonzero(kept).astype(np.int32)
+    short = np.minimum(row_length, lengths[document])
+    return Pieces(document, np.zeros(len(document), np.int32), short, **lost)
 
 
-def plan_rows(lengths: list[int], *, row_length: int, packing: str) -> list[Row]:
-    """Assign pieces, by index, to rows; no row exceeds ``row_length``."""
+def plan_rows(lengths: NDArray[np.integer], *, row_length: int, packing: str) -> Ragged:
+    """Assign pieces, by number, to rows; no row exceeds ``row_length``."""
     if packing == "bfd":
         return best_fit_decreasing(lengths, row_length=row_length)
-    return [[index] for index in range(len(lengths))]
+    n = len(lengths)
+    return Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
 
 
-def best_fit_decreasing(lengths: list[int], *, row_length: int) -> list[Row]:
+def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:
     """Put each piece, longest first, into the row that it fills best.
 
-    Equal lengths keep their order, so the plan depends on nothing but the lengths. Rows that have
-    the same room left wait in one queue; the fullest one that still takes the piece is found by
-    looking up from the piece's length.
+    Equal lengths keep their order, so the plan depends on nothing but the lengths.
     """
-    rows: list[Row] = []
-    waiting: list[deque[int]] = [deque() for _ in range(row_length + 1)]
+    counts = np.bincount(lengths, minlength=row_length + 1)
+    # Small numbers are sorted by radix, in linear time.
+    small = np.uint16 if row_length < 1 << 16 else np.uint32
+    longest_first = np.argsort((row_length - np.asarray(lengths)).astype(small), kind="stable")
+    # Pieces of one length lie together: next[n] is the first of length n that has no row yet.
+    next_piece = offsets_of(counts[::-1])[:-1][::-1].copy()
+    blocks: list[NDArray[np.int32]] = []
+    per_row: list[NDArray[np.int64]] = []
+    for group in fill_rows(counts, row_length=row_length):
+        columns = []
+        for length, n in _contents(group.filled):
+            first = next_piece[length]
+            next_piece[length] = last = first + n * group.n_rows
+            columns.append(longest_first[first:last].reshape(group.n_rows, n))
+        block = np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
+        blocks.append(block.reshape(-1).astype(np.int32))
+        per_row.append(np.full(group.n_rows, block.shape[1]))
+    if not blocks:
+        return Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+    return Ragged(np.concatenate(blocks), offsets_of(np.concatenate(per_row)))
+
+
+def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group]:
+    """Fill rows from a histogram: ``counts[n]`` pieces of length n; yield groups of equal rows.
+
+    The fullest row that still takes a piece gets it. That row, if it takes another one of the same
+    length, is then the fullest again: so a row takes all it can of one length at once.
+    """
+    waiting: list[deque[Group]] = [deque() for _ in range(row_length + 1)]
     rooms = np.zeros(row_length + 1, dtype=bool)
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    for piece in order.tolist():
-        length = lengths[piece]
-        room = length + int(rooms[length:].argmax())
-        if rooms[room]:
-            row = waiting[room].popleft()
-            rooms[room] = bool(waiting[room])
-        else:
-            row, room = len(rows), row_length
-            rows.append([])
-        rows[row].append(piece)
-        left = room - length
-        if left:
-            waiting[left].append(row)
-            rooms[left] = True
-    return rows
+
+    def put(n_rows: int, room: int, filled: Filled) -> Iterator[Group]:
+        if room == 0:
+            yield Group(n_rows, filled)
+        elif n_rows:
+            waiting[room].append(Group(n_rows, filled))
+            rooms[room] = True
+
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length]) if length else 0
+        while left:
+            room = length + int(rooms[length:].argmax())
+            if rooms[room]:
+                n_rows, before = waiting[room].popleft()
+                rooms[room] = bool(waiting[room])
+            else:
+                room, before = row_length, None
+                n_rows = -(-left // (row_length // length))
+            fits = room // length
+            n_full = min(n_rows, left // fits)
+            if n_full:
+                left -= n_full * fits
+                yield from put(n_full, room - fits * length, Filled(length, fits, before))
+                n_rows -= n_full
+            if left and n_rows:
+                yield from put(1, room - left * length, Filled(length, left, before))
+                left, n_rows = 0, n_rows - 1
+            if n_rows and before is not None:
+                waiting[room].appendleft(Group(n_rows, before))
+                rooms[room] = True
+    for groups in waiting:
+        yield from groups
 
 
-def concat_pieces(lengths: list[int], *, row_length: int) -> tuple[list[Piece], list[Row]]:
+def count_rows(lengths: NDArray[np.integer], *, row_length: int) -> int:
+    """Count the rows that best-fit-decreasing needs for documents that are split where too long."""
+    pieces = cut(lengths, row_length=row_length, overflow="split").length
+    counts = np.bincount(pieces, minlength=row_length + 1)
+    return sum(group.n_rows for group in fill_rows(counts, row_length=row_length))
+
+
+def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pieces, Ragged]:
     """Lay all documents end to end and cut every ``row_length`` tokens, through documents."""
-    pieces: list[Piece] = []
-    rows: list[Row] = [[]]
-    room = row_length
-    for document, length in enumerate(lengths):
-        start = 0
-        while start < length:
-            if room == 0:
-                rows.append([])
-                room = row_length
-            taken = min(room, length - start)
-            rows[-1].append(len(pieces))
-            pieces.append(Piece(document, start, taken))
-            start, room = start + taken, room - taken
-    return pieces, rows if pieces else []
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
+    if total == 0:
+        return _no_pieces(), Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+    start = edges[:-1]
+    document = np.searchsorted(ends, start, side="right")
+    first = ends[document] - np.asarray(lengths, np.int64)[document]
+    pieces = Pieces(
+        document.astype(np.int32),
+        (start - first).astype(np.int32),
+        np.diff(edges).astype(np.int32),
+        n_split=len(np.unique(document[start > first])),
+    )
+    per_row = np.bincount(start // row_length)
+    return pieces, Ragged(np.arange(len(start), dtype=np.int32), offsets_of(per_row))
 
 
-def order_rows(n_rows: int, *, seed: int) -> list[int]:
+def order_rows(n_rows: int, *, seed: int) -> Ints:
     """Permute rows: packing emits them longest first, which would be a curriculum."""
-    return [int(row) for row in np.random.default_rng(seed).permutation(n_rows)]
+    return np.random.default_rng(seed).permutation(n_rows)
 
 
-def clip_spans(spans: list[int], piece: Piece, *, offset: int) -> list[int]:
-    """Give a document's supervised spans inside a piece that lies at ``offset`` in its row.
+def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Ragged:
+    """Give what of each list of spans lies in its piece [start, start + length).
 
+    The spans are moved so that the piece begins at its offset.
     The first token of a piece has no context, so it is never a target; its span is left as it is
     and the batch leaves the token out.
     """
-    result: list[int] = []
-    for start, end in zip(spans[::2], spans[1::2], strict=True):
-        low = max(start, piece.start)
-        high = min(end, piece.start + piece.length)
-        if low < high:
-            result += [low - piece.start + offset, high - piece.start + offset]
-    return result
+    owner = np.repeat(np.arange(len(spans)), spans.lengths // 2)
+    low = np.maximum(spans.values[::2], starts[owner])
+    high = np.minimum(spans.values[1::2], (starts + lengths)[owner])
+    inside = low < high
+    owner = owner[inside]
+    moved = np.stack((low[inside], high[inside]), axis=1) + (offsets - starts)[owner][:, None]
+    n_spans = np.bincount(owner, minlength=len(spans))
+    return Ragged(moved.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
 
 
-def count_targets(spans: list[int], lengths: list[int]) -> int:
-    """Count supervised tokens of a row that have context: all but the first of each document."""
-    firsts = np.cumsum([0, *lengths[:-1]])
-    n = sum(spans[1::2]) - sum(spans[::2])
-    covered = sum(
-        1
-        for first in firsts.tolist()
-        for start, end in zip(spans[::2], spans[1::2], strict=True)
-        if start <= first < end
-    )
-    return n - covered
+def _contents(filled: Filled | None) -> Iterator[tuple[int, int]]:
+    """Yield what a row holds, first piece first."""
+    parts = []
+    while filled is not None:
+        parts.append((filled.length, filled.n))
+        filled = filled.before
+    yield from reversed(parts)
+
+
+def _no_pieces() -> Pieces:
+    nothing = np.empty(0, np.int32)
+    return Pieces(nothing, nothing, nothing)

@@ -10,9 +10,14 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSpec:
-    """Settings of ``pretokenize_shard``."""
+    """Settings of ``pretokenize_shard``.
 
-    engine: Literal["tokenizers"]
+    ``auto`` is fastokens where it gives the same ids as ``tokenizers``. ``versions`` are those of
+    the engines that are installed: another version is another spec.
+    """
+
+    engine: Literal["auto", "tokenizers"]
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,29 +39,37 @@ class DecodedSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenShardRecord:
-    """Token ids of the kept documents of one shard.
+class ShardSample:
+    """A document of a token shard, decoded; packing shows those that are kept for training."""
 
-    ``n_documents`` counts each as often as an epoch sees it, ``n_different_documents`` once.
-    ``n_special_text_documents`` hold in a text what is a special token to the model. Dropped are
-    documents that the model's chat template cannot write, or that the policy on such texts rejects.
+    row: int
+    sample: DecodedSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenShardRecord:
+    """Token ids of all documents of some document shards, also of those that are not kept.
+
+    ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
+    documents. A dropped document has no tokens: the model's chat template cannot write it, or the
+    policy on special tokens in texts rejects it. Which documents count, packing decides.
     """
 
     source: str
     shard: str
+    document_shards: tuple[str, ...]
+    n_documents_by_shard: tuple[int, ...]
     path: str
+    index_path: str
     sha256: str
     n_documents: int
     n_tokens: int
-    n_supervised_tokens: int
-    n_different_documents: int
-    n_special_text_documents: int
-    n_dropped_held_out: int
-    n_dropped_by_reason: dict[str, int]
+    n_dropped: int
     dropped_examples: tuple[str, ...]
-    samples: tuple[DecodedSample, ...]
+    samples: tuple[ShardSample, ...]
     engine: str
     engine_version: str
+    engine_reason: str
     tokenizer_sha256: str
 
 
@@ -120,8 +133,20 @@ class PackedSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LengthSuggestion:
+    """The shortest row length that cuts hardly any document, and what it would cut."""
+
+    sequence_length_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackingRecord:
-    """Both splits of an expert in packed rows, with the length that was used and why."""
+    """Both splits of an expert in packed rows, with the length that was used and why.
+
+    ``engines`` counts the shards that each engine tokenised; ``engine_fallbacks`` say why some
+    could not be given to the fast one.
+    """
 
     expert: str
     packing: str
@@ -129,8 +154,8 @@ class PackingRecord:
     sequence_length_tokens: int
     length_reason: str
     seed: int
-    engine: str
-    engine_version: str
+    engines: dict[str, int]
+    engine_fallbacks: tuple[str, ...]
     tokenizer_sha256: str
     n_special_text_documents: int
     n_dropped_held_out: int
@@ -140,3 +165,4 @@ class PackingRecord:
     held_out: PackedSplit
     histogram: LengthHistogram
     choices: tuple[LengthChoice, ...]
+    suggestion: LengthSuggestion

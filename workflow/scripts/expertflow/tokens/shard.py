@@ -1,139 +1,230 @@
-"""Tokenise the kept documents of one shard into an Arrow file."""
+"""Tokenise all documents of a token shard, once.
+
+A token shard is a run of a source's document shards: loading a large vocabulary takes as long as
+tokenising a hundred megabytes, so one job takes several of them.
+"""
 
 import logging
-from collections import Counter
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from expertflow.core.files import replacing, sha256_file
-from expertflow.data.documents import Document, iter_documents, read_keep
-from expertflow.data.records import Layout, Segment, ShardRecord
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.progress import Progress
+from expertflow.core.records import read_record, to_json, write_record
+from expertflow.data.documents import body_of, iter_texts
+from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer
-from expertflow.tokens.arrow import TOKENS
-from expertflow.tokens.engine import Engine
-from expertflow.tokens.records import DecodedPiece, DecodedSample, TokenShardRecord
-from expertflow.tokens.tokenise import TokenisedDocument, tokenise
+from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
+from expertflow.tokens.drafter import Drafted, Drafter
+from expertflow.tokens.engine import TOKENIZER_FILE, Engine
+from expertflow.tokens.fast import choose_engine
+from expertflow.tokens.ragged import Ragged
+from expertflow.tokens.records import (
+    DecodedPiece,
+    DecodedSample,
+    ShardSample,
+    TokenShardRecord,
+    TokenSpec,
+)
+from expertflow.tokens.store import ensure_stored, publish
+from expertflow.tokens.tokenise import TokenBatch, tokenise_draft
 
 log = logging.getLogger(__name__)
-BATCH_DOCUMENTS = 1000
-N_SAMPLES = N_EXAMPLES = 3
+IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
+N_SAMPLES = 8
 SAMPLE_TOKENS = 400
-
-
-class ShardTokeniser:
-    """Render and tokenise documents, and keep count of what happens to them."""
-
-    def __init__(self, engine: Engine, layout: Layout) -> None:
-        self.engine = engine
-        self._renderer = Renderer(layout)
-        self.dropped: Counter[str] = Counter()
-        self.dropped_examples: list[str] = []
-        self.n_dropped_held_out = self.n_different = self.n_special_text = 0
-        self.n_documents = self.n_tokens = self.n_supervised = 0
-        self.samples: list[DecodedSample] = []
-
-    def batch(self, documents: list[Document]) -> pa.RecordBatch:
-        """Tokenise some documents; those that cannot be rendered are left out and counted."""
-        rendered: list[tuple[Document, tuple[Segment, ...]]] = []
-        for document in documents:
-            self.n_special_text += self._renderer.has_special_text(document.body)
-            try:
-                rendered.append((document, self._renderer.render(document.body)))
-            except Reject as reject:
-                self._drop(document, reject)
-        self.n_different += len(rendered)
-        tokenised = tokenise([segments for _, segments in rendered], self.engine)
-        pairs = [(document, t) for (document, _), t in zip(rendered, tokenised, strict=True)]
-        for document, tokens in pairs:
-            if len(self.samples) < N_SAMPLES and not document.held_out:
-                self.samples.append(sample(document.document_id, tokens, self.engine))
-        return self._record_batch([p for p in pairs for _ in range(p[0].n_copies)])
-
-    def _drop(self, document: Document, reject: Reject) -> None:
-        self.dropped[reject.reason] += 1
-        self.n_dropped_held_out += document.held_out
-        said = f"{document.document_id}: {reject.reason} ({reject.detail})"
-        log.warning("%s", said)
-        if len(self.dropped_examples) < N_EXAMPLES:
-            self.dropped_examples.append(said)
-
-    def _record_batch(self, pairs: list[tuple[Document, TokenisedDocument]]) -> pa.RecordBatch:
-        self.n_documents += len(pairs)
-        self.n_tokens += sum(len(tokens.ids) for _, tokens in pairs)
-        self.n_supervised += sum(tokens.n_supervised for _, tokens in pairs)
-        return pa.RecordBatch.from_pydict(
-            {
-                "row": [document.row for document, _ in pairs],
-                "held_out": [document.held_out for document, _ in pairs],
-                "ids": [tokens.ids for _, tokens in pairs],
-                "spans": [tokens.spans for _, tokens in pairs],
-            },
-            schema=TOKENS,
-        )
+PROBE_DOCUMENTS = 100
+PROBE_CHARS = 100_000
 
 
 def pretokenize_shard(
-    *, shard: ShardRecord, keep: Path, tokenizer: Path, layout: Layout, output: Path
+    *,
+    name: str,
+    spec: TokenSpec,
+    code: str,
+    shards: Sequence[ShardRecord],
+    tokenizer: Path,
+    layout: Layout,
+    store: Path,
+    ids: Path,
+    index: Path,
 ) -> TokenShardRecord:
-    """Write ids and supervised spans of a shard's kept documents, in their order.
+    """Write ids and supervised spans of some shards' documents, or take them from the store.
 
-    A document that counts several times is written as often.
+    Raises:
+        DataError: the documents are chats and the model has no layout for them.
     """
-    tokeniser = ShardTokeniser(Engine(tokenizer), layout)
-    kept = iter_documents(shard, read_keep(keep, shard))
+    made_from = [
+        [shard.sha256 for shard in shards],
+        sha256_file(tokenizer / TOKENIZER_FILE),
+        to_json(layout),
+        to_json(spec),
+        code,
+    ]
+
+    def make(folder: Path) -> None:
+        record = _tokenise_shards(name, spec, shards, tokenizer, layout, folder)
+        write_record(folder / RECORD, record)
+
+    folder, was_there = ensure_stored(store, sha256_json(made_from), make)
+    record = read_record(TokenShardRecord, folder / RECORD)
+    publish(folder / IDS, ids)
+    publish(folder / INDEX_FILE, index)
+    if was_there:
+        log.info("taken from the store: %s tokens", f"{record.n_tokens:,}")
+    return replace(
+        record,
+        source=shards[0].source,
+        shard=name,
+        document_shards=tuple(shard.shard for shard in shards),
+        path=str(ids),
+        index_path=str(index),
+    )
+
+
+def _tokenise_shards(
+    name: str,
+    spec: TokenSpec,
+    shards: Sequence[ShardRecord],
+    tokenizer: Path,
+    layout: Layout,
+    folder: Path,
+) -> TokenShardRecord:
+    """Tokenise all documents into ``folder``."""
+    renderer = Renderer(layout)
+    documents = [Path(shard.path) for shard in shards]
+    sampled = _probe_texts(documents[0], renderer)
+    engine, reason = choose_engine(tokenizer, wanted=spec.engine, sample=sampled)
+    log.info("engine %s %s: %s", engine.name, engine.version, reason)
+    drafter = Drafter(renderer)
+    samples: list[ShardSample] = []
+    progress = Progress(
+        f"{shards[0].source}/{name}",
+        total=sum(shard.n_documents for shard in shards),
+        unit="documents tokenised",
+    )
+    n_tokens = 0
+    drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
     with (
-        replacing(output) as partial,
-        pa.OSFile(str(partial), "wb") as sink,
-        pa.ipc.new_stream(sink, TOKENS) as writer,
+        (folder / IDS).open("wb") as ids,
+        pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
+        pa.ipc.new_stream(sink, INDEX) as writer,
     ):
-        for batch in _batches(kept):
-            writer.write_batch(tokeniser.batch(batch))
-    engine = tokeniser.engine
+        for drafted, tokens in _encoded(drafts, engine):
+            ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
+            writer.write_batch(
+                index_batch(tokens.ids.lengths, tokens.spans, drafted.special_text, drafted.dropped)
+            )
+            samples += _samples(
+                drafted, tokens, engine, first=progress.n_done, n=N_SAMPLES - len(samples)
+            )
+            n_tokens += len(tokens.ids.values)
+            progress.add(len(drafted))
+    log.info(
+        "%s documents, %s tokens in %.3f s",
+        f"{progress.n_done:,}", f"{n_tokens:,}", progress.elapsed_s,
+    )  # fmt: skip
     return TokenShardRecord(
-        source=shard.source,
-        shard=shard.shard,
-        path=str(output),
-        sha256=sha256_file(output),
-        n_documents=tokeniser.n_documents,
-        n_tokens=tokeniser.n_tokens,
-        n_supervised_tokens=tokeniser.n_supervised,
-        n_different_documents=tokeniser.n_different,
-        n_special_text_documents=tokeniser.n_special_text,
-        n_dropped_held_out=tokeniser.n_dropped_held_out,
-        n_dropped_by_reason=dict(sorted(tokeniser.dropped.items())),
-        dropped_examples=tuple(tokeniser.dropped_examples),
-        samples=tuple(tokeniser.samples),
+        source=shards[0].source,
+        shard=name,
+        document_shards=tuple(shard.shard for shard in shards),
+        n_documents_by_shard=tuple(shard.n_documents for shard in shards),
+        path=IDS,
+        index_path=INDEX_FILE,
+        sha256=sha256_json([sha256_file(folder / IDS), sha256_file(folder / INDEX_FILE)]),
+        n_documents=progress.n_done,
+        n_tokens=n_tokens,
+        n_dropped=drafter.n_dropped,
+        dropped_examples=tuple(drafter.dropped_examples),
+        samples=tuple(samples),
         engine=engine.name,
         engine_version=engine.version,
+        engine_reason=reason,
         tokenizer_sha256=engine.sha256,
     )
 
 
-def sample(document_id: str, tokens: TokenisedDocument, engine: Engine) -> DecodedSample:
+def _encoded(drafts: Iterator[Drafted], engine: Engine) -> Iterator[tuple[Drafted, TokenBatch]]:
+    """Yield drafts with their tokens; the engine works on the next one meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: list[tuple[Drafted, Future[Ragged]]] = []
+        for drafted in drafts:
+            waiting.append((drafted, pool.submit(engine.encode_flat, drafted.draft.to_encode())))
+            if len(waiting) == 2:
+                yield _finished(*waiting.pop(0), engine)
+        for drafted, encoding in waiting:
+            yield _finished(drafted, encoding, engine)
+
+
+def _finished(
+    drafted: Drafted, encoding: Future[Ragged], engine: Engine
+) -> tuple[Drafted, TokenBatch]:
+    return drafted, tokenise_draft(drafted.draft, encoding.result(), len(drafted), engine)
+
+
+def _probe_texts(documents: Path, renderer: Renderer) -> list[str]:
+    """Give the first texts of a shard, up to a bound, for the engines to be compared on."""
+    texts: list[str] = []
+    n_chars = 0
+    first = next(iter_texts(documents), None)
+    if first is None:
+        return texts
+    part = first.slice(0, PROBE_DOCUMENTS)
+    for frame, own in zip(part["frame"].to_pylist(), part["texts"].to_pylist(), strict=True):
+        try:
+            segments = renderer.render(body_of(frame, own))
+        except Reject:
+            continue
+        for segment in segments:
+            if not segment.special and n_chars < PROBE_CHARS:
+                texts.append(segment.text[: PROBE_CHARS - n_chars])
+                n_chars += len(texts[-1])
+    return texts
+
+
+def _samples(
+    drafted: Drafted, tokens: TokenBatch, engine: Engine, *, first: int, n: int
+) -> list[ShardSample]:
+    """Decode the first ``n`` documents that have tokens; ``first`` is the number of the first."""
+    chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None][:n]
+    return [
+        ShardSample(
+            row=first + row,
+            sample=sample(
+                drafted.document_ids[row].as_py(), tokens.ids[row], tokens.spans[row], engine
+            ),
+        )
+        for row in chosen
+    ]
+
+
+def sample(
+    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Engine
+) -> DecodedSample:
     """Decode the start of a document, cut where learning starts or ends."""
-    n = min(len(tokens.ids), SAMPLE_TOKENS)
-    edges = [0, *(at for at in tokens.spans if at < n), n]
-    inside = set(zip(tokens.spans[::2], tokens.spans[1::2], strict=True))
+    learned = spans.tolist()
+    n = min(len(ids), SAMPLE_TOKENS)
+    edges = [0, *(at for at in learned if at < n), n]
+    pairs = list(zip(learned[::2], learned[1::2], strict=True))
     pieces = [
         DecodedPiece(
-            text=engine.decode(tokens.ids[start:end]),
-            learned=any(low <= start < high for low, high in inside),
+            text=engine.decode(ids[start:end].tolist()),
+            learned=any(low <= start < high for low, high in pairs),
         )
         for start, end in pairwise(edges)
         if start < end
     ]
     return DecodedSample(
         document_id=document_id,
-        n_tokens=len(tokens.ids),
-        n_supervised_tokens=tokens.n_supervised,
+        n_tokens=len(ids),
+        n_supervised_tokens=sum(high - low for low, high in pairs),
         pieces=tuple(pieces),
     )
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    while batch := list(islice(documents, BATCH_DOCUMENTS)):
-        yield batch

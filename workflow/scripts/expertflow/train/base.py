@@ -77,8 +77,8 @@ def checked_layout(directory: Path, spec: ModelSpec) -> Layout:
         for role, text in (("user", "What is 2 + 2?"), ("assistant", "It is 4.")) * 2
     )
     renderer, engine = Renderer(layout), Engine(directory)
-    (in_parts,) = tokenise([renderer.render(Body(turns=turns))], engine)
-    if in_parts.ids == engine.encode_whole(renderer.text(Body(turns=turns))):
+    in_parts = tokenise([renderer.render(Body(turns=turns))], engine)
+    if in_parts.ids[0].tolist() == engine.encode_whole(renderer.text(Body(turns=turns))):
         return layout
     return replace(
         layout, problem="its tokenizer reads a whole chat otherwise than its parts one by one"

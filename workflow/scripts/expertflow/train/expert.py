@@ -18,11 +18,12 @@ import torch
 
 from expertflow.core.files import read_json_lines, replacing, write_text
 from expertflow.core.records import to_json
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import checkpoint, loop
 from expertflow.train.clock import Clock
+from expertflow.train.loader import feed_of
 from expertflow.train.model import DTYPES, add_adapter, load_base, weights_sha256
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.records import EvalPoint, ModelRecord
@@ -51,7 +52,7 @@ def train_expert(
         model=net,
         optimizer=make_optimizer(net, plan),
         scaler=torch.amp.GradScaler(device.type) if plan.precision == "fp16" else None,
-        rows=read_rows(rows / "train"),
+        feed=feed_of(plan, read_rows(rows / "train")),
         held_out=read_rows(rows / "held_out"),
         device=device,
         state=state,
@@ -61,7 +62,7 @@ def train_expert(
     )
     if directory is not None:
         _resume(run, directory, progress)
-    log.info("pre-tokenised data from %s: %d rows", rows, len(run.rows))
+    log.info("pre-tokenised data from %s: %d rows", rows, run.plan.n_sequences)
     loop.train(run)
     _export(run, model, state / "final")
     return _outcome(run, activated)
@@ -82,10 +83,20 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         f"activation checkpointing {on_off[plan.checkpoint_activations]}",
         f"optimizer {plan.optim}",
         f"method {plan.method}",
+        f"loader {_loader_words(plan.loader)}",
     )
     for line in words:
         log.info(line)
     return words
+
+
+def _loader_words(loader: LoaderPlan) -> str:
+    if loader.kind == "thread":
+        return f"thread, prefetch {loader.n_prefetch_batches}"
+    if not loader.n_workers:
+        return "in the trainer, no workers"
+    kept = ", kept from epoch to epoch" if loader.persistent_workers else ""
+    return f"{loader.n_workers} workers, prefetch {loader.n_prefetch_batches} each{kept}"
 
 
 def catch_signals() -> Callable[[], bool]:

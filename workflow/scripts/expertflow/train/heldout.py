@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.batches import micro_batches
+from expertflow.train.batches import Buffers, Collator
 from expertflow.train.model import batch_loss
+from expertflow.train.order import micro_batch_rows
 
 
 @torch.no_grad()
@@ -18,8 +19,14 @@ def held_out_loss(
     training = model.training
     model.eval()
     total, n_targets = 0.0, 0
-    chosen = np.arange(len(rows))
-    for batch in micro_batches(rows, chosen, micro_batch_size=micro_batch_size):
+    collator = Collator(rows)
+    # Longest first: rows that are cut to the longest of their batch then share it with their like.
+    chosen = (
+        np.argsort(-collator.n_tokens_N, kind="stable") if collator.cuts else np.arange(len(rows))
+    )
+    buffers = Buffers(micro_batch_size, rows.length)
+    for part in micro_batch_rows(chosen, micro_batch_size):
+        batch = collator.batch(part, buffers)
         if batch.n_target_tokens:
             total += float(batch_loss(model, batch, device=device))
             n_targets += batch.n_target_tokens

@@ -19,9 +19,10 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train import checkpoint
-from expertflow.train.batches import Batch, micro_batches, rows_of_step
+from expertflow.train.batches import Batch
 from expertflow.train.clock import Clock
 from expertflow.train.heldout import held_out_loss
+from expertflow.train.loader import Feed, load_batches
 from expertflow.train.model import DTYPES, batch_loss
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.records import EvalPoint, StepRecord
@@ -45,7 +46,7 @@ class Run:
     model: Any
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
-    rows: PackedRows
+    feed: Feed
     held_out: PackedRows
     device: torch.device
     state: Path
@@ -80,41 +81,44 @@ def train(run: Run) -> None:
     run.saved_at_s = run.clock.wall_s
     if run.step == 0:
         _evaluate(run)
-    while run.step < plan.n_steps:
-        with run.clock.part("steps"):
-            _step(run)
-            if run.step % plan.logging_steps == 0 or run.step == plan.n_steps:
-                flush(run)
-        if run.step % plan.eval_steps == 0 or run.step == plan.n_steps:
-            _evaluate(run)
-        due = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
-        last = run.step == plan.n_steps
-        if run.stop() and not last:
-            save(run)
-            raise Interrupted(f"stopped after step {run.step}")
-        if last or due or run.step % plan.save_steps == 0:
-            save(run)
+    with load_batches(run.feed, run.step, plan=plan.loader, device=run.device) as batches:
+        while run.step < plan.n_steps:
+            _step_and_book(run, batches)
 
 
-def _step(run: Run) -> None:
+def _step_and_book(run: Run, batches: Iterator[Batch]) -> None:
+    """Do one step and what is due after it: a log line, an evaluation, a checkpoint."""
+    plan = run.plan
+    with run.clock.part("steps"):
+        _step(run, batches)
+        if run.step % plan.logging_steps == 0 or run.step == plan.n_steps:
+            flush(run)
+    if run.step % plan.eval_steps == 0 or run.step == plan.n_steps:
+        _evaluate(run)
+    due = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
+    last = run.step == plan.n_steps
+    if run.stop() and not last:
+        save(run)
+        raise Interrupted(f"stopped after step {run.step}")
+    if last or due or run.step % plan.save_steps == 0:
+        save(run)
+
+
+def _step(run: Run, batches: Iterator[Batch]) -> None:
     """Do one optimiser step over the global batch."""
     plan, clock = run.plan, run.clock
     start = time.perf_counter()
     waited_before = clock.seconds["data_wait"]
     with clock.part("data_wait"):
-        chosen = rows_of_step(
-            len(run.rows), seed=plan.seed, step=run.step, global_batch=plan.global_batch_sequences
-        )
-        batches = list(micro_batches(run.rows, chosen, micro_batch_size=plan.micro_batch_size))
-    n_targets = sum(batch.n_target_tokens for batch in batches)
+        n_targets = run.feed.n_targets(run.step)
+        n_batches = len(run.feed.micro_batches(run.step))
     rate = learning_rate(run.step, plan)
-    loss = _accumulate(run, batches, n_targets)
+    loss, n_tokens = _accumulate(run, batches, n_batches=n_batches, n_targets=n_targets)
     with clock.part("optimizer"):
         norm = _update(run, rate)
     run.step += 1
-    run.n_tokens += (n_tokens := sum(batch.n_tokens for batch in batches))
+    run.n_tokens += n_tokens
     run.n_targets += n_targets
-    run.n_padding += sum(batch.n_padding_tokens for batch in batches)
     line = {
         "step": run.step,
         "epoch": run.step / plan.n_steps_per_epoch,
@@ -128,17 +132,24 @@ def _step(run: Run) -> None:
     run.pending.append((line, loss, norm))
 
 
-def _accumulate(run: Run, batches: list[Batch], n_targets: int) -> torch.Tensor:
-    """Add up gradients of the global batch's mean loss per target; give that loss."""
+def _accumulate(
+    run: Run, batches: Iterator[Batch], *, n_batches: int, n_targets: int
+) -> tuple[torch.Tensor, int]:
+    """Add up gradients of the global batch's mean loss per target; give it and the tokens."""
     total = torch.zeros((), device=run.device)
-    for batch in batches:
+    n_tokens = 0
+    for _ in range(n_batches):
+        with run.clock.part("data_wait"):
+            batch = next(batches)
         with run.clock.part("forward"), autocast(run.plan, run.device), memory_advice(run.plan):
             loss = batch_loss(run.model, batch, device=run.device) / max(1, n_targets)
         with run.clock.part("backward"), memory_advice(run.plan):
             scaled = run.scaler.scale(loss) if run.scaler else loss
             scaled.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    return total
+        n_tokens += batch.n_tokens
+        run.n_padding += batch.n_padding_tokens
+    return total, n_tokens
 
 
 def _update(run: Run, rate: float) -> torch.Tensor:

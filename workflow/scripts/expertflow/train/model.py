@@ -101,7 +101,8 @@ def batch_loss(model: Any, batch: Batch, *, device: torch.device) -> torch.Tenso
     lm = causal_lm(model)
     input_ids = batch.input_ids_BL.to(device, non_blocking=True)
     positions = batch.position_ids_BL.to(device, non_blocking=True)
-    labels = batch.labels_BL.to(device, non_blocking=True)
+    # Batches travel as int32; only the cross-entropy wants its targets wider.
+    labels = batch.labels_BL.to(device, non_blocking=True).long()
     body = lm.base_model
     out = body(
         input_ids=input_ids,

@@ -4,7 +4,8 @@ import fcntl
 import json
 from pathlib import Path
 
-from expertflow.core.files import remove
+# Below the states lies the store of tokens, which is pruned by other rules.
+TOKENS = "tokens"
 
 
 def prunable(results: Path, state: Path) -> list[Path]:
@@ -13,7 +14,8 @@ def prunable(results: Path, state: Path) -> list[Path]:
     An unfinished state may be a run that is to be resumed, so the newest of them stays.
     """
     found: list[Path] = []
-    for expert in sorted(path for path in state.glob("*") if path.is_dir()):
+    experts = (path for path in state.glob("*") if path.is_dir() and path.name != TOKENS)
+    for expert in sorted(experts):
         published = _published(results / expert.name / "training.json")
         others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
         others.sort(key=lambda path: path.stat().st_mtime)
@@ -23,14 +25,6 @@ def prunable(results: Path, state: Path) -> list[Path]:
         keep = unfinished[-1:] + ([] if published else finished[-1:])
         found += [path for path in others if path not in keep and not _in_use(path)]
     return found
-
-
-def prune(results: Path, state: Path) -> list[Path]:
-    """Remove prunable states; give what was removed."""
-    gone = prunable(results, state)
-    for path in gone:
-        remove(path)
-    return gone
 
 
 def _published(record: Path) -> str | None:

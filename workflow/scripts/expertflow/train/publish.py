@@ -24,7 +24,9 @@ from expertflow.train.records import (
 def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
     """Name everything that decides the trained weights; prices and predictions do not."""
     decided = to_json(plan)
-    for key in ("cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason"):
+    for key in (
+        "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "loader",
+    ):  # fmt: skip
         decided.pop(key)
     rows = [packing.train.sha256, packing.held_out.sha256]
     weights = [model.weights_sha256, model.tokenizer_sha256]

@@ -1,0 +1,79 @@
+"""Which loader a run gets, in which order it reads, and what the plan says of it."""
+
+from typing import Any
+
+import pytest
+from support import plan_spec
+
+from expertflow.plan.loader import choose_grouping, choose_loader
+from expertflow.plan.records import LoaderPlan
+
+
+def chosen(packing: str, **changes: Any) -> tuple[LoaderPlan, dict[str, str]]:
+    """Give the plan and the reason of each of its settings."""
+    plan, reasons = choose_loader(plan_spec(**changes), packing)
+    return plan, {reason.setting: reason.because for reason in reasons}
+
+
+@pytest.mark.parametrize(
+    ("loader", "packing", "n_workers", "expected"),
+    [
+        (None, "bfd", 0, ("thread", 0)),
+        (None, "bfd", 8, ("thread", 0)),
+        (None, "concat", 8, ("thread", 0)),
+        (None, "none", 0, ("thread", 0)),
+        (None, "none", 8, ("workers", 8)),
+        ("thread", "none", 8, ("thread", 0)),
+        ("workers", "bfd", 8, ("workers", 8)),
+        ("workers", "bfd", 0, ("workers", 0)),
+    ],
+)
+def test_workers_load_unpacked_rows_or_what_they_are_told_to(
+    loader: str | None, packing: str, n_workers: int, expected: tuple[str, int]
+) -> None:
+    plan, _ = chosen(packing, loader=loader, dataloader_num_workers=n_workers)
+    assert (plan.kind, plan.n_workers) == expected
+
+
+def test_the_reasons_name_what_is_not_used() -> None:
+    plan, reasons = chosen(
+        "bfd", dataloader_num_workers=8, dataloader_prefetch_factor=4,
+        dataloader_persistent_workers=True,
+    )  # fmt: skip
+    assert plan.n_prefetch_batches == 4
+    assert not plan.persistent_workers
+    assert reasons["loader"].startswith("one thread: packed rows need no worker processes")
+    assert reasons["n_loader_workers"].endswith("dataloader_num_workers 8 is not used")
+    assert "no worker processes to keep" in reasons["persistent_workers"]
+
+
+def test_workers_take_all_settings() -> None:
+    plan, reasons = chosen(
+        "none", dataloader_num_workers=3, dataloader_prefetch_factor=4,
+        dataloader_persistent_workers=True,
+    )  # fmt: skip
+    assert plan == LoaderPlan(
+        kind="workers", n_workers=3, n_prefetch_batches=4, persistent_workers=True
+    )
+    assert reasons["loader"] == "unpacked rows, and dataloader_num_workers is 3"
+
+
+def test_without_workers_nothing_is_prefetched() -> None:
+    plan, reasons = chosen("bfd", loader="workers")
+    assert plan.n_prefetch_batches == 0
+    assert "when it is asked for" in reasons["n_prefetch_batches"]
+
+
+@pytest.mark.parametrize(
+    ("packing", "wanted", "expected", "because"),
+    [
+        ("bfd", True, False, "packing bfd: rows are all of one length"),
+        ("none", True, True, "group_by_length of the manifest"),
+        ("none", False, False, "group_by_length of the manifest"),
+    ],
+)
+def test_rows_are_grouped_where_they_differ_in_length(
+    packing: str, wanted: bool, expected: bool, because: str
+) -> None:
+    value, reason = choose_grouping(plan_spec(group_by_length=wanted), packing)
+    assert (value, reason.because) == (expected, because)

@@ -1,0 +1,116 @@
+"""The fast engine: the same ids, or not used."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from expertflow.tokens import fast
+from expertflow.tokens.engine import Engine
+from expertflow.tokens.fast import AWKWARD, FastEngine, choose_engine, first_difference
+from expertflow.tokens.ragged import Ragged, ragged
+
+# Ids of the real Qwen tokenizer, taken from tokenizers 0.23.3.
+GOLDEN = {
+    "SELECT name FROM users WHERE age > 21;": [
+        4858, 829, 4295, 3847, 5288, 4231, 861, 220, 17, 16, 26,
+    ],
+    "\n\nassistant\nNaïve café — 東京 2026, I'm 👩‍💻": [
+        271, 77091, 198, 16193, 37572, 586, 51950, 1959, 60596, 109, 46553, 220, 17, 15, 17, 21,
+        11, 358, 2776, 61804, 102, 378, 235, 145851,
+    ],
+    "e\u0301 \u00a0x  y\t\tz\r\n": [963, 220, 4102, 87, 220, 379, 197, 20832, 319],
+    "<|im_end|>1234567890": [
+        27, 91, 318, 6213, 91, 29, 16, 17, 18, 19, 20, 21, 22, 23, 24, 15,
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def qwen(shared_data: Path) -> Path:
+    return shared_data / "tokenizers" / "qwen"
+
+
+@pytest.fixture
+def fast_engine(qwen: Path) -> Engine:
+    return choose_engine(qwen, wanted="auto", sample=[]).engine
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "auto"])
+def test_both_engines_give_the_golden_ids(qwen: Path, kind: fast.EngineChoice) -> None:
+    engine, _ = choose_engine(qwen, wanted=kind, sample=["a text"])
+    assert engine.name == {"auto": "fastokens", "tokenizers": "tokenizers"}[kind]
+    assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
+    assert engine.encode(list(GOLDEN)) == list(GOLDEN.values())
+
+
+@pytest.mark.parametrize("family", ["qwen", "gpt2"])
+def test_random_unicode_gives_the_same_ids(shared_data: Path, family: str) -> None:
+    engine, reason = choose_engine(shared_data / "tokenizers" / family, wanted="auto", sample=[])
+    assert engine.name == "fastokens", reason
+    rng = random.Random(0)
+    points = [c for c in range(1, 0x30000) if not 0xD800 <= c < 0xE000]
+    blanks, marks = " \t\n\r\u00a0\u2009\u3000", "\u0301\u0327\u093c\u200d\ufe0f"
+    texts = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 12)))) for _ in range(3000)]
+    texts += ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
+    assert first_difference(engine, texts) is None
+
+
+def test_the_probe_reaches_far_and_is_fixed() -> None:
+    assert fast._awkward_texts() == AWKWARD
+    assert len({ord(c) >> 8 for text in AWKWARD for c in text}) > 400
+
+
+class Wrong(FastEngine):
+    """An engine that agrees on everything but one text."""
+
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        found = super().encode_flat(texts).tolist()
+        pairs = zip(texts, found, strict=True)
+        return ragged([[7] if text == "odd" else ids for text, ids in pairs])
+
+
+def test_one_id_that_differs_sends_the_shard_to_tokenizers(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "FastEngine", Wrong)
+    engine, reason = choose_engine(qwen, wanted="auto", sample=["fine", "odd"])
+    assert (engine.name, reason) == ("tokenizers", "fastokens gives other ids for 'odd'")
+    assert choose_engine(qwen, wanted="auto", sample=["fine"]).engine.name == "fastokens"
+
+
+def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    pieces = [("[unk]", 0.0), ("a", -1.0), ("b", -2.0)]
+    Tokenizer(models.Unigram(pieces, unk_id=0)).save(str(tmp_path / "tokenizer.json"))
+    engine, reason = choose_engine(tmp_path, wanted="auto", sample=["ab"])
+    assert engine.name == "tokenizers"
+    assert reason.startswith("fastokens cannot load this tokenizer (")
+    assert engine.encode_flat(["ab", ""]).tolist() == [[1, 2], []]
+
+
+def test_without_the_package_there_is_the_other_engine(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    engine, reason = choose_engine(qwen, wanted="auto", sample=[])
+    assert (engine.name, reason) == ("tokenizers", "fastokens is not installed")
+
+
+def test_special_tokens_in_a_text_are_characters(qwen: Path, fast_engine: Engine) -> None:
+    text = "a<|im_start|>b<|endoftext|><|im_end|>"
+    names = [
+        t["content"] for t in json.loads((qwen / "tokenizer.json").read_text())["added_tokens"]
+    ]
+    assert {"<|im_start|>", "<|endoftext|>"} <= set(names)
+    (ids,) = fast_engine.encode_flat([text]).tolist()
+    assert not set(ids) & {fast_engine.special_id(t) for t in ("<|im_start|>", "<|im_end|>")}
+    assert fast_engine.decode(ids) == text
+
+
+def test_no_text_is_no_id(fast_engine: Engine) -> None:
+    assert len(fast_engine.encode_flat([])) == 0
+    assert fast_engine.encode_flat(["", "a", ""]).lengths.tolist() == [0, 1, 0]

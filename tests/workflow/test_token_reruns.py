@@ -1,0 +1,146 @@
+"""What is tokenised again, and what is not, for an expert with two sources and a tokenizer."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workflow_space import Workspace, make_workspace, manifest
+
+from expertflow.core.records import read_record
+from expertflow.data.records import ExpertLock
+from expertflow.tokens.records import PackingRecord, TokenShardRecord
+from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+
+pytestmark = pytest.mark.chain
+PACKING = "results/tiny/packing.json"
+
+
+def two_sources(**training: Any) -> dict[str, Any]:
+    value = manifest(**training)
+    sums = value["sources"][0]
+    value["sources"] = [
+        {**sums, "n_shards": 2},
+        {**sums, "name": "more", "path": "data/more.jsonl", "n_shards": 3},
+    ]
+    value["tokenizer"] = "data/tokenizer"
+    return value
+
+
+def write_more(space: Workspace, *, n: int = 30) -> None:
+    lines = [f'{{"question": "twice {i}", "answer": "{2 * i}"}}\n' for i in range(n)]
+    (space.root / "data" / "more.jsonl").write_text("".join(lines))
+
+
+def planned(space: Workspace, *arguments: str) -> dict[str, int]:
+    """Count the jobs of each rule that a dry run would run."""
+    done = space.snakemake("-n", PACKING, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE)
+    return {rule: int(n) for rule, n in table if rule != "total"}
+
+
+def run(space: Workspace) -> None:
+    done = space.snakemake(PACKING)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    space = make_workspace(tmp_path_factory.mktemp("packed") / "space")
+    (space.root / "data" / "tokenizer").mkdir()
+    texts = ["user\nwhat is 1 plus 2", "assistant\ntwice 3"] * 9
+    save_tokenizer(train_tokenizer(texts, vocab_size=300), space.root / "data" / "tokenizer")
+    write_more(space)
+    space.write_manifest("tiny", two_sources())
+    run(space)
+    return space
+
+
+@pytest.fixture
+def space(packed: Workspace, tmp_path: Path) -> Workspace:
+    # Hard links stay links, so that the store's files are still shared.
+    shutil.copytree(packed.root, tmp_path / "space", symlinks=True)
+    return Workspace(tmp_path / "space")
+
+
+def test_editing_one_source_tokenises_one_source(space: Workspace) -> None:
+    write_more(space, n=31)
+    assert planned(space) == {
+        "fetch_source": 1,
+        "prepare_shard": 3,
+        "pretokenize_shard": 1,
+        "deduplicate_documents": 1,
+        "pack_sequences": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "training", [{"max_seq_length": 96}, {"packing": "concat"}, {"overflow": "drop"}, {"seed": 7}]
+)
+def test_another_packing_tokenises_nothing(space: Workspace, training: dict[str, Any]) -> None:
+    space.write_manifest("tiny", two_sources(**training))
+    again = planned(space)
+    # The seed of a builtin model is that of its weights as well.
+    assert set(again) - {"prepare_model", "pretokenize_shard"} == {"pack_sequences"}
+    assert ("pretokenize_shard" in again) == ("seed" in training)
+
+
+@pytest.mark.parametrize("data", [{"eval_fraction": 0.2}, {"max_documents": 40}])
+def test_another_split_tokenises_nothing(space: Workspace, data: dict[str, Any]) -> None:
+    value = two_sources()
+    value["data"] |= data
+    space.write_manifest("tiny", value)
+    assert planned(space) == {"deduplicate_documents": 1, "pack_sequences": 1}
+
+
+def test_another_engine_tokenises_all(space: Workspace) -> None:
+    value = two_sources()
+    value["data"]["token_engine"] = "tokenizers"
+    space.write_manifest("tiny", value)
+    assert planned(space) == {"pretokenize_shard": 2, "pack_sequences": 1}
+    before = read_record(PackingRecord, space.root / PACKING)
+    run(space)
+    after = read_record(PackingRecord, space.root / PACKING)
+    assert [{engine.split()[0] for engine in r.engines} for r in (before, after)] == [
+        {"fastokens"}, {"tokenizers"},
+    ]  # fmt: skip
+    assert before.train.sha256 == after.train.sha256
+
+
+def tokens_of(space: Workspace, shard: str) -> TokenShardRecord:
+    return read_record(TokenShardRecord, space.root / f"results/tiny/tokens/{shard}.json")
+
+
+def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
+    first = tokens_of(space, "more/000")
+    stored = set((space.root / "state" / "tokens").iterdir())
+    write_more(space, n=60)
+    run(space)
+    assert tokens_of(space, "more/000").sha256 != first.sha256
+    made = set((space.root / "state" / "tokens").iterdir()) - stored
+    assert len(made) == 1
+    write_more(space)
+    run(space)
+    assert tokens_of(space, "more/000") == first
+    assert set((space.root / "state" / "tokens").iterdir()) == stored | made
+    log = space.root / "results/tiny/logs/pretokenize_shard.more.000.log"
+    assert "taken from the store" in log.read_text()
+
+
+def test_another_expert_shares_the_tokens(space: Workspace) -> None:
+    space.write_manifest("other", two_sources(max_seq_length=96))
+    done = space.snakemake("results/other/packing.json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    ids = [space.root / f"results/{name}/tokens/sums/000.ids" for name in ("tiny", "other")]
+    assert ids[1].stat().st_nlink >= 2
+    assert ids[0].read_bytes() == ids[1].read_bytes()
+    assert len(list((space.root / "state" / "tokens").iterdir())) == 2
+
+
+def test_each_source_has_its_own_lock(packed: Workspace) -> None:
+    whole = read_record(ExpertLock, packed.root / "results/tiny/sources.lock.json")
+    for source in whole.sources:
+        path = packed.root / f"results/tiny/sources/locked/{source.name}.json"
+        assert read_record(ExpertLock, path).sources == (source,)

@@ -1,0 +1,69 @@
+"""Choose what brings batches to the trainer, and in which order."""
+
+from typing import Literal
+
+from expertflow.plan.records import LoaderPlan, PlanSpec, Reason
+
+
+def choose_loader(spec: PlanSpec, packing: str) -> tuple[LoaderPlan, tuple[Reason, ...]]:
+    """Resolve the loader: one thread, unless workers are asked for where they may help."""
+    kind, reason = _kind(spec, packing)
+    n_workers = spec.dataloader_num_workers if kind == "workers" else 0
+    inline = kind == "workers" and not n_workers
+    plan = LoaderPlan(
+        kind=kind,
+        n_workers=n_workers,
+        n_prefetch_batches=0 if inline else spec.dataloader_prefetch_factor,
+        persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
+    )
+    workers = (
+        "dataloader_num_workers of the manifest"
+        if kind == "workers"
+        else _unused("dataloader_num_workers", spec.dataloader_num_workers, "the thread needs none")
+    )
+    prefetch = (
+        "no workers: every batch is made when it is asked for"
+        if inline
+        else "dataloader_prefetch_factor of the manifest"
+    )
+    persistent = (
+        "dataloader_persistent_workers of the manifest"
+        if n_workers
+        else "there are no worker processes to keep from one epoch to the next"
+    )
+    return plan, (
+        _because("loader", kind, reason),
+        _because("n_loader_workers", n_workers, workers),
+        _because("n_prefetch_batches", plan.n_prefetch_batches, prefetch),
+        _because("persistent_workers", plan.persistent_workers, persistent),
+    )
+
+
+def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, Reason]:
+    """Group rows by length where rows differ in length."""
+    value = spec.group_by_length and packing == "none"
+    if packing != "none":
+        reason = f"packing {packing}: rows are all of one length"
+    else:
+        reason = "group_by_length of the manifest"
+    return value, _because("group_by_length", value, reason)
+
+
+def _kind(spec: PlanSpec, packing: str) -> tuple[Literal["thread", "workers"], str]:
+    n_workers = spec.dataloader_num_workers
+    if spec.loader is not None:
+        return spec.loader, "set in the manifest"
+    if packing != "none":
+        reason = "one thread: packed rows need no worker processes, measured slower with them"
+        return "thread", reason
+    if n_workers:
+        return "workers", f"unpacked rows, and dataloader_num_workers is {n_workers}"
+    return "thread", "one thread: no dataloader_num_workers are asked for"
+
+
+def _unused(key: str, value: int, reason: str) -> str:
+    return f"{reason}; {key} {value} is not used" if value else reason
+
+
+def _because(setting: str, value: object, reason: str) -> Reason:
+    return Reason(setting=setting, value=str(value), because=reason)

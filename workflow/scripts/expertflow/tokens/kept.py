@@ -1,0 +1,178 @@
+"""Put together, from token shards and the keep-list, the documents of each split.
+
+What is held of a document is where its tokens lie, not the tokens: some thirty bytes each.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.data.documents import KeptRows, iter_keep
+from expertflow.tokens.arrow import IDS_DTYPE, from_arrow_lists, read_index
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of
+from expertflow.tokens.records import DecodedSample, TokenShardRecord
+
+N_SAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Documents:
+    """Documents of one split in the order of the manifest, one that counts twice twice.
+
+    ``offset`` is in tokens, within the ids of ``paths[shard]``.
+    """
+
+    paths: tuple[Path, ...]
+    shard: NDArray[np.uint16]
+    offset: Ints
+    length: NDArray[np.int32]
+    spans: Ragged
+
+    @property
+    def n_tokens(self) -> int:
+        """Count the tokens."""
+        return int(self.length.sum(dtype=np.int64))
+
+
+@dataclass(kw_only=True, slots=True)
+class Kept:
+    """Both splits, and what is to be said of the kept documents; each counts once."""
+
+    train: Documents
+    held_out: Documents
+    n_special_text: int = 0
+    n_dropped_held_out: int = 0
+    n_dropped_by_reason: Counter[str] = field(default_factory=Counter)
+    samples: tuple[DecodedSample, ...] = ()
+
+
+@dataclass(slots=True)
+class _Split:
+    """Columns of a split, shard by shard."""
+
+    shard: list[NDArray[np.uint16]] = field(default_factory=list)
+    offset: list[Ints] = field(default_factory=list)
+    length: list[NDArray[np.int32]] = field(default_factory=list)
+    spans: list[Ragged] = field(default_factory=list)
+
+    def documents(self, paths: tuple[Path, ...]) -> Documents:
+        n_values = [spans.lengths for spans in self.spans]
+        values = [spans.values for spans in self.spans]
+        return Documents(
+            paths=paths,
+            shard=_joined(self.shard, np.uint16),
+            offset=_joined(self.offset, np.int64),
+            length=_joined(self.length, np.int32),
+            spans=Ragged(_joined(values, np.int32), offsets_of(_joined(n_values, np.int64))),
+        )
+
+
+def read_kept(
+    shards: Sequence[TokenShardRecord], keep: Path, *, max_rejected_fraction: float
+) -> Kept:
+    """Read the kept documents of all shards.
+
+    Raises:
+        DataError: the model cannot be given more of one source than may be rejected, or a file is
+            not as long as its record says.
+    """
+    keep_rows = _by_shard(keep)
+    splits = (_Split(), _Split())
+    by_source: dict[str, Counter[str]] = {}
+    samples: dict[str, list[DecodedSample]] = {}
+    n_kept: Counter[str] = Counter()
+    paths = tuple(Path(shard.path) for shard in shards)
+    kept = Kept(train=_Split().documents(paths), held_out=_Split().documents(paths))
+    for number, shard in enumerate(shards):
+        rows = _rows_of(shard, keep_rows)
+        if rows is None:
+            continue
+        index = read_index(Path(shard.index_path))
+        lengths = index["n_tokens"].to_numpy()
+        offsets = offsets_of(lengths)
+        _check_size(paths[number], int(offsets[-1]) * IDS_DTYPE.itemsize)
+        spans = from_arrow_lists(index["spans"])
+        kept.n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
+        n_kept[shard.source] += len(rows.rows)
+        dropped = index["dropped"].take(rows.rows)
+        reasons = Counter(dropped.drop_null().to_pylist())
+        by_source.setdefault(shard.source, Counter()).update(reasons)
+        there = dropped.is_null().to_numpy()
+        kept.n_dropped_held_out += int((rows.held_out & ~there).sum())
+        for split, side in zip(splits, (~rows.held_out, rows.held_out), strict=True):
+            taken = np.repeat(rows.rows[side & there], rows.n_copies[side & there])
+            split.shard.append(np.full(len(taken), number, np.uint16))
+            split.offset.append(offsets[taken])
+            split.length.append(lengths[taken])
+            split.spans.append(spans.take(taken))
+        trained = rows.rows[~rows.held_out]
+        own = [s.sample for s in shard.samples if (trained == s.row).any()]
+        samples.setdefault(shard.source, []).extend(own)
+    for source, reasons in by_source.items():
+        own_shards = [shard for shard in shards if shard.source == source]
+        _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
+        kept.n_dropped_by_reason.update(reasons)
+    kept.train, kept.held_out = (split.documents(paths) for split in splits)
+    # Documents of as many sources as there are places.
+    in_turn = zip_longest(*samples.values())
+    kept.samples = tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES]
+    return kept
+
+
+def _by_shard(keep: Path) -> dict[tuple[str, str], list[KeptRows]]:
+    """Read the keep-list by document shard."""
+    parts: dict[tuple[str, str], list[KeptRows]] = {}
+    for rows in iter_keep(keep):
+        parts.setdefault((rows.source, rows.shard), []).append(rows)
+    return parts
+
+
+def _rows_of(
+    shard: TokenShardRecord, keep: dict[tuple[str, str], list[KeptRows]]
+) -> KeptRows | None:
+    """Give the kept rows of a token shard, counted from its first document; null without any."""
+    firsts = offsets_of(np.array(shard.n_documents_by_shard))
+    parts = [
+        part._replace(rows=part.rows + first)
+        for name, first in zip(shard.document_shards, firsts[:-1], strict=True)
+        for part in keep.get((shard.source, name), [])
+    ]
+    if not parts:
+        return None
+    columns = list(zip(*parts, strict=True))[2:]
+    return KeptRows(shard.source, shard.shard, *map(np.concatenate, columns))
+
+
+def _check_size(path: Path, n_bytes: int) -> None:
+    found = path.stat().st_size
+    if found != n_bytes:
+        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; delete it and run again")
+
+
+def _check_dropped(
+    source: str,
+    reasons: Counter[str],
+    n_documents: int,
+    shards: list[TokenShardRecord],
+    max_fraction: float,
+) -> None:
+    """Refuse a source of which the model cannot be given too much."""
+    if reasons.total() <= max_fraction * n_documents:
+        return
+    said = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
+    first = next(example for shard in shards for example in shard.dropped_examples)
+    raise DataError(
+        f"source {source}: the model's chat template cannot write {reasons.total()} of"
+        f" {n_documents} documents ({said}), first {first}; set data.chat_template to one that"
+        " can, or mend the data"
+    )
+
+
+def _joined(arrays: list[NDArray], dtype: type) -> NDArray:  # type: ignore[type-arg]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)

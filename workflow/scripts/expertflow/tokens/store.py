@@ -1,0 +1,60 @@
+"""Keep tokens by what they were made from, so that the same ones are never made twice.
+
+A key names a folder below the store: same documents, tokenizer, layout, engines and code, same key,
+whichever expert asks. Results are hard links into the store, so they take no room of their own and
+come back at once after a result was deleted or an edit taken back.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from expertflow.core.files import link_or_copy, remove, sync, sync_directory
+
+# A folder that is being filled is written to all the time.
+ABANDONED_S = 24 * 3600
+
+
+def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
+    """Give the folder of ``key`` and whether it was there; else ``make`` fills it, whole or not.
+
+    Two jobs may make the same folder at once: the first one to end is taken by both.
+    """
+    folder = store / key
+    if folder.is_dir():
+        return folder, True
+    partial = store / f".{key}.{os.getpid()}.partial"
+    remove(partial)
+    partial.mkdir(parents=True)
+    try:
+        make(partial)
+        sync(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        sync_directory(store)
+    finally:
+        remove(partial)
+    return folder, False
+
+
+def publish(source: Path, target: Path) -> None:
+    """Put a stored file where a result belongs, sharing its bytes where that is possible."""
+    target.unlink(missing_ok=True)
+    link_or_copy(source, target)
+
+
+def prunable(store: Path) -> list[Path]:
+    """List what no result shares any more, and what a killed job left behind."""
+    if not store.is_dir():
+        return []
+    return [path for path in sorted(store.iterdir()) if path.is_dir() and not _in_use(path)]
+
+
+def _in_use(folder: Path) -> bool:
+    if folder.name.startswith("."):
+        return time.time() - folder.stat().st_mtime < ABANDONED_S
+    return any(path.stat().st_nlink > 1 for path in folder.iterdir())

@@ -1,0 +1,68 @@
+"""Which rows every step takes: a pure function of (seed, epoch, step, world size, rank).
+
+There is no sampler state to save: after a resume, step 41 sees the rows it would have seen anyway.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.integer]
+# Global batches of rows that are sorted by length together.
+MEGA_BATCHES = 50
+
+
+@dataclass(kw_only=True, slots=True)
+class RowOrder:
+    """Which rows every step takes.
+
+    With ``lengths_N``, the tokens of every row, rows of similar length share a step; an epoch still
+    sees each row once.
+    """
+
+    n_rows: int
+    global_batch: int
+    seed: int
+    lengths_N: NDArray[np.integer] | None = None
+    _made: tuple[int, Rows] | None = None
+
+    def rows_of_step(self, step: int, *, world_size: int = 1, rank: int = 0) -> Rows:
+        """Give the rows of optimiser step ``step``, or a rank's share of them.
+
+        An epoch's last batch may be smaller, down to nothing for some ranks.
+        """
+        epoch, index = divmod(step, -(-self.n_rows // self.global_batch))
+        chosen = self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
+        return chosen[rank::world_size]
+
+    def rows_of_epoch(self, epoch: int) -> Rows:
+        """Give all rows in the order of an epoch; the last one is kept, as every step asks."""
+        made = self._made
+        if made is None or made[0] != epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            order: Rows = rng.permutation(self.n_rows)
+            if self.lengths_N is not None:
+                order = self._grouped(order, rng)
+            self._made = made = epoch, order
+        return made[1]
+
+    def _grouped(self, order: Rows, rng: np.random.Generator) -> Rows:
+        """Sort by length within mega-batches, then shuffle the full global batches.
+
+        The mega-batches keep epochs different; the shuffle keeps length out of the order of steps.
+        """
+        assert self.lengths_N is not None
+        mega_batch = np.arange(self.n_rows) // (self.global_batch * MEGA_BATCHES)
+        order = order[np.lexsort((-self.lengths_N[order], mega_batch))]
+        n_full = self.n_rows // self.global_batch
+        full, rest = np.split(order, [n_full * self.global_batch])
+        full = full.reshape(n_full, self.global_batch)[rng.permutation(n_full)]
+        return np.concatenate((full.reshape(-1), rest))
+
+
+def micro_batch_rows(chosen: Rows, micro_batch_size: int) -> Iterator[Rows]:
+    """Cut the rows of a step into those of its micro-batches."""
+    for start in range(0, len(chosen), micro_batch_size):
+        yield chosen[start : start + micro_batch_size]
