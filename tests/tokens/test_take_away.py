@@ -1,0 +1,163 @@
+"""Rows for other trainers: read with ``datasets``, compared with what our own batches derive."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset, load_from_disk
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT
+
+from expertflow.core.errors import DataError
+from expertflow.tokens import take_away as module
+from expertflow.tokens.arrow import ROWS_FILE, PackedRows, RowBatch, packed_rows, write_rows
+from expertflow.tokens.ragged import ragged
+from expertflow.tokens.take_away import supervised, take_away
+from expertflow.train.batches import Collator
+
+LENGTH = 8
+# The first span holds the first token of its document, the second crosses into the next document,
+# and the last row is full.
+SEQ_LENGTHS = [[3, 2], [1], [4, 4]]
+SPANS = [[0, 2, 2, 5], [], [2, 6]]
+IDS = np.arange(1, 25, dtype=np.int32).reshape(3, LENGTH)
+IDS[0, 5:] = IDS[1, 1:] = 0
+LABELS = [
+    [-100, 2, 3, -100, 5, -100, -100, -100],
+    [-100] * 8,
+    [-100, -100, 19, 20, -100, 22, -100, -100],
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    batch = RowBatch(IDS, ragged(SEQ_LENGTHS), ragged(SPANS))
+    write_rows(tmp_path / "train", iter([batch]), length=LENGTH)
+    return tmp_path / "train"
+
+
+def exported(source: Path, *, targets: module.Targets = "labels", padded: bool = True) -> Dataset:
+    output = source.with_name(f"{targets}-{padded}")
+    take_away(source, output, targets=targets, padded=padded)
+    return load_from_disk(str(output))
+
+
+def test_padded_rows_list_their_padding_as_a_document(source: Path) -> None:
+    rows = exported(source)
+    assert rows.column_names == ["input_ids", "seq_lengths", "labels"]
+    assert rows["input_ids"][:] == IDS.tolist()
+    assert rows["seq_lengths"][:] == [[3, 2, 3], [1, 7], [4, 4]]
+    assert rows["labels"][:] == LABELS
+    assert rows.features["input_ids"].length == rows.features["labels"].length == LENGTH
+
+
+def test_unpadded_rows_hold_documents_only(source: Path) -> None:
+    rows = exported(source, padded=False)
+    assert rows["seq_lengths"][:] == SEQ_LENGTHS
+    used = [sum(lengths) for lengths in SEQ_LENGTHS]
+    assert rows["input_ids"][:] == [IDS[i, :n].tolist() for i, n in enumerate(used)]
+    assert rows["labels"][:] == [LABELS[i][:n] for i, n in enumerate(used)]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_mask_is_one_exactly_at_the_labels(source: Path, padded: bool) -> None:
+    labels = exported(source, padded=padded)["labels"]
+    rows = exported(source, targets="completion_mask", padded=padded)
+    assert rows.column_names == ["input_ids", "seq_lengths", "completion_mask"]
+    assert rows["completion_mask"][:] == [[int(x != -100) for x in row] for row in labels]
+
+
+@st.composite
+def many_rows(draw: st.DrawFn) -> PackedRows:
+    seq_lengths, spans = [], []
+    for _ in range(draw(st.integers(1, 6))):
+        cuts = sorted(draw(st.sets(st.integers(1, 32), min_size=1, max_size=8)))
+        seq_lengths.append([b - a for a, b in zip([0, *cuts], cuts, strict=False)])
+        bounds = sorted(draw(st.sets(st.integers(0, cuts[-1]), max_size=8)))
+        spans.append(bounds[: len(bounds) // 2 * 2])
+    ids = np.arange(1, 1 + 32 * len(spans), dtype=np.int32).reshape(-1, 32)
+    return packed_rows(ids, seq_lengths, spans)
+
+
+@given(many_rows(), st.randoms(use_true_random=False))
+def test_targets_are_those_of_our_own_batches(rows: PackedRows, random: object) -> None:
+    chosen = np.array(random.sample(range(len(rows)), len(rows)))  # type: ignore[attr-defined]
+    ids = rows.take_ids(chosen)
+    labels = np.where(supervised(rows, chosen), ids, -100)
+    ours = Collator(rows).batch(chosen).labels_BL.numpy()
+    # Where every row holds one document, our batches end with the longest.
+    width = ours.shape[1]
+    assert labels[:, :width].tolist() == ours.tolist()
+    assert (labels[:, width:] == -100).all()
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_rows_go_through_in_batches_and_come_out_alike(
+    source: Path, monkeypatch: pytest.MonkeyPatch, padded: bool
+) -> None:
+    whole = exported(source, padded=padded)
+    monkeypatch.setattr(module, "BATCH_TOKENS", 2 * LENGTH)
+    output = source.with_name("batched")
+    take_away(source, output, targets="labels", padded=padded)
+    assert load_from_disk(str(output)).to_list() == whole.to_list()
+    with pa.memory_map(str(output / ROWS_FILE)) as stream:
+        assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
+
+
+def test_the_same_rows_give_the_same_bytes(source: Path) -> None:
+    outputs = [source.with_name(name) for name in ("one", "two")]
+    for output in outputs:
+        take_away(source, output, targets="labels", padded=True)
+    one, two = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in outputs)
+    assert one == two
+    assert set(one) == {ROWS_FILE, "dataset_info.json", "state.json"}
+
+
+def test_no_rows_are_no_rows_there(tmp_path: Path) -> None:
+    write_rows(tmp_path / "held_out", iter([]), length=LENGTH)
+    assert len(exported(tmp_path / "held_out")) == 0
+
+
+def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        take_away(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
+    with pytest.raises(DataError, match=f"no {ROWS_FILE} in it"):
+        take_away(tmp_path, tmp_path / "out", targets="labels", padded=True)
+    exported(source)
+    with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
+        take_away(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)
+    (source / ROWS_FILE).write_bytes(b"none of it")
+    with pytest.raises(DataError, match="no Arrow stream"):
+        take_away(source, tmp_path / "out", targets="labels", padded=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, "write_dataset_files", fail)
+    with pytest.raises(OSError, match="disk full"):
+        take_away(source, source.with_name("out"), targets="labels", padded=True)
+    assert list(source.parent.iterdir()) == [source]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "workflow" / "scripts" / "export_rows.py"
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_script_exports_once_and_then_refuses(source: Path) -> None:
+    arguments = ("--rows", source, "--output", source.with_name("out"), "--unpadded")
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "3 rows, 14 tokens, 6 of them targets" in first.stdout
+    second = run(*arguments)
+    assert second.returncode == 1
+    assert second.stderr.startswith("error: ") and second.stderr.count("\n") == 1
+    assert "there already" in second.stderr

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Write packed rows as a folder that other trainers train on as it is.
+
+    python workflow/scripts/export_rows.py --rows results/expert-sql/packed/train --output rows-sql
+
+``datasets.load_from_disk`` opens the folder. It holds input_ids, seq_lengths (the lengths of a
+row's documents; padding counts as one) and labels: -100 where a token is no target.
+"""
+
+import argparse
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.tokens.take_away import Targets, take_away
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows to read")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; must be new")
+    targets = parser.add_mutually_exclusive_group()
+    targets.add_argument("--labels", action="store_true", help="ids of the targets (default)")
+    targets.add_argument(
+        "--completion-mask", action="store_true", help="1 at targets, 0 elsewhere, in place of ids"
+    )
+    parser.add_argument("--unpadded", action="store_true", help="leave the padding of rows out")
+    args = parser.parse_args()
+    column: Targets = "completion_mask" if args.completion_mask else "labels"
+    done = take_away(args.rows, args.output, targets=column, padded=not args.unpadded)
+    print(
+        f"{args.output}: {done.n_rows:,} rows, {done.n_tokens:,} tokens, "
+        f"{done.n_target_tokens:,} of them targets"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
