@@ -1,0 +1,149 @@
+"""Our own stages as commands, from a JSONL corpus to packed rows."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from measured import Processes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
+
+from expertflow.core.files import canonical_json
+from expertflow.core.records import read_record, to_json
+from expertflow.data.lock import HashCache, lock_sources, write_lock
+from expertflow.data.records import DatasetManifest
+from expertflow.data.settings import DeduplicateSpec, FetchSpec, PrepareSpec, SourceSpec
+from expertflow.data.shards import token_shards
+from expertflow.tokens.records import PackingSpec, TokenSpec
+from expertflow.train.records import ModelSpec
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
+EXPERT = "bench"
+# What pretokenize_shard logs: the loop without start-up, one line per shard.
+STEADY = re.compile(rb"tokens in ([0-9.]+) s")
+
+
+class Chain:
+    """The stages of one run, in a folder of its own."""
+
+    def __init__(
+        self, folder: Path, corpus: Path, model: Path, *, processes: int, at_once: int
+    ) -> None:
+        self.folder, self.model, self.processes = folder, model, processes
+        self.at_once = at_once
+        self.rows = folder / "rows"
+        self.source = SourceSpec(
+            name="s", kind="local", path=str(corpus), prompt="{prompt}", completion="{completion}"
+        )
+
+    def prepare(self, processes: Processes) -> None:
+        """Lock, fetch, prepare and deduplicate.
+
+        The lock is taken in this process, as the workflow takes it in its main process: the time
+        counts, CPU time and memory do not.
+        """
+        at = self.folder
+        lock = lock_sources(
+            EXPERT, (self.source,), hashes=HashCache(at / "hashes.json"), generator_digest=str
+        )
+        write_lock(at / "lock.json", lock)
+        locked = ("--lock", at / "lock.json")
+        fetch = FetchSpec(source=self.source, preset="full")
+        fetched = ("--directory", at / "s", "--output", at / "s.json")
+        processes.run(command("fetch_source", to_json(fetch), *locked, *fetched))
+        named = {"expert": EXPERT, "preset": "full", "licences": {"s": None}}
+        found = ("--sources", at / "s.json", "--output", at / "datasets.json")
+        processes.run(command("find_datasets", named, *locked, *found))
+        spec = PrepareSpec(
+            source=self.source, system_prompt=None, supervise="completion", evaluation_fields=(),
+            on_reject="skip", near=None, benchmarks=(),
+        )  # fmt: skip
+        jobs = []
+        for shard in self.shards():
+            place = str(at / shard)
+            output = ("--documents", f"{place}.arrow", "--rejected", f"{place}.rejected.jsonl")
+            inputs = ("--source", at / "s.json", "--shard", shard)
+            jobs.append(
+                command(
+                    "prepare_shard", to_json(spec), *inputs, *output, "--output", f"{place}.json"
+                )
+            )
+        processes.run(*jobs, at_once=self.processes)
+        deduplicate = DeduplicateSpec(
+            eval_fraction=0.02, max_documents=None, seed=0, max_rejected_fraction=0.01, near=None,
+            weights={}, max_per_source={}, max_per_category=None, category_caps={},
+        )  # fmt: skip
+        shards = [at / f"{shard}.json" for shard in self.shards()]
+        output = ("--keep", at / "keep.arrow", "--output", at / "documents.json")
+        arguments = ("--expert", EXPERT, "--shards", *shards, *output)
+        processes.run(command("deduplicate_documents", to_json(deduplicate), *arguments))
+
+    def tokenise_and_pack(self, processes: Processes, *, length: int) -> None:
+        """Tokenise every shard, some at a time, and pack all."""
+        at = self.folder
+        engines = ("fastokens", "tokenizers")
+        tokens = TokenSpec(
+            engine="auto", versions={name: metadata.version(name) for name in engines}
+        )
+        jobs, records = [], []
+        for name, shards in token_shards(len(self.shards())).items():
+            records.append(at / f"{name}.tokens.json")
+            inputs = ("--name", name, "--shards", *(at / f"{shard}.json" for shard in shards))
+            made = ("--model", self.model, "--store", at / "store", "--ids", at / f"{name}.ids")
+            outputs = ("--index", at / f"{name}.index.arrow", "--output", records[-1])
+            jobs.append(command("pretokenize_shard", to_json(tokens), *inputs, *made, *outputs))
+        processes.run(*jobs, at_once=self.at_once)
+        packing = PackingSpec(
+            sequence_length_tokens=length, packing="bfd", overflow="split", seed=0,
+            max_rejected_fraction=0.01,
+        )  # fmt: skip
+        inputs = ("--expert", EXPERT, "--shards", *records, "--keep", at / "keep.arrow")
+        outputs = ("--directory", self.rows, "--output", at / "packing.json")
+        processes.run(command("pack_sequences", to_json(packing), *inputs, *outputs))
+
+    def shards(self) -> list[str]:
+        """Name the shards."""
+        manifest = read_record(DatasetManifest, self.folder / "datasets.json")
+        return [shard.shard for shard in manifest.shards]
+
+    def described(self) -> dict[str, int]:
+        """Count rows and tokens of both splits."""
+        packing = json.loads((self.folder / "packing.json").read_text())
+        splits = (packing["train"], packing["held_out"])
+        return {
+            "n_rows": sum(split["n_sequences"] for split in splits),
+            "n_tokens": sum(split["n_tokens"] for split in splits),
+        }
+
+    def steady_s(self, log: Path) -> float | None:
+        """Add up what the shards' loops took, over those that run at once; null if not logged."""
+        seconds = [float(found) for found in STEADY.findall(log.read_bytes())]
+        return sum(seconds) / min(self.at_once, len(seconds)) if seconds else None
+
+
+def command(script: str, spec: Any, *arguments: object) -> list[str]:
+    """Write the command line of a stage."""
+    settings = ("--spec", canonical_json(spec), "--code", EXPERT)
+    return [sys.executable, str(SCRIPTS / f"{script}.py"), *settings, *map(str, arguments)]
+
+
+def prepare_model(folder: Path, tokenizer: Path) -> Path:
+    """Make the record of a small model with a given tokenizer and ChatML; it is not measured."""
+    spec = ModelSpec(
+        model="builtin:tiny-qwen3", revision=None, licence=None, vocab_size=300, n_layers=1,
+        hidden_size=16, n_heads=2, n_kv_heads=1, head_dim=8, intermediate_size=32,
+        tokenizer=str(tokenizer), content={}, chat_template="chatml", text_special_tokens="plain",
+        seed=0,
+    )  # fmt: skip
+    output = ("--directory", folder / "model", "--output", folder / "model.json")
+    Processes(folder / "model.log").run(command("prepare_model", to_json(spec), *output))
+    return folder / "model.json"
+
+
+def sizes(folder: Path) -> Iterator[int]:
+    """Give the bytes of each file below a folder."""
+    return (path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,104 @@
+"""Build the virtual environments of the peers, one per requirements file, and remember them.
+
+    python bench/peers/environments.py --directory DIR
+
+An environment is built once per content of its file. What fails to install is noted with pip's
+reason and tried again only when the file changes or ``--again`` is given. The packages that came
+stand in ``installed.txt`` of each environment. torch is installed first and held fast; where pip
+would fetch its CUDA build, name an index of CPU builds in PIP_EXTRA_INDEX_URL.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+# The program of each peer, by the name the benchmark uses, and the environment it runs in.
+PEERS = {
+    "source_method": ("source_method.py", "datasets"),
+    "trl": ("trl_bfd.py", "trl"),
+    "datatrove": ("datatrove_tokens.py", "datatrove"),
+    "litdata": ("litdata_optimize.py", "litdata"),
+    "mosaicml": ("mosaicml_mds.py", "mosaicml"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """A virtual environment, or why there is none."""
+
+    name: str
+    python: Path
+    problem: str | None
+
+
+def environment(name: str, directory: Path, *, again: bool = False) -> Environment:
+    """Give an environment; build it where there is none for the file as it is."""
+    requirements = REQUIREMENTS / f"{name}.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    folder = directory.absolute() / name
+    python, stamp = folder / "bin" / "python", folder / "built.json"
+    known = json.loads(stamp.read_text()) if stamp.is_file() else {}
+    if known.get("sha256") != digest or (again and known["problem"]):
+        venv.create(folder, clear=True, with_pip=True)
+        problem = install(python, requirements)
+        if problem is None:
+            (folder / "installed.txt").write_text(pip(python, "freeze").stdout)
+        known = {"sha256": digest, "problem": problem}
+        stamp.write_text(json.dumps(known))
+    return Environment(name=name, python=python, problem=known["problem"])
+
+
+def install(python: Path, requirements: Path) -> str | None:
+    """Install a requirements file; give pip's reason where that fails."""
+    lines = requirements.read_text(encoding="utf-8").splitlines()
+    first = [line for line in lines if line.startswith("torch==")]
+    for step in [first] if first else []:
+        if problem := reason(pip(python, "install", *step)):
+            return problem
+    return reason(pip(python, "install", "--requirement", str(requirements)))
+
+
+def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an environment's pip."""
+    command = [str(python), "-m", "pip", "--quiet", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def reason(done: subprocess.CompletedProcess[str]) -> str | None:
+    """Give the last error line of a pip that failed."""
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    return (lines or done.stderr.splitlines() or [f"pip ended with {done.returncode}"])[-1]
+
+
+def versions(built: Environment) -> dict[str, str]:
+    """List the packages that an environment's file names, as they were installed."""
+    named = (REQUIREMENTS / f"{built.name}.txt").read_text(encoding="utf-8").lower().split("==")
+    path = built.python.parents[1] / "installed.txt"
+    pairs = (line.partition("==") for line in path.read_text().splitlines() if "==" in line)
+    return {n: version for n, _, version in pairs if any(n.lower() in word for word in named)}
+
+
+def main() -> None:
+    """Build all environments."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--directory", type=Path, required=True, help="where to put them")
+    parser.add_argument("--again", action="store_true", help="try again what failed")
+    args = parser.parse_args()
+    failed = 0
+    for name in sorted({environment for _, environment in PEERS.values()}):
+        built = environment(name, args.directory, again=args.again)
+        print(f"{name:>12}  {built.problem or built.python}", flush=True)
+        failed += built.problem is not None
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

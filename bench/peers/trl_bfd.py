@@ -1,0 +1,45 @@
+"""TRL: ``datasets.map`` tokenises, ``pack_dataset`` packs best-fit-decreasing, rows saved.
+
+As ``SFTTrainer`` prepares its data with ``packing=True``: the attention mask is not kept, packing
+runs batch by batch of 1,000 documents in one process per core, and what is longer than a row is
+truncated.
+"""
+
+import argparse
+from typing import Any
+
+import program
+
+
+def write(args: argparse.Namespace) -> None:
+    """Tokenise, pack and save."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer
+    from trl import pack_dataset
+
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+
+    def tokenise(batch: dict[str, list[str]]) -> dict[str, Any]:
+        pairs = zip(batch["prompt"], batch["completion"], strict=True)
+        texts = [program.chatml(*pair) for pair in pairs]
+        return {"input_ids": tokenizer(texts, add_special_tokens=False)["input_ids"]}
+
+    cache = str(args.output / "cache")
+    data = load_dataset("json", data_files=str(args.input), split="train", cache_dir=cache)
+    data = data.map(
+        tokenise, batched=True, num_proc=args.processes, remove_columns=data.column_names
+    )
+    data = pack_dataset(data, args.length, strategy="bfd", map_kwargs={"num_proc": args.processes})
+    data.save_to_disk(args.output / "rows")
+
+
+def read(args: argparse.Namespace) -> program.Rows:
+    """Give the ids of every row."""
+    from datasets import load_from_disk
+
+    for row in load_from_disk(args.output / "rows").with_format("numpy", columns=["input_ids"]):
+        yield row["input_ids"]
+
+
+if __name__ == "__main__":
+    program.run(__doc__, write, read)

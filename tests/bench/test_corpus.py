@@ -1,0 +1,71 @@
+"""The benchmark's corpus: made by the seed alone, every document different, new words all along."""
+
+import json
+import re
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import corpus
+
+PAIRS = [
+    (f"Which {word} costs {number} dollars in {place}?", f"The {word} of {place} costs {number}.")
+    for number, (word, place) in enumerate(
+        [("carrot", "Athens"), ("lantern", "Bergen"), ("bicycle", "Cordoba"), ("teapot", "Dover")],
+        start=17,
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, str]]:
+    lines = corpus.Grower(PAIRS, seed=0).block(0).lines
+    return [json.loads(line) for line in lines]
+
+
+def test_the_seed_alone_decides() -> None:
+    first, again = (corpus.Grower(PAIRS, seed=3).block(5).lines for _ in range(2))
+    assert first == again
+    assert corpus.Grower(PAIRS, seed=4).block(5).lines != first
+
+
+def test_no_document_comes_twice(records: list[dict[str, str]]) -> None:
+    assert len({(r["prompt"], r["completion"]) for r in records}) == len(records) > 1000
+
+
+def test_numbers_keep_their_digits_and_change(records: list[dict[str, str]]) -> None:
+    costs = [re.findall("[0-9]+", r["prompt"])[0] for r in records]
+    assert {len(cost) for cost in costs} == {2}
+    assert len(set(costs)) > 50
+
+
+def test_words_beyond_the_real_ones_are_made_and_never_run_out() -> None:
+    grower = corpus.Grower(PAIRS, seed=0)
+    n = len(grower.words)
+    assert [grower.word(rank) for rank in range(n)] == grower.words
+    assert len({grower.word(rank) for rank in range(n, n + n * n)}) > n * n // 2
+
+
+def test_the_count_of_distinct_words_is_exact(records: list[dict[str, str]]) -> None:
+    block = corpus.Grower(PAIRS, seed=0).block(0)
+    texts = (f"{r['prompt']}\n{r['completion']}" for r in records)
+    words = list(chain.from_iterable(corpus.WORD.findall(text) for text in texts))
+    assert (block.n_words, len(set(block.words.tolist()))) == (len(words), len(set(words)))
+
+
+def test_a_corpus_is_as_long_as_asked_and_starts_with_real_records(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    made = corpus.make_corpus(path, n_bytes=200_000, data=shared_data, processes=1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert made["n_bytes"] == path.stat().st_size >= 200_000 > path.stat().st_size - len(lines[-1])
+    assert made["n_records"] == len(lines)
+    real = corpus.real_pairs(shared_data)
+    starts = {prompt for prompt, _ in real}
+    assert all(json.loads(line)["prompt"] in starts for line in lines)
