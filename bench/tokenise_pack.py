@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=2, help="shards that we tokenise at once")
+    parser.add_argument("--at-once", type=int, default=1, help="shards that we tokenise at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=DATA / "tokenizers" / "qwen")
     parser.add_argument("--environments", type=Path, default=KEPT)

@@ -64,7 +64,7 @@ def token_shard(
         writer.write_batch(index_batch(tokens.lengths, spans, [False] * n, [None] * n))
     return TokenShardRecord(
         source="s", shard=shard, document_shards=(shard,), n_documents_by_shard=(n,),
-        path=str(ids), index_path=str(index), sha256="", n_documents=n,
+        path=str(ids), index_path=str(index), key="", n_documents=n,
         n_tokens=len(tokens.values), n_dropped=0, dropped_examples=(), samples=(),
         engine="tokenizers", engine_version="0", engine_reason="a test", tokenizer_sha256="",
     )  # fmt: skip

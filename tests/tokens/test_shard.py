@@ -20,8 +20,8 @@ from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.drafter import Drafted, Drafter
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
-from expertflow.tokens.shard import _encoded, _samples, pretokenize_shard
-from expertflow.tokens.tokenise import TokenBatch, tokenise
+from expertflow.tokens.shard import _samples, pretokenize_shard
+from expertflow.tokens.tokenise import TokenBatch, tokenise, tokenise_draft
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
@@ -70,8 +70,9 @@ def batch_of(bodies: list[Body]) -> pa.RecordBatch:
 def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted, TokenBatch]:
     drafter = Drafter(Renderer(layout))
     drafts = (drafter.draft(part) for part in [batch_of(list(bodies))])
-    ((drafted, tokens),) = _encoded(drafts, engine)
-    return drafter, drafted, tokens
+    (drafted,) = drafts
+    encoded = engine.encode_flat(drafted.draft.to_encode())
+    return drafter, drafted, tokenise_draft(drafted.draft, encoded, len(drafted), engine)
 
 
 def mixed_bodies() -> list[Body]:

@@ -50,7 +50,7 @@ rule pretokenize_shard:
         spec=spec_of("pretokenize_shard"),
         code=house.code("pretokenize_shard"),
     shell:
-        'RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
+        'MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
         " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
         " --model {input.model:q} --store state/tokens --ids {output.ids:q}"
         " --index {output.index:q} --output {output.record:q} 2> {log:q}"

@@ -11,6 +11,7 @@ from expertflow.data.settings import DeduplicateSpec
 
 
 def main() -> None:
+    cli.without_pandas()
     parser = cli.parser(__doc__)
     parser.add_argument("--expert", required=True)
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help="shard records")

@@ -10,6 +10,7 @@ from expertflow.tokens.records import PackingSpec, TokenShardRecord
 
 
 def main() -> None:
+    cli.without_pandas()
     parser = cli.parser(__doc__)
     parser.add_argument("--expert", required=True)
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help="token records")

@@ -13,6 +13,7 @@ from expertflow.data.shards import plan_shards
 
 
 def main() -> None:
+    cli.without_pandas()
     parser = cli.parser(__doc__)
     parser.add_argument("--source", type=Path, required=True, help="record of the source")
     parser.add_argument("--shard", required=True, help="name of the shard, e.g. 000")

@@ -11,6 +11,7 @@ from expertflow.tokens.shard import pretokenize_shard
 
 
 def main() -> None:
+    cli.without_pandas()
     parser = cli.parser(__doc__)
     parser.add_argument("--name", required=True, help="name of the token shard")
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help="document records")

@@ -33,7 +33,7 @@ KEEP = pa.schema(
     ]
 )
 BATCH_DOCUMENTS = 2000
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 4 << 20
 
 
 def documents_schema(near: SignatureSpec | None) -> pa.Schema:

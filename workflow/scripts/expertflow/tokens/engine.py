@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 
@@ -11,6 +11,23 @@ from expertflow.core.files import sha256_file
 from expertflow.tokens.ragged import Ragged, ragged
 
 TOKENIZER_FILE = "tokenizer.json"
+
+
+class Encoder(Protocol):
+    """What tokenising needs of an engine."""
+
+    name: str
+    version: str
+    sha256: str
+
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        """Encode texts, adding nothing before or after them; their ids end to end."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode ids, special tokens included."""
+
+    def special_id(self, token: str) -> int:
+        """Give the id of a special token."""
 
 
 class Engine:
@@ -58,13 +75,21 @@ class Engine:
         Raises:
             DataError: the tokenizer does not have it.
         """
-        token_id: int | None = self._tokenizer.token_to_id(token)
-        if token_id is None:
-            raise DataError(
-                f"the tokenizer has no token {token!r}, which the chat layout needs; use a model"
-                " whose tokenizer knows ChatML, e.g. of the Qwen family"
-            )
-        return token_id
+        return checked_id(token, self._tokenizer.token_to_id(token))
+
+
+def checked_id(token: str, token_id: int | None) -> int:
+    """Give a special token's id.
+
+    Raises:
+        DataError: the tokenizer does not have it.
+    """
+    if token_id is None:
+        raise DataError(
+            f"the tokenizer has no token {token!r}, which the chat layout needs; use a model"
+            " whose tokenizer knows ChatML, e.g. of the Qwen family"
+        )
+    return token_id
 
 
 def read_settings(directory: Path) -> str:

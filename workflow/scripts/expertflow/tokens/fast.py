@@ -4,8 +4,6 @@ It is young, so nothing is taken on trust: every shard encodes a fixed set of aw
 first texts of its own data with both, and one id that differs sends the shard to ``tokenizers``.
 """
 
-import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -13,36 +11,47 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from expertflow.tokens.engine import Engine, read_settings
+from expertflow.core.files import sha256_file
+from expertflow.tokens.engine import TOKENIZER_FILE, Encoder, Engine, checked_id, read_settings
 from expertflow.tokens.ragged import Ragged
 
-log = logging.getLogger(__name__)
 EngineChoice = Literal["auto", "tokenizers"]
 
 
-class FastEngine(Engine):
-    """An engine that encodes many texts with fastokens, and the rest as before."""
+class FastEngine:
+    """fastokens behind the same face."""
 
     name = "fastokens"
 
-    def __init__(self, directory: Path, loading: Callable[[], Any]) -> None:
-        super().__init__(directory)
-        self._fast = loading()
+    def __init__(self, directory: Path) -> None:
+        import fastokens
+
         self.version = metadata.version("fastokens")
+        self.sha256 = sha256_file(directory / TOKENIZER_FILE)
+        self._tokenizer: Any = fastokens.Tokenizer.from_json_str(read_settings(directory))
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         """Encode texts, their ids end to end."""
         if not texts:
             return Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
-        ids, offsets = self._fast.encode_batch_flat(texts, split_special_tokens=True)
+        ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)
         # Ids are far below 2^31, so the sign bit is free.
         return Ragged(np.frombuffer(ids, "<i4"), np.frombuffer(offsets, "<u8").astype(np.int64))
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode ids, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def special_id(self, token: str) -> int:
+        """Give the id of a special token."""
+        return checked_id(token, self._tokenizer.token_to_id(token))
 
 
 class Chosen(NamedTuple):
     """The engine to use, and why."""
 
-    engine: Engine
+    engine: Encoder
     reason: str
 
 
@@ -56,17 +65,19 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
         return Chosen(Engine(directory), "set in the manifest")
     if not is_installed():
         return Chosen(Engine(directory), "fastokens is not installed")
-    try:
+    with ThreadPoolExecutor(1) as pool:
         # It takes a second for a large vocabulary and leaves the interpreter free meanwhile.
-        with ThreadPoolExecutor(1) as pool:
-            engine = FastEngine(directory, pool.submit(_load, directory).result)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        fault = " ".join(str(error).split())[:200]
-        return Chosen(Engine(directory), f"fastokens cannot load this tokenizer ({fault})")
+        loading = pool.submit(FastEngine, directory)
+        slow = Engine(directory)
+        try:
+            fast = loading.result()
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            fault = " ".join(str(error).split())[:200]
+            return Chosen(slow, f"fastokens cannot load this tokenizer ({fault})")
     texts = [*AWKWARD, *sample]
-    if (text := first_difference(engine, texts)) is not None:
-        return Chosen(Engine(directory), f"fastokens gives other ids for {text[:40]!r}")
-    return Chosen(engine, f"the same ids as tokenizers {Engine.version} on {len(texts)} texts")
+    if (text := first_difference(slow, fast, texts)) is not None:
+        return Chosen(slow, f"fastokens gives other ids for {text[:40]!r}")
+    return Chosen(fast, f"the same ids as tokenizers {slow.version} on {len(texts)} texts")
 
 
 def is_installed() -> bool:
@@ -76,19 +87,13 @@ def is_installed() -> bool:
     return importlib.util.find_spec("fastokens") is not None
 
 
-def first_difference(engine: Engine, texts: list[str]) -> str | None:
-    """Give the first text that ``encode_flat`` encodes in another way than ``encode``."""
-    expected, found = engine.encode(texts), engine.encode_flat(texts)
+def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | None:
+    """Give the first text for which two engines differ."""
+    expected, found = one.encode_flat(texts), other.encode_flat(texts)
     for i, text in enumerate(texts):
-        if found[i].tolist() != expected[i]:
+        if not np.array_equal(found[i], expected[i]):
             return text
     return None
-
-
-def _load(directory: Path) -> Any:
-    import fastokens
-
-    return fastokens.Tokenizer.from_json_str(read_settings(directory))
 
 
 def _awkward_texts() -> tuple[str, ...]:

@@ -51,8 +51,9 @@ class TokenShardRecord:
     """Token ids of all documents of some document shards, also of those that are not kept.
 
     ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
-    documents. A dropped document has no tokens: the model's chat template cannot write it, or the
-    policy on special tokens in texts rejects it. Which documents count, packing decides.
+    documents. ``key`` names all that they were made from, and so their content. A dropped document
+    has no tokens: the model's chat template cannot write it, or the policy on special tokens in
+    texts rejects it. Which documents count, packing decides.
     """
 
     source: str
@@ -61,7 +62,7 @@ class TokenShardRecord:
     n_documents_by_shard: tuple[int, ...]
     path: str
     index_path: str
-    sha256: str
+    key: str
     n_documents: int
     n_tokens: int
     n_dropped: int

@@ -5,6 +5,8 @@ tokenising a hundred megabytes, so one job takes several of them.
 """
 
 import logging
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -24,8 +26,8 @@ from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.drafter import Drafted, Drafter
-from expertflow.tokens.engine import TOKENIZER_FILE, Engine
-from expertflow.tokens.fast import choose_engine
+from expertflow.tokens.engine import TOKENIZER_FILE, Encoder
+from expertflow.tokens.fast import Chosen, EngineChoice, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     DecodedPiece,
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
 N_SAMPLES = 8
 SAMPLE_TOKENS = 400
+# Batches laid out before the engine is asked for the first: it takes a second to load.
+N_AHEAD = 2
 PROBE_DOCUMENTS = 100
 PROBE_CHARS = 100_000
 
@@ -74,7 +78,8 @@ def pretokenize_shard(
         record = _tokenise_shards(name, spec, shards, tokenizer, layout, folder)
         write_record(folder / RECORD, record)
 
-    folder, was_there = ensure_stored(store, sha256_json(made_from), make)
+    key = sha256_json(made_from)
+    folder, was_there = ensure_stored(store, key, make)
     record = read_record(TokenShardRecord, folder / RECORD)
     publish(folder / IDS, ids)
     publish(folder / INDEX_FILE, index)
@@ -82,6 +87,7 @@ def pretokenize_shard(
         log.info("taken from the store: %s tokens", f"{record.n_tokens:,}")
     return replace(
         record,
+        key=key,
         source=shards[0].source,
         shard=name,
         document_shards=tuple(shard.shard for shard in shards),
@@ -101,9 +107,6 @@ def _tokenise_shards(
     """Tokenise all documents into ``folder``."""
     renderer = Renderer(layout)
     documents = [Path(shard.path) for shard in shards]
-    sampled = _probe_texts(documents[0], renderer)
-    engine, reason = choose_engine(tokenizer, wanted=spec.engine, sample=sampled)
-    log.info("engine %s %s: %s", engine.name, engine.version, reason)
     drafter = Drafter(renderer)
     samples: list[ShardSample] = []
     progress = Progress(
@@ -114,23 +117,29 @@ def _tokenise_shards(
     n_tokens = 0
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
     with (
+        EncodingThread(
+            tokenizer, wanted=spec.engine, sample=_probe_texts(documents[0], renderer)
+        ) as encoding,
         (folder / IDS).open("wb") as ids,
         pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
         pa.ipc.new_stream(sink, INDEX) as writer,
     ):
-        for drafted, tokens in _encoded(drafts, engine):
+        for drafted, tokens in encoding.encoded(drafts):
             ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
             writer.write_batch(
                 index_batch(tokens.ids.lengths, tokens.spans, drafted.special_text, drafted.dropped)
             )
-            samples += _samples(
-                drafted, tokens, engine, first=progress.n_done, n=N_SAMPLES - len(samples)
-            )
+            n_more = N_SAMPLES - len(samples)
+            engine = encoding.chosen.engine
+            samples += _samples(drafted, tokens, engine, first=progress.n_done, n=n_more)
             n_tokens += len(tokens.ids.values)
             progress.add(len(drafted))
+    engine, reason = encoding.chosen
+    log.info("engine %s %s: %s", engine.name, engine.version, reason)
     log.info(
-        "%s documents, %s tokens in %.3f s",
-        f"{progress.n_done:,}", f"{n_tokens:,}", progress.elapsed_s,
+        "%s documents, %s tokens in %.3f s after %.3f s of loading",
+        f"{progress.n_done:,}", f"{n_tokens:,}", progress.elapsed_s - encoding.loading_s,
+        encoding.loading_s,
     )  # fmt: skip
     return TokenShardRecord(
         source=shards[0].source,
@@ -139,7 +148,7 @@ def _tokenise_shards(
         n_documents_by_shard=tuple(shard.n_documents for shard in shards),
         path=IDS,
         index_path=INDEX_FILE,
-        sha256=sha256_json([sha256_file(folder / IDS), sha256_file(folder / INDEX_FILE)]),
+        key="",
         n_documents=progress.n_done,
         n_tokens=n_tokens,
         n_dropped=drafter.n_dropped,
@@ -152,22 +161,45 @@ def _tokenise_shards(
     )
 
 
-def _encoded(drafts: Iterator[Drafted], engine: Engine) -> Iterator[tuple[Drafted, TokenBatch]]:
-    """Yield drafts with their tokens; the engine works on the next one meanwhile."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: list[tuple[Drafted, Future[Ragged]]] = []
+class EncodingThread:
+    """Loads the engine and encodes, while documents are laid out and written beside it."""
+
+    def __init__(self, tokenizer: Path, *, wanted: EngineChoice, sample: list[str]) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self.loading_s = time.perf_counter()
+        self._choosing = self._pool.submit(choose_engine, tokenizer, wanted=wanted, sample=sample)
+        self._choosing.add_done_callback(self._loaded)
+
+    def __enter__(self) -> "EncodingThread":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _loaded(self, _: object) -> None:
+        self.loading_s = time.perf_counter() - self.loading_s
+
+    @property
+    def chosen(self) -> Chosen:
+        """Give the engine, once it is loaded."""
+        return self._choosing.result()
+
+    def encoded(self, drafts: Iterator[Drafted]) -> Iterator[tuple[Drafted, TokenBatch]]:
+        """Yield drafts with their tokens; some drafts are ahead of the engine."""
+        waiting: deque[tuple[Drafted, Future[Ragged]]] = deque()
         for drafted in drafts:
-            waiting.append((drafted, pool.submit(engine.encode_flat, drafted.draft.to_encode())))
-            if len(waiting) == 2:
-                yield _finished(*waiting.pop(0), engine)
-        for drafted, encoding in waiting:
-            yield _finished(drafted, encoding, engine)
+            waiting.append((drafted, self._pool.submit(self._encode, drafted)))
+            if len(waiting) > N_AHEAD:
+                yield self._finished(*waiting.popleft())
+        while waiting:
+            yield self._finished(*waiting.popleft())
 
+    def _encode(self, drafted: Drafted) -> Ragged:
+        return self.chosen.engine.encode_flat(drafted.draft.to_encode())
 
-def _finished(
-    drafted: Drafted, encoding: Future[Ragged], engine: Engine
-) -> tuple[Drafted, TokenBatch]:
-    return drafted, tokenise_draft(drafted.draft, encoding.result(), len(drafted), engine)
+    def _finished(self, drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
+        tokens = tokenise_draft(drafted.draft, ids.result(), len(drafted), self.chosen.engine)
+        return drafted, tokens
 
 
 def _probe_texts(documents: Path, renderer: Renderer) -> list[str]:
@@ -191,7 +223,7 @@ def _probe_texts(documents: Path, renderer: Renderer) -> list[str]:
 
 
 def _samples(
-    drafted: Drafted, tokens: TokenBatch, engine: Engine, *, first: int, n: int
+    drafted: Drafted, tokens: TokenBatch, engine: Encoder, *, first: int, n: int
 ) -> list[ShardSample]:
     """Decode the first ``n`` documents that have tokens; ``first`` is the number of the first."""
     chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None][:n]
@@ -207,7 +239,7 @@ def _samples(
 
 
 def sample(
-    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Engine
+    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
 ) -> DecodedSample:
     """Decode the start of a document, cut where learning starts or ends."""
     learned = spans.tolist()

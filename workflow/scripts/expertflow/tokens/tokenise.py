@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from expertflow.data.records import Segment
 from expertflow.data.render import Form
-from expertflow.tokens.engine import Engine
+from expertflow.tokens.engine import Encoder
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of, runs
 
 # Texts up to this many characters are encoded once a batch: the line end behind every turn.
@@ -120,7 +120,7 @@ class Draft:
         return self.edges.setdefault(text[:at], len(self.edges))
 
 
-def tokenise(documents: Sequence[Sequence[Segment]], engine: Engine) -> TokenBatch:
+def tokenise(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
     """Tokenise documents with one call to the engine."""
     draft = Draft()
     for number, document in enumerate(documents):
@@ -129,7 +129,7 @@ def tokenise(documents: Sequence[Sequence[Segment]], engine: Engine) -> TokenBat
     return tokenise_draft(draft, encoded, len(documents), engine)
 
 
-def tokenise_draft(draft: Draft, encoded: Ragged, n_documents: int, engine: Engine) -> TokenBatch:
+def tokenise_draft(draft: Draft, encoded: Ragged, n_documents: int, engine: Encoder) -> TokenBatch:
     r"""Put together what was drafted and encoded; documents without a draft get no tokens.
 
     Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenised once
