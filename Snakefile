@@ -6,14 +6,14 @@
       |
     find_datasets                           which data sets, licences, shards
       |
-    prepare_shard  (one job a shard)        validated, rendered documents
-      |
+    prepare_shard  (one job a shard)        validated documents
+      |         \
+      |        prepare_model                base model and tokenizer
+      |         |
+      |        pretokenize_shard            token ids of all documents
+      |         |
     deduplicate_documents                   kept or dropped; train or held out
-      |        \
-      |      prepare_model                  base model and tokenizer
       |        /
-    pretokenize_shard  (one job a shard)    token ids
-      |
     pack_sequences                          rows of one length
       |
     plan_training                           every setting with its reason, hours, dollars

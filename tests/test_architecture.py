@@ -27,6 +27,7 @@ PUBLIC = {
     "data.settings",
     "data.documents",
     "tokens.engine",
+    "tokens.on_the_fly",
     "tokens.ragged",
     "tokens.targets",
     "tokens.tokenise",

@@ -95,7 +95,9 @@ class Chain:
             inputs = ("--name", name, "--shards", *(at / f"{shard}.json" for shard in shards))
             made = ("--model", self.model, "--store", at / "store", "--ids", at / f"{name}.ids")
             outputs = ("--index", at / f"{name}.index.arrow", "--output", records[-1])
-            jobs.append(command("pretokenize_shard", to_json(tokens), *inputs, *made, *outputs))
+            job = command("pretokenize_shard", to_json(tokens), *inputs, *made, *outputs)
+            # As the rule starts it.
+            jobs.append(["env", "MALLOC_ARENA_MAX=1", *job])
         processes.run(*jobs, at_once=self.at_once)
         packing = PackingSpec(
             sequence_length_tokens=length, packing="bfd", overflow="split", seed=0,

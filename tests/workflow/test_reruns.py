@@ -1,5 +1,6 @@
 """The rerun table: edit this, and exactly these rules run again."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -223,3 +224,29 @@ def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
     done = space.snakemake("results/tiny/training.json")
     assert done.returncode == 0, done.stderr[-2000:]
     assert before == {p: p.stat().st_mtime_ns for p in space.root.glob("state/tiny/*/outcome.json")}
+
+
+def test_a_trainer_run_by_hand_tokenises_what_is_not_packed(space: Workspace) -> None:
+    results = space.root / "results" / "tiny"
+    shutil.rmtree(results / "packed")
+    (results / "training.json").unlink()
+    command = [sys.executable, "workflow/scripts/train_expert.py", "--spec", "{}"]
+    for name in ("plan", "packing", "model", "staging"):
+        command += [f"--{name}", f"results/tiny/{name}.json"]
+    command += ["--state", "state/tiny", "--checkpoint", "results/tiny/checkpoint"]
+    command += ["--output", "results/tiny/training.json"]
+
+    def train(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=space.root, capture_output=True, text=True)
+
+    refused = train()
+    assert refused.returncode == 1
+    assert "the packed rows are missing" in refused.stderr.splitlines()[-1]
+    done = train(
+        "--shards", "results/tiny/documents/sums/000.json", "--keep", "results/tiny/keep.arrow"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "data tokenised on the fly" in done.stderr
+    record = json.loads((results / "training.json").read_text())
+    assert any(line.startswith("data tokenised on the fly") for line in record["activated"])
+    assert record["loss_last"] < record["loss_first"]

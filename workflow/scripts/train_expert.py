@@ -8,6 +8,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.loop import Interrupted
+from expertflow.train.on_the_fly import Documents
 
 
 def main() -> None:
@@ -17,7 +18,12 @@ def main() -> None:
     parser.add_argument("--state", type=Path, required=True, help="directory that outlives the job")
     parser.add_argument("--checkpoint", type=Path, required=True, help="model to publish")
     parser.add_argument("--output", type=Path, required=True, help="training.json to write")
+    by_hand = parser.add_argument_group("by hand, to go on where the packed rows are missing")
+    by_hand.add_argument("--shards", type=Path, nargs="+", help="records of the documents' shards")
+    by_hand.add_argument("--keep", type=Path, help="keep-list")
     args = parser.parse_args()
+    if (args.shards is None) != (args.keep is None):
+        parser.error("--shards and --keep go together")
     job = TrainingJob(
         plan=args.plan,
         packing=args.packing,
@@ -27,6 +33,7 @@ def main() -> None:
         checkpoint=args.checkpoint,
         output=args.output,
         code=args.code,
+        documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
     try:
         run_job(job)

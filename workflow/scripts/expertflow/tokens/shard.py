@@ -108,33 +108,16 @@ def _tokenise_shards(
     renderer = Renderer(layout)
     documents = [Path(shard.path) for shard in shards]
     drafter = Drafter(renderer)
-    samples: list[ShardSample] = []
     progress = Progress(
         f"{shards[0].source}/{name}",
         total=sum(shard.n_documents for shard in shards),
         unit="documents tokenised",
     )
-    n_tokens = 0
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
-    with (
-        EncodingThread(
-            tokenizer, wanted=spec.engine, sample=_probe_texts(documents[0], renderer)
-        ) as encoding,
-        (folder / IDS).open("wb") as ids,
-        pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
-        pa.ipc.new_stream(sink, INDEX) as writer,
-    ):
-        for drafted, tokens in encoding.encoded(drafts):
-            ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
-            writer.write_batch(
-                index_batch(tokens.ids.lengths, tokens.spans, drafted.special_text, drafted.dropped)
-            )
-            n_more = N_SAMPLES - len(samples)
-            engine = encoding.chosen.engine
-            samples += _samples(drafted, tokens, engine, first=progress.n_done, n=n_more)
-            n_tokens += len(tokens.ids.values)
-            progress.add(len(drafted))
-    engine, reason = encoding.chosen
+    sampled = _probe_texts(documents[0], renderer)
+    with EncodingThread(tokenizer, wanted=spec.engine, sample=sampled) as encoding:
+        n_tokens, samples = _write(folder, drafts, encoding, progress)
+        engine, reason = encoding.chosen
     log.info("engine %s %s: %s", engine.name, engine.version, reason)
     log.info(
         "%s documents, %s tokens in %.3f s after %.3f s of loading",
@@ -142,23 +125,48 @@ def _tokenise_shards(
         encoding.loading_s,
     )  # fmt: skip
     return TokenShardRecord(
+        key="",
         source=shards[0].source,
         shard=name,
         document_shards=tuple(shard.shard for shard in shards),
         n_documents_by_shard=tuple(shard.n_documents for shard in shards),
         path=IDS,
         index_path=INDEX_FILE,
-        key="",
         n_documents=progress.n_done,
         n_tokens=n_tokens,
         n_dropped=drafter.n_dropped,
         dropped_examples=tuple(drafter.dropped_examples),
-        samples=tuple(samples),
+        samples=samples,
         engine=engine.name,
         engine_version=engine.version,
         engine_reason=reason,
         tokenizer_sha256=engine.sha256,
     )
+
+
+def _write(
+    folder: Path, drafts: Iterator[Drafted], encoding: "EncodingThread", progress: Progress
+) -> tuple[int, tuple[ShardSample, ...]]:
+    """Write ids and index of all documents; give the tokens' number and some documents decoded."""
+    n_tokens = 0
+    samples: list[ShardSample] = []
+    with (
+        (folder / IDS).open("wb") as ids,
+        pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
+        pa.ipc.new_stream(sink, INDEX) as writer,
+    ):
+        for drafted, tokens in encoding.encoded(drafts):
+            ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
+            lengths = tokens.ids.lengths
+            writer.write_batch(
+                index_batch(lengths, tokens.spans, drafted.special_text, drafted.dropped)
+            )
+            n_more = N_SAMPLES - len(samples)
+            engine = encoding.chosen.engine
+            samples += _samples(drafted, tokens, engine, first=progress.n_done, n=n_more)
+            n_tokens += int(lengths.sum())
+            progress.add(len(drafted))
+    return n_tokens, tuple(samples)
 
 
 class EncodingThread:

@@ -20,11 +20,11 @@ from expertflow.core.files import read_json_lines, replacing, write_text
 from expertflow.core.records import to_json
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import read_rows
-from expertflow.tokens.records import PackingRecord
 from expertflow.train import checkpoint, loop
 from expertflow.train.clock import Clock
-from expertflow.train.loader import feed_of
+from expertflow.train.loader import AnyFeed, feed_of
 from expertflow.train.model import DTYPES, add_adapter, load_base, weights_sha256
+from expertflow.train.on_the_fly import Documents, without_rows
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.records import EvalPoint, ModelRecord
 
@@ -32,11 +32,17 @@ log = logging.getLogger(__name__)
 
 
 def train_expert(
-    *, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, rows: Path, state: Path
+    *,
+    plan: TrainPlan,
+    model: ModelRecord,
+    rows: Path,
+    state: Path,
+    documents: Documents | None = None,
 ) -> dict[str, Any]:
     """Train to the end in ``state`` and leave the model in ``state/final``.
 
-    Returns what the training record needs beyond plan, packing and model.
+    With ``documents`` these are tokenised in every step and the rows are not read. Returns what the
+    training record needs beyond plan, packing and model.
 
     Raises:
         Interrupted: a signal came; run again to resume.
@@ -44,7 +50,14 @@ def train_expert(
     """
     stop = catch_signals()
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
-    activated = activate(plan, device)
+    if documents is None:
+        feed: AnyFeed = feed_of(plan, read_rows(rows / "train"))
+        held_out = read_rows(rows / "held_out")
+        data = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
+    else:
+        plan, feed, held_out = without_rows(plan, model, documents)
+        data = f"data tokenised on the fly, {rows} holds no packed rows"
+    activated = (*activate(plan, device), data)
     clock, progress, directory = _last_progress(state)
     net = _load_model(plan, model, device)
     run = loop.Run(
@@ -52,8 +65,8 @@ def train_expert(
         model=net,
         optimizer=make_optimizer(net, plan),
         scaler=torch.amp.GradScaler(device.type) if plan.precision == "fp16" else None,
-        feed=feed_of(plan, read_rows(rows / "train")),
-        held_out=read_rows(rows / "held_out"),
+        feed=feed,
+        held_out=held_out,
         device=device,
         state=state,
         clock=clock,
@@ -62,7 +75,7 @@ def train_expert(
     )
     if directory is not None:
         _resume(run, directory, progress)
-    log.info("pre-tokenised data from %s: %d rows", rows, run.plan.n_sequences)
+    (log.info if documents is None else log.warning)("%s", data)
     loop.train(run)
     _export(run, model, state / "final")
     return _outcome(run, activated)

@@ -18,10 +18,12 @@ from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.stage.copy import ensure_staged
 from expertflow.stage.records import StagingRecord
+from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import checkpoint, publish
 from expertflow.train.expert import train_expert
 from expertflow.train.loop import Diverged
+from expertflow.train.on_the_fly import Documents
 from expertflow.train.preflight import preflight
 from expertflow.train.records import ModelRecord
 
@@ -41,6 +43,7 @@ class TrainingJob:
     checkpoint: Path
     output: Path
     code: str
+    documents: Documents | None = None
 
 
 def run_job(job: TrainingJob) -> None:
@@ -53,11 +56,14 @@ def run_job(job: TrainingJob) -> None:
     plan = read_record(TrainPlan, job.plan)
     packing = read_record(PackingRecord, job.packing)
     model = read_record(ModelRecord, job.model)
-    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=job.code)
+    rows, documents = _data(job)
+    how = job.code if documents is None else f"{job.code}, on the fly"
+    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=how)
     state = job.state / name
-    rows = _rows(read_record(StagingRecord, job.staging))
     with checkpoint.locked(state):
-        outcome = publish.read_outcome(state) or _train(plan, packing, model, rows, state)
+        outcome = publish.read_outcome(state) or _train(
+            plan, packing, model, rows, state, documents
+        )
         outputs = {"checkpoint": job.checkpoint}
         for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
             outputs[file] = job.output.with_name(file)
@@ -75,24 +81,33 @@ def run_job(job: TrainingJob) -> None:
 
 
 def _train(
-    plan: TrainPlan, packing: PackingRecord, model: ModelRecord, rows: Path, state: Path
+    plan: TrainPlan,
+    packing: PackingRecord,
+    model: ModelRecord,
+    rows: Path,
+    state: Path,
+    documents: Documents | None,
 ) -> dict[str, Any]:
     """Train to the end; a run that diverged once is not paid for again by every retry."""
     verdict = state / "diverged.txt"
     if verdict.is_file():
         raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
-    publish.check_inputs_unmoved(packing, rows)
+    if documents is None:
+        publish.check_inputs_unmoved(packing, rows)
     checkpoint.remove_partials(state)
     readings = preflight(plan, state)
     write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
     try:
         with watched(state, interval_s=plan.collection_interval_seconds):
-            outcome = train_expert(plan=plan, packing=packing, model=model, rows=rows, state=state)
+            outcome = train_expert(
+                plan=plan, model=model, rows=rows, state=state, documents=documents
+            )
     except Diverged as error:
         write_text(verdict, str(error))
         raise
     try:
-        publish.check_inputs_unmoved(packing, rows)
+        if documents is None:
+            publish.check_inputs_unmoved(packing, rows)
     except TrainingError:
         remove(state / "checkpoints")
         raise
@@ -138,6 +153,24 @@ def _ensure_monitor_record(state: Path, *, interval_s: float) -> None:
         reason = "the monitor ended without a summary"
         unavailable = dict.fromkeys(record.unavailable, reason)
         write_record(path, replace(record, unavailable=unavailable))
+
+
+def _data(job: TrainingJob) -> tuple[Path, Documents | None]:
+    """Give the rows' place, and the documents where there are no rows and the job may do without.
+
+    Raises:
+        TrainingError: the packed rows are missing.
+    """
+    staging = read_record(StagingRecord, job.staging)
+    source = Path(staging.source)
+    if (source / "train" / ROWS_FILE).is_file():
+        return _rows(staging), None
+    if job.documents is None:
+        raise TrainingError(
+            f"{source}: the packed rows are missing; run pack_sequences again, or give --shards and"
+            " --keep to tokenise on the fly"
+        )
+    return source, job.documents
 
 
 def _rows(staging: StagingRecord) -> Path:

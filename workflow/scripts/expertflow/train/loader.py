@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.batches import Batch, Buffers, Collator
+from expertflow.train.on_the_fly import OnTheFlyFeed
 from expertflow.train.order import RowOrder, Rows, micro_batch_rows
 
 
@@ -67,10 +68,15 @@ def feed_of(plan: TrainPlan, rows: PackedRows) -> Feed:
     )
 
 
+AnyFeed = Feed | OnTheFlyFeed
+
+
 def load_batches(
-    feed: Feed, step: int, *, plan: LoaderPlan, device: torch.device
+    feed: AnyFeed, step: int, *, plan: LoaderPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
     """Load all micro-batches from a step on; nothing is left running after the block."""
+    if isinstance(feed, OnTheFlyFeed):
+        return closing(feed.batches_from(step))
     if plan.kind == "thread":
         return ThreadLoader(feed, step, n_prefetch=plan.n_prefetch_batches, device=device)
     return closing(_by_workers(feed, step, plan=plan, device=device))

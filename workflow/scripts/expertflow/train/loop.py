@@ -22,7 +22,7 @@ from expertflow.train import checkpoint
 from expertflow.train.batches import Batch
 from expertflow.train.clock import Clock
 from expertflow.train.heldout import held_out_loss
-from expertflow.train.loader import Feed, load_batches
+from expertflow.train.loader import AnyFeed, load_batches
 from expertflow.train.model import DTYPES, batch_loss
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.records import EvalPoint, StepRecord
@@ -46,7 +46,7 @@ class Run:
     model: Any
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
-    feed: Feed
+    feed: AnyFeed
     held_out: PackedRows
     device: torch.device
     state: Path

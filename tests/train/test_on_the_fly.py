@@ -1,0 +1,168 @@
+"""Documents that are tokenised in the loop are the documents that would have been packed."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.records import write_record
+from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, frame_of
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import Body, Layout, ShardRecord, Turn
+from expertflow.data.render import Renderer
+from expertflow.tokens.engine import Engine
+from expertflow.tokens.on_the_fly import DocumentRows
+from expertflow.tokens.tokenise import tokenise
+from expertflow.train.batches import Collator
+from expertflow.train.on_the_fly import Documents, OnTheFlyFeed
+from expertflow.train.order import RowOrder
+from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+
+LENGTH = 40
+N_BY_SHARD = (30, 25)
+
+
+def body(i: int) -> Body:
+    turns = (
+        Turn(role="user", content=f"ask {i}", learned=False),
+        Turn(role="assistant", content="tell " * (i % 9 + 1), learned=True),
+    )
+    return Body(turns=turns)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write two shards of documents of which every fifth is held out and every seventh not kept."""
+    path = tmp_path_factory.mktemp("documents")
+    save_tokenizer(train_tokenizer(["user\nask", "assistant\ntell"] * 9, vocab_size=300), path)
+    number = 0
+    with pa.OSFile(str(path / "keep.arrow"), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as keep:
+        for shard, n in enumerate(N_BY_SHARD):
+            name = f"{shard:03d}"
+            with pa.OSFile(str(path / f"{name}.arrow"), "wb") as stream:
+                writer = DocumentWriter(stream, None)
+                for i in range(number, number + n):
+                    frame, texts = frame_of(body(i))
+                    writer.add(NewDocument(f"s/{i}", b"0" * 16, i, None, frame, texts, b"{}"))
+                writer.close()
+            rows = [row for row in range(n) if (number + row) % 7]
+            columns = {
+                "source": ["s"] * len(rows), "shard": [name] * len(rows), "row": rows,
+                "held_out": [(number + row) % 5 == 0 for row in rows],
+                "n_copies": [1 + (row == 1) for row in rows],
+            }  # fmt: skip
+            keep.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
+            record = ShardRecord(
+                source="s", shard=name, path=str(path / f"{name}.arrow"), sha256="", n_records=n,
+                n_documents=n, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+                rejected_examples=(),
+            )  # fmt: skip
+            write_record(path / f"{name}.json", record)
+            number += n
+    return path
+
+
+def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]]]:
+    """Give ids and spans of the split's documents, cut at the row length."""
+    numbers = []
+    first = 0
+    for n in N_BY_SHARD:
+        for row in range(n):
+            i = first + row
+            if i % 7 and (i % 5 == 0) == held_out:
+                numbers += [i] * (1 + (row == 1))
+        first += n
+    renderer = Renderer(chatml_layout())
+    tokens = tokenise([renderer.render(body(i)) for i in numbers], Engine(folder))
+    return [
+        (
+            tokens.ids[i][:LENGTH].tolist(),
+            tokens.spans[i].clip(max=LENGTH).tolist(),
+        )
+        for i in range(len(numbers))
+    ]
+
+
+class Model:
+    """What of a model's record is looked at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.layout = str(folder), chatml_layout()
+
+
+def documents(folder: Path, *, held_out: bool) -> DocumentRows:
+    made = Documents(shards=(folder / "000.json", folder / "001.json"), keep=folder / "keep.arrow")
+    return made.rows(Model(folder), held_out=held_out, length=LENGTH)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rows_are_the_kept_documents(folder: Path, held_out: bool) -> None:
+    rows = documents(folder, held_out=held_out)
+    wanted = expected(folder, held_out=held_out)
+    assert len(rows) == len(wanted) > 5
+    order = np.arange(len(rows))[::-1]
+    taken = rows.take(order)
+    ids_NL = taken.take_ids(np.arange(len(order)))
+    for at, i in enumerate(order.tolist()):
+        ids, spans = wanted[i]
+        assert ids_NL[at, : len(ids)].tolist() == ids
+        assert not ids_NL[at, len(ids) :].any()
+        assert taken.seq_lengths[at].tolist() == [len(ids)]
+        assert taken.spans[at].tolist() == spans
+
+
+def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
+    rows = documents(folder, held_out=False)
+    order = RowOrder(n_rows=len(rows), global_batch=6, seed=3)
+    feed = OnTheFlyFeed(documents=rows, order=order, micro_batch_size=4, n_steps=12)
+    whole = rows.take(np.arange(len(rows)))
+    batches = feed.batches_from(2)
+    for step in range(2, 12):
+        chosen = order.rows_of_step(step)
+        n_targets = feed.n_targets(step)
+        seen, found = 0, []
+        for _ in feed.micro_batches(step):
+            batch = next(batches)
+            found += batch.input_ids_BL.shape[0] * [batch.max_length]
+            seen += batch.n_target_tokens
+            assert batch.n_tokens > 0
+        assert (seen, len(found)) == (n_targets, len(chosen))
+        assert n_targets == Collator(whole).n_targets_N[chosen].sum()
+    assert next(batches, None) is None
+
+
+def test_what_the_model_cannot_be_given_is_an_empty_row(folder: Path) -> None:
+    layout = Layout(
+        **{
+            **{name: getattr(chatml_layout(), name) for name in Layout.__dataclass_fields__},
+            "special_tokens": ("ask 1", "<|im_end|>", "<|im_start|>", "<|endoftext|>"),
+            "text_special_tokens": "reject",
+        }
+    )
+    shards = [
+        ShardRecord(
+            source="s", shard="000", path=str(folder / "000.arrow"), sha256="", n_records=30,
+            n_documents=30, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+            rejected_examples=(),
+        )
+    ]  # fmt: skip
+    rows = DocumentRows(
+        shards, folder / "keep.arrow", held_out=False, tokenizer=folder, layout=layout,
+        length=LENGTH,
+    )  # fmt: skip
+    taken = rows.take(np.arange(len(rows)))
+    assert 0 < (taken.seq_lengths.lengths == 0).sum() < len(rows)
+    collator = Collator(taken)
+    batch = collator.batch(np.arange(len(rows)))
+    assert batch.n_target_tokens == collator.n_targets_N.sum() > 0
+
+
+def test_without_documents_there_is_nothing_to_train_on(folder: Path) -> None:
+    with pytest.raises(TrainingError, match="keeps no documents"):
+        Documents(shards=(), keep=folder / "keep.arrow").rows(
+            Model(folder),  # type: ignore[arg-type]
+            held_out=False,
+            length=LENGTH,
+        )

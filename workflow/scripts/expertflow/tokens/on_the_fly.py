@@ -1,0 +1,89 @@
+"""Tokenise documents when a step asks for them: what training from packed rows replaces.
+
+It is there for a trainer that is run by hand where the packed rows are missing, and to compare
+others with. Every document has a row of its own, cut at the row length.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from expertflow.data.documents import KeptRows, iter_keep, iter_texts
+from expertflow.data.records import Layout, ShardRecord
+from expertflow.data.render import Renderer
+from expertflow.tokens.arrow import PAD_ID, PackedRows
+from expertflow.tokens.drafter import Drafter
+from expertflow.tokens.engine import Engine
+from expertflow.tokens.packing import clip_spans
+from expertflow.tokens.ragged import Ragged, offsets_of, runs
+from expertflow.tokens.tokenise import tokenise_draft
+
+
+class DocumentRows:
+    """The kept documents of one split in the order of the manifest, as texts in memory."""
+
+    def __init__(
+        self,
+        shards: Sequence[ShardRecord],
+        keep: Path,
+        *,
+        held_out: bool,
+        tokenizer: Path,
+        layout: Layout,
+        length: int,
+    ) -> None:
+        kept: dict[tuple[str, str], list[KeptRows]] = {}
+        for rows in iter_keep(keep):
+            kept.setdefault((rows.source, rows.shard), []).append(rows)
+        parts = [
+            part
+            for shard in shards
+            for part in _taken(shard, kept.get((shard.source, shard.shard), []), held_out)
+        ]
+        self._table = pa.Table.from_batches(parts) if parts else None
+        self._drafter = Drafter(Renderer(layout))
+        self._engine = Engine(tokenizer)
+        self.length = length
+
+    def __len__(self) -> int:
+        return 0 if self._table is None else len(self._table)
+
+    def take(self, chosen: NDArray[np.integer]) -> PackedRows:
+        """Tokenise some documents; one that the model cannot be given is an empty row."""
+        if self._table is None or not len(chosen):
+            empty = Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+            return PackedRows((np.empty((0, self.length), np.int32),), empty, empty)
+        (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
+        drafted = self._drafter.draft(part)
+        encoded = self._engine.encode_flat(drafted.draft.to_encode())
+        tokens = tokenise_draft(drafted.draft, encoded, len(drafted), self._engine)
+        lengths = np.minimum(tokens.ids.lengths, self.length)
+        ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
+        places = runs(np.arange(len(chosen)) * self.length, lengths)
+        ids_NL.reshape(-1)[places] = tokens.ids.values[runs(tokens.ids.offsets[:-1], lengths)]
+        starts = np.zeros(len(chosen), np.int64)
+        return PackedRows(
+            (ids_NL,),
+            Ragged(lengths[lengths > 0].astype(np.int32), offsets_of(np.sign(lengths))),
+            clip_spans(tokens.spans, starts, lengths, starts),
+        )
+
+
+def _taken(shard: ShardRecord, kept: list[KeptRows], held_out: bool) -> list[pa.RecordBatch]:
+    """Read the texts of a shard's documents of one split, as often as they count."""
+    if not kept:
+        return []
+    rows = np.concatenate([np.repeat(part.rows, part.n_copies) for part in kept])
+    sides = np.concatenate([np.repeat(part.held_out, part.n_copies) for part in kept])
+    rows = rows[sides == held_out]
+    taken = []
+    first = 0
+    for batch in iter_texts(Path(shard.path)):
+        here = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
+        if len(here):
+            taken.append(batch.take(pa.array(here)))
+        first += batch.num_rows
+    return taken
