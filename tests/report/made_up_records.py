@@ -151,8 +151,8 @@ def make_packing() -> PackingRecord:
         ),
         suggestion=LengthSuggestion(
             sequence_length_tokens=1_536,
-            reason="rows of 1536 tokens are too short for 0.50% of the documents and filled to"
-            " 98.20%",
+            reason="rows of 1536 tokens are too short for 0.50 % of the documents and filled to"
+            " 98.20 %",
         ),
     )  # fmt: skip
 

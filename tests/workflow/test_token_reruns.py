@@ -129,6 +129,21 @@ def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
     assert "taken from the store" in log.read_text()
 
 
+def test_rows_are_the_same_for_any_number_of_shards_and_threads(space: Workspace) -> None:
+    before = read_record(PackingRecord, space.root / PACKING)
+    value = two_sources()
+    for source, n_shards in zip(value["sources"], (5, 20), strict=True):
+        source["n_shards"] = n_shards
+    space.write_manifest("tiny", value)
+    shutil.rmtree(space.root / "state" / "tokens")
+    done = space.snakemake("--set-threads", "pretokenize_shard=1", "--", PACKING)
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = read_record(PackingRecord, space.root / PACKING)
+    assert after.train.sha256 == before.train.sha256
+    assert after.held_out.sha256 == before.held_out.sha256
+    assert len(list((space.root / "results/tiny/tokens/more").glob("*.ids"))) == 2
+
+
 def test_another_expert_shares_the_tokens(space: Workspace) -> None:
     space.write_manifest("other", two_sources(max_seq_length=96))
     done = space.snakemake("results/other/packing.json")

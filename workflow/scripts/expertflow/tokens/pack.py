@@ -193,6 +193,6 @@ def suggest(
     cut = chosen.n_over_long_documents / n_documents
     return LengthSuggestion(
         sequence_length_tokens=chosen.sequence_length_tokens,
-        reason=f"rows of {chosen.sequence_length_tokens} tokens are too short for {cut:.2%} of the"
-        f" documents and filled to {chosen.fill_fraction:.2%}",
+        reason=f"rows of {chosen.sequence_length_tokens} tokens are too short for"
+        f" {100 * cut:.2f} % of the documents and filled to {100 * chosen.fill_fraction:.2f} %",
     )
