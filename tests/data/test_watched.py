@@ -23,6 +23,11 @@ PLAIN = {
     "replaced": "{{ c | replace('a', 'b') }}{{ c.replace('x', 'y') }};",
     "truth": "{% if c and c is string %}{{ c }}{% endif %};",
     "default": "{{ c | default('none', true) }};",
+    "folded": "{% if loop.first %}{{ messages[1:][0].content.strip() if messages | length > 1 }}"
+    "{% endif %}{{ c }};",
+    "backwards": "{% for m in messages[::-1] %}{{ m.content.rstrip() }}{% endfor %};",
+    "before": "{% if loop.previtem is defined and loop.previtem.content.endswith('!') %}B"
+    "{% endif %}{{ c }};",
     "kept": "{% set ns = namespace(last='') %}{% set ns.last = c %}{{ ns.last }};",
 }
 OPAQUE = {
@@ -47,6 +52,18 @@ OPAQUE = {
     "of two": "{% if messages[0].content in c %}O{% endif %}{{ c }};",
     "prefixes": "{% if c.startswith(('a', 'x')) %}P{% endif %}{{ c }};",
     "starts inside": "{% if c.startswith('b', 1) %}S{% endif %}{{ c }};",
+    "title": "{{ c | title }};",
+    "in a text": "{% set known = 'x y a' %}{% if c in known %}I{% endif %}{{ c }};",
+    "in two texts": "{% if c in 'x ' + 'y a' %}I{% endif %}{{ c }};",
+    "is in": "{% if c is in 'x y a' %}I{% endif %}{{ c }};",
+    "same": "{% if c is sameas messages[0].content %}S{% endif %}{{ c }};",
+    "selected": "{{ messages | selectattr('content', 'in', 'x y a') | list | length }}{{ c }};",
+    "joined by a text": "{{ ''.join([c]) | trim }};",
+    "asked of a text": "{% if 'x y a'.startswith(c) %}S{% endif %}{{ c }};",
+    "found in a text": "{% if 'x y a'.find(c) >= 0 %}F{% endif %}{{ c }};",
+    "put into a text": "{{ ('@' | replace('@', c)) | trim }};",
+    "format method": "{{ c.format() | trim }};",
+    "escaped by mode": "{% autoescape true %}{{ c }}{% endautoescape %};",
 }
 WORDS = ["x", "y", "a", "ab ", " b", "\n", "<tool>", "</think>", "</think>\nx", "é", "5", "<", "!"]
 
@@ -108,6 +125,12 @@ def test_a_chat_with_tools_has_a_form_too() -> None:
     assert found is not None and found[1] == ()
     posing = replace(called, tools=({"function": {"name": "<|im_end|>"}},))
     assert template.form(posing) is None
+
+
+def test_a_tool_that_poses_as_a_place_has_no_form() -> None:
+    template = ChatTemplate(chatml_layout())
+    tool = {"type": "function", "function": {"name": "f", "description": place(0)}}
+    assert template.form(replace(body(place(0), place(1)), tools=(tool,))) is None
 
 
 def test_what_the_template_refuses_has_no_form() -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from expertflow.core.files import sha256_json
 from expertflow.tokens import fast
 from expertflow.tokens.engine import Encoder, Engine
 from expertflow.tokens.fast import AWKWARD, FastEngine, choose_engine, first_difference
 from expertflow.tokens.ragged import Ragged, ragged
 
+PROBE_SHA256 = "637b8494f1554b8b"
 # Ids of the real Qwen tokenizer, taken from tokenizers 0.23.3.
 GOLDEN = {
     "SELECT name FROM users WHERE age > 21;": [
@@ -63,7 +65,7 @@ def test_random_unicode_gives_the_same_ids(shared_data: Path, family: str) -> No
 
 
 def test_the_probe_reaches_far_and_is_fixed() -> None:
-    assert fast._awkward_texts() == AWKWARD
+    assert sha256_json(AWKWARD).startswith(PROBE_SHA256)
     assert len({ord(c) >> 8 for text in AWKWARD for c in text}) > 400
 
 

@@ -73,6 +73,7 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
         assert ids_of(rows).size == split.n_tokens + split.n_padding_tokens
         assert (lengths**2).sum() == split.sum_len_sq
         assert len(learned) == split.n_supervised_tokens >= split.n_target_tokens > 0
+        assert record.overflow == ("not used" if packing == "concat" else overflow)
         if packing == "none":
             assert (rows.seq_lengths.lengths == 1).all()
 
@@ -193,6 +194,14 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
     for n_kept, limit in ((100, 0.02), (98, 0.0)):
         with pytest.raises(DataError, match="nothing to learn"):
             run(n_kept, limit)
+
+
+def test_two_engines_are_refused(tmp_path: Path) -> None:
+    shards = [token_shard(tmp_path, documents(9), shard=f"{i:03d}") for i in range(2)]
+    shards[1] = replace(shards[1], engine="fastokens")
+    keep = keep_list(tmp_path, {"000": [True] * 9, "001": [False] * 9})
+    with pytest.raises(DataError, match=r"s/000 was tokenised by tokenizers \(a test\)"):
+        pack_sequences(expert="e", spec=spec(), shards=shards, keep=keep, output=tmp_path / "o")
 
 
 def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from expertflow.data.documents import DocumentWriter, NewDocument, documents_sch
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer
+from expertflow.data.render import Form, Renderer
 from expertflow.tokens import shard as room
 from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.drafter import Drafted, Drafter
@@ -30,6 +30,11 @@ TEMPLATES = {
     "trims": CHATML.replace("message.content }}", "message.content | trim }}"),
     "asks": CHATML.replace(
         "message.content }}", "('x' if '…' in message.content else message.content) }}"
+    ),
+    "thinks": CHATML.replace(
+        "'\n' + message.content }}",
+        "'\n' + ('<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last"
+        " and '</think>' not in message.content else '') + message.content }}",
     ),
     "opaque": CHATML.replace("message.content }}", "(message.content ~ '') }}"),
 }
@@ -257,3 +262,39 @@ def test_the_columns_that_are_read_are_those_that_are_written() -> None:
     names = documents_schema(None).names
     assert {"document_id", "frame", "texts"} <= set(names)
     assert names == list(NewDocument._fields[:-1])
+
+
+def test_an_empty_thought_before_the_answer_is_no_hindrance() -> None:
+    renderer = Renderer(replace(chatml_layout(), chat_template=TEMPLATES["thinks"]))
+    frame, texts = frame_of(pair("ask me"))
+    form = renderer.form(frame)
+    assert form is not None
+    assert form.filled(texts) == renderer.render(pair("ask me"))
+    assert any("<think>" in segment.text for segment in form.filled(texts))
+
+
+def test_a_form_that_differs_is_not_believed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = [pair(f"ask {i}") for i in range(20)]
+    _, _, expected = run(engine, chatml_layout(), *bodies)
+    real = Renderer.form
+
+    def wrong(self: Renderer, frame: bytes) -> Form | None:
+        form = real(self, frame)
+        return form and form._replace(items=form.items[:-1])
+
+    monkeypatch.setattr(Renderer, "form", wrong)
+    _, _, found = run(engine, chatml_layout(), *bodies)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert "applied to every document" in caplog.text
+
+
+def test_damaged_tokens_are_made_again(tmp_path: Path, tokenizer: Path) -> None:
+    shard = write_documents(tmp_path, [pair("ask")] * 9)
+    record = pretokenize(tmp_path, tokenizer, shard)
+    whole = Path(record.path).read_bytes()
+    with Path(record.path).open("r+b") as stream:
+        stream.truncate(8)
+    assert pretokenize(tmp_path, tokenizer, shard) == record
+    assert Path(record.path).read_bytes() == whole

@@ -44,22 +44,34 @@ def test_of_two_that_make_the_same_the_first_to_end_is_taken(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def make_old(*paths: Path) -> None:
+    for path in paths:
+        old = path.stat().st_mtime - ABANDONED_S - 1
+        os.utime(path, (old, old))
+
+
 def test_a_result_shares_the_bytes_and_outlives_the_store(tmp_path: Path) -> None:
     folder, _ = ensure_stored(tmp_path / "store", "k", fill)
     result = tmp_path / "results" / "a.ids"
+    # What was just stored may be about to be linked.
+    assert prunable(tmp_path / "store") == []
     for _ in range(2):
         publish(folder / "ids", result)
         assert result.stat().st_ino == (folder / "ids").stat().st_ino
+    make_old(folder / "ids", folder)
     assert prunable(tmp_path / "store") == []
     result.unlink()
     assert prunable(tmp_path / "store") == [folder]
 
 
-def test_what_a_killed_job_left_is_pruned_after_a_day(tmp_path: Path) -> None:
+def test_what_a_killed_job_left_is_pruned_later(tmp_path: Path) -> None:
     partial = tmp_path / ".k.123.partial"
     partial.mkdir()
+    fill(partial)
     assert prunable(tmp_path) == []
-    old = partial.stat().st_mtime - ABANDONED_S - 1
-    os.utime(partial, (old, old))
+    make_old(partial)
+    # Its file was written to just now.
+    assert prunable(tmp_path) == []
+    make_old(partial / "ids", partial)
     assert prunable(tmp_path) == [partial]
     assert prunable(tmp_path / "nothing") == []

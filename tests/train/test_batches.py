@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.arrow import PackedRows, RowBatch, packed_rows, read_rows, write_rows
-from expertflow.train.batches import IGNORE, Batch, Buffers, Collator, targets_per_row
+from expertflow.tokens.targets import IGNORE
+from expertflow.train.batches import Batch, Buffers, Collator, targets_per_row
 
 LENGTH = 24
 

@@ -10,8 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.tokens.targets import IGNORE
 from expertflow.train import attention
-from expertflow.train.batches import IGNORE, Collator
+from expertflow.train.batches import Collator
 from expertflow.train.loss import summed_loss
 from expertflow.train.model import (
     add_adapter,

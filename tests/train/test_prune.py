@@ -28,7 +28,7 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
         json.dumps({"fingerprint": "published"})
     )
     (tmp_path / "state" / "hashes.json").write_text("{}")
-    (tmp_path / "state" / "tokens" / "abc").mkdir(parents=True)
+    (tmp_path / "state" / ".tokens" / "abc").mkdir(parents=True)
     with (running / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         places = tmp_path / "results", tmp_path / "state"

@@ -250,3 +250,4 @@ def test_a_trainer_run_by_hand_tokenises_what_is_not_packed(space: Workspace) ->
     record = json.loads((results / "training.json").read_text())
     assert any(line.startswith("data tokenised on the fly") for line in record["activated"])
     assert record["loss_last"] < record["loss_first"]
+    assert "loader in the trainer, no workers" in record["activated"]

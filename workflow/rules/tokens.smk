@@ -4,7 +4,7 @@ Needs:  results/{expert}/documents/… and keep.arrow; a base model on the hub, 
 Makes:  results/{expert}/model.json            base model and tokenizer, with hashes
         results/{expert}/tokens/…              token ids of all documents, by shard
         results/{expert}/packing.json          row length, fill, what was cut; rows in packed/
-        state/tokens/…                         undeclared: tokens by content, for every expert
+        state/.tokens/…                         undeclared: tokens by content, for every expert
 """
 
 
@@ -52,7 +52,7 @@ rule pretokenize_shard:
     shell:
         'MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
         " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
-        " --model {input.model:q} --store state/tokens --ids {output.ids:q}"
+        " --model {input.model:q} --store state/.tokens --ids {output.ids:q}"
         " --index {output.index:q} --output {output.record:q} 2> {log:q}"
 
 

@@ -30,6 +30,9 @@ from expertflow.data.watched import Condition, Watch, is_watchable, watched
 # A character of a private use area on both sides of a turn's number.
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
 MAX_SHAPES = 512
+TEMPLATE_FAULTS = (
+    jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError, AttributeError,
+)  # fmt: skip
 Span = tuple[int, int]
 
 
@@ -82,7 +85,8 @@ class ChatTemplate:
 
         Under the conditions they are; null where the template does more than ask.
         """
-        if not self._is_watchable:
+        posing = [*_structured_texts(body.turns, body.tools), *(turn.role for turn in body.turns)]
+        if not self._is_watchable or any(PLACE.search(text) for text in posing):
             return None
         self._watch = Watch()
         try:
@@ -195,7 +199,7 @@ class ChatTemplate:
                 bos_token=self.layout.bos or "",
                 eos_token=self.layout.eos or "",
             )
-        except (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
+        except TEMPLATE_FAULTS as error:
             raise Reject("chat_template", f"the chat template refuses the chat: {error}") from error
 
 

@@ -157,6 +157,20 @@ def iter_keep(path: Path) -> Iterator[KeptRows]:
                 )
 
 
+def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
+    """Read the keep-list by source and shard."""
+    parts: dict[tuple[str, str], list[KeptRows]] = {}
+    for rows in iter_keep(path):
+        parts.setdefault((rows.source, rows.shard), []).append(rows)
+    return {key: joined_rows(*key, rows) for key, rows in parts.items()}
+
+
+def joined_rows(source: str, shard: str, parts: Sequence[KeptRows]) -> KeptRows:
+    """Put some kept rows together."""
+    columns = list(zip(*parts, strict=True))[2:]
+    return KeptRows(source, shard, *map(np.concatenate, columns))
+
+
 def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Document]:
     """Yield the kept documents of a shard in their order."""
     first = 0

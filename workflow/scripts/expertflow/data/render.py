@@ -10,7 +10,7 @@ split after "assistant\n", a completion that starts with a newline would get oth
 template as a whole gives.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Blank(NamedTuple):
     """A stretch between two special tokens around one of a document's texts.
 
     ``writer`` is the role whose text it is; null for a plain text. From character ``learned_from``
-    on all is learned, which is 0, the end of ``before``, or null for nothing.
+    on all is learned, which lies in ``before`` or at its end; null for nothing.
     """
 
     before: str
@@ -43,6 +43,17 @@ class Form(NamedTuple):
 
     items: tuple[Segment | Blank, ...]
     conditions: tuple[Condition, ...] = ()
+
+    def filled(self, texts: Sequence[str]) -> tuple[Segment, ...]:
+        """Give the segments of one document."""
+        segments = []
+        for item in self.items:
+            if isinstance(item, Blank):
+                text = f"{item.before}{texts[item.text]}{item.after}"
+                start = item.learned_from
+                item = Segment(text, learned=() if start is None else ((start, len(text)),))
+            segments.append(item)
+        return tuple(segments)
 
 
 class Renderer:
@@ -156,7 +167,7 @@ def _blanks(
             continue
         number, (low, high) = int(places[0][1]), places[0].span()
         learned_from = segment.learned[0][0] if segment.learned else None
-        if learned_from not in (None, 0, low):
+        if learned_from is not None and learned_from > low:
             return None
         writer = writers[number] if writers else None
         before, after = segment.text[:low], segment.text[high:]

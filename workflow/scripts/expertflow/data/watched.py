@@ -12,11 +12,17 @@ from typing import Any, NamedTuple, SupportsIndex
 from jinja2 import Environment, nodes
 
 # What reads a text without one of its methods being called, so that no note is made of it.
-UNSEEN = (nodes.Concat, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock)
+UNSEEN = (
+    nodes.Concat, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block,
+    nodes.ScopedEvalContextModifier, nodes.EvalContextModifier, nodes.Include, nodes.Import,
+    nodes.FromImport, nodes.Extends,
+)  # fmt: skip
 SEEN_FILTERS = {
     "trim", "tojson", "replace", "string", "items", "list", "first", "last", "length", "default",
-    "d", "selectattr", "rejectattr", "upper", "lower", "capitalize", "title",
+    "d", "selectattr", "rejectattr", "upper", "lower", "capitalize",
 }  # fmt: skip
+UNSEEN_TESTS = {"in", "sameas"}
+SEEN_SELECTIONS = {"equalto", "eq", "==", "ne", "!=", "defined", "undefined", "none"}
 
 
 class Condition(NamedTuple):
@@ -63,14 +69,47 @@ class Watch:
 def is_watchable(environment: Environment, template: str) -> bool:
     """Tell whether every way in which a template may read a text is seen."""
     tree = environment.parse(template)
-    if next(tree.find_all(UNSEEN), None) is not None:
-        return False
-    if any(node.name not in SEEN_FILTERS for node in tree.find_all(nodes.Filter)):
-        return False
-    # What is looked for in a constant is read, and not asked.
-    return not any(
-        operand.op in ("in", "notin") and isinstance(operand.expr, nodes.Const)
-        for operand in tree.find_all(nodes.Operand)
+    return (
+        next(tree.find_all(UNSEEN), None) is None
+        and all(_is_seen_filter(node) for node in tree.find_all(nodes.Filter))
+        and all(node.name not in UNSEEN_TESTS for node in tree.find_all(nodes.Test))
+        and all(_is_seen_comparison(node) for node in tree.find_all(nodes.Compare))
+        and all(_is_seen_call(node) for node in tree.find_all(nodes.Call))
+    )
+
+
+def _is_seen_filter(node: nodes.Filter) -> bool:
+    if node.name in ("selectattr", "rejectattr") and len(node.args) > 1:
+        return isinstance(node.args[1], nodes.Const) and node.args[1].value in SEEN_SELECTIONS
+    constant = all(isinstance(argument, nodes.Const) for argument in node.args)
+    return node.name in SEEN_FILTERS and (constant or node.name in ("default", "d"))
+
+
+def _is_seen_comparison(node: nodes.Compare) -> bool:
+    """Tell whether ``in`` asks a text, or looks a value up in a list that is written out.
+
+    What is looked for in a plain string is read without a note.
+    """
+    lookups = [operand for operand in node.ops if operand.op in ("in", "notin")]
+    written_out = (nodes.List, nodes.Tuple, nodes.Dict)
+    return isinstance(node.expr, nodes.Const) or all(
+        isinstance(operand.expr, written_out) for operand in lookups
+    )
+
+
+def _is_seen_call(node: nodes.Call) -> bool:
+    """Tell whether a call of a string's method is given constants only.
+
+    A plain string that is asked about a text reads it without a note.
+    """
+    if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
+        return True
+    given = [*node.args, *(pair.value for pair in node.kwargs)]
+    whole = node.dyn_args is None and node.dyn_kwargs is None
+    return (
+        whole
+        and not node.node.attr.startswith("format")
+        and all(isinstance(value, nodes.Const) for value in given)
     )
 
 

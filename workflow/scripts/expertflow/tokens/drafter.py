@@ -2,9 +2,9 @@
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # Frames with fewer documents in a batch than this are rendered one by one.
 FEW = 4
 N_FORMS = 512
+# Documents on which a form is tried before it is believed.
+N_TRIED = 16
 N_EXAMPLES = 3
 
 
@@ -41,7 +43,7 @@ class Drafter:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._form = lru_cache(N_FORMS)(renderer.form)
+        self._forms: OrderedDict[bytes, Form | None] = OrderedDict()
         self.n_dropped = 0
         self.dropped_examples: list[str] = []
 
@@ -54,21 +56,53 @@ class Drafter:
         made = Drafted(Draft(), part["document_id"], np.zeros(n, bool), [None] * n)
         frames = part["frame"].dictionary_encode()
         for frame, rows in zip(frames.dictionary, _groups(frames.indices), strict=True):
-            form = self._form(frame.as_py()) if len(rows) >= FEW else None
-            alone = rows if form is None else self._add_columns(made, form, rows, part["texts"])
+            alone = rows
+            if len(rows) >= FEW:
+                alone = self._add_columns(made, frame.as_py(), rows, part["texts"])
             for row in alone.tolist():
                 self._add_alone(made, row, frame.as_py(), part["texts"][row].as_py())
         return made
 
+    def _form(self, frame: bytes, texts: pa.ListArray) -> Form | None:
+        """Give the form of a frame, found once and tried on the first documents that have it."""
+        if frame not in self._forms:
+            if len(self._forms) == N_FORMS:
+                self._forms.popitem(last=False)
+            form = self._renderer.form(frame)
+            if form is not None and not self._fits(form, frame, texts.slice(0, N_TRIED)):
+                log.warning("the chat template is applied to every document: its layout differs")
+                form = None
+            self._forms[frame] = form
+        self._forms.move_to_end(frame)
+        return self._forms[frame]
+
+    def _fits(self, form: Form, frame: bytes, texts: pa.ListArray) -> bool:
+        """Tell whether documents that meet a form's conditions are laid out so by the template."""
+        for own in texts.to_pylist():
+            if not all(condition.holds(own[condition.text]) for condition in form.conditions):
+                continue
+            body = body_of(frame, own)
+            if not self._renderer.has_special_text(body):
+                try:
+                    if self._renderer.render(body) != form.filled(own):
+                        return False
+                except Reject:
+                    return False
+        return True
+
     def _add_columns(
-        self, made: Drafted, form: Form, rows: NDArray[np.int64], texts: pa.ListArray
+        self, made: Drafted, frame: bytes, rows: NDArray[np.int64], texts: pa.ListArray
     ) -> NDArray[np.int64]:
         """Add documents of one form; give those that want to be looked at one by one.
 
         These are documents that the policy on special tokens may concern, and such as the model's
         template lays out otherwise.
         """
-        columns = _columns(texts.take(pa.array(rows)))
+        texts = texts.take(pa.array(rows))
+        form = self._form(frame, texts)
+        if form is None:
+            return rows
+        columns = _columns(texts)
         posing = self._posing(form, columns, len(rows))
         made.special_text[rows] = posing
         apart = _otherwise(form, columns, len(rows))

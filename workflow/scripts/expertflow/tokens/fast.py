@@ -16,6 +16,7 @@ from expertflow.tokens.engine import TOKENIZER_FILE, Encoder, Engine, checked_id
 from expertflow.tokens.ragged import Ragged
 
 EngineChoice = Literal["auto", "tokenizers"]
+CHOSEN = "set in the manifest"
 
 
 class FastEngine:
@@ -62,7 +63,7 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
         DataError: the directory holds no tokenizer.
     """
     if wanted == "tokenizers":
-        return Chosen(Engine(directory), "set in the manifest")
+        return Chosen(Engine(directory), CHOSEN)
     if not is_installed():
         return Chosen(Engine(directory), "fastokens is not installed")
     with ThreadPoolExecutor(1) as pool:
@@ -71,7 +72,7 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
         slow = Engine(directory)
         try:
             fast = loading.result()
-        except (ValueError, RuntimeError, NotImplementedError) as error:
+        except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
             fault = " ".join(str(error).split())[:200]
             return Chosen(slow, f"fastokens cannot load this tokenizer ({fault})")
     texts = [*AWKWARD, *sample]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.documents import KeptRows, iter_keep
+from expertflow.data.documents import KeptRows, joined_rows, keep_by_shard
 from expertflow.tokens.arrow import IDS_DTYPE, from_arrow_lists, read_index
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 from expertflow.tokens.records import DecodedSample, TokenShardRecord
@@ -82,7 +82,7 @@ def read_kept(
         DataError: the model cannot be given more of one source than may be rejected, or a file is
             not as long as its record says.
     """
-    keep_rows = _by_shard(keep)
+    keep_rows = keep_by_shard(keep)
     splits = (_Split(), _Split())
     by_source: dict[str, Counter[str]] = {}
     samples: dict[str, list[DecodedSample]] = {}
@@ -125,28 +125,15 @@ def read_kept(
     return kept
 
 
-def _by_shard(keep: Path) -> dict[tuple[str, str], list[KeptRows]]:
-    """Read the keep-list by document shard."""
-    parts: dict[tuple[str, str], list[KeptRows]] = {}
-    for rows in iter_keep(keep):
-        parts.setdefault((rows.source, rows.shard), []).append(rows)
-    return parts
-
-
-def _rows_of(
-    shard: TokenShardRecord, keep: dict[tuple[str, str], list[KeptRows]]
-) -> KeptRows | None:
+def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
     """Give the kept rows of a token shard, counted from its first document; null without any."""
     firsts = offsets_of(np.array(shard.n_documents_by_shard))
     parts = [
-        part._replace(rows=part.rows + first)
+        keep[shard.source, name]._replace(rows=keep[shard.source, name].rows + first)
         for name, first in zip(shard.document_shards, firsts[:-1], strict=True)
-        for part in keep.get((shard.source, name), [])
+        if (shard.source, name) in keep
     ]
-    if not parts:
-        return None
-    columns = list(zip(*parts, strict=True))[2:]
-    return KeptRows(shard.source, shard.shard, *map(np.concatenate, columns))
+    return joined_rows(shard.source, shard.shard, parts) if parts else None
 
 
 def _check_size(path: Path, n_bytes: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from expertflow.data.documents import KeptRows, iter_keep, iter_texts
+from expertflow.data.documents import KeptRows, iter_texts, keep_by_shard
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.render import Renderer
 from expertflow.tokens.arrow import PAD_ID, PackedRows
@@ -35,13 +35,12 @@ class DocumentRows:
         layout: Layout,
         length: int,
     ) -> None:
-        kept: dict[tuple[str, str], list[KeptRows]] = {}
-        for rows in iter_keep(keep):
-            kept.setdefault((rows.source, rows.shard), []).append(rows)
+        kept = keep_by_shard(keep)
         parts = [
             part
             for shard in shards
-            for part in _taken(shard, kept.get((shard.source, shard.shard), []), held_out)
+            if (rows := kept.get((shard.source, shard.shard))) is not None
+            for part in _taken(Path(shard.path), rows, held_out)
         ]
         self._table = pa.Table.from_batches(parts) if parts else None
         self._drafter = Drafter(Renderer(layout))
@@ -72,16 +71,13 @@ class DocumentRows:
         )
 
 
-def _taken(shard: ShardRecord, kept: list[KeptRows], held_out: bool) -> list[pa.RecordBatch]:
+def _taken(documents: Path, kept: KeptRows, held_out: bool) -> list[pa.RecordBatch]:
     """Read the texts of a shard's documents of one split, as often as they count."""
-    if not kept:
-        return []
-    rows = np.concatenate([np.repeat(part.rows, part.n_copies) for part in kept])
-    sides = np.concatenate([np.repeat(part.held_out, part.n_copies) for part in kept])
-    rows = rows[sides == held_out]
+    side = kept.held_out == held_out
+    rows = np.repeat(kept.rows[side], kept.n_copies[side])
     taken = []
     first = 0
-    for batch in iter_texts(Path(shard.path)):
+    for batch in iter_texts(documents):
         here = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
         if len(here):
             taken.append(batch.take(pa.array(here)))

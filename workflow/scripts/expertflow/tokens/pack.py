@@ -12,6 +12,7 @@ from expertflow.core.files import sha256_file
 from expertflow.core.progress import Progress
 from expertflow.tokens import packing as plan
 from expertflow.tokens.arrow import ROWS_FILE, RowBatch, write_rows
+from expertflow.tokens.fast import CHOSEN
 from expertflow.tokens.gather import row_batches
 from expertflow.tokens.kept import Documents, read_kept
 from expertflow.tokens.ragged import Ragged
@@ -45,6 +46,7 @@ def pack_sequences(
     Raises:
         DataError: there is nothing to pack, or overflow drops every document.
     """
+    _refuse_two_engines(expert, shards)
     kept = read_kept(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
     lengths = np.concatenate((kept.train.length, kept.held_out.length))
     if not lengths.any():
@@ -62,11 +64,13 @@ def pack_sequences(
             )
     choices = tuple(length_choice(lengths, choice) for choice in LENGTHS)
     engines = Counter(f"{shard.engine} {shard.engine_version}" for shard in shards)
-    fallbacks = {shard.engine_reason for shard in shards if shard.engine == "tokenizers"}
+    fallbacks = {s.engine_reason for s in shards if s.engine_reason != CHOSEN} & {
+        s.engine_reason for s in shards if s.engine == "tokenizers"
+    }
     return PackingRecord(
         expert=expert,
         packing=spec.packing,
-        overflow=spec.overflow,
+        overflow="not used" if spec.packing == "concat" else spec.overflow,
         sequence_length_tokens=length,
         length_reason=reason,
         seed=spec.seed,
@@ -83,6 +87,17 @@ def pack_sequences(
         choices=choices,
         suggestion=suggest(choices, n_documents=len(lengths), n_tokens=int(lengths.sum())),
     )
+
+
+def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
+    """Refuse a mixture: which texts went to which engine would depend on the number of shards."""
+    by_engine = {shard.engine: shard for shard in shards}
+    if len(by_engine) > 1:
+        odd = by_engine["tokenizers"]
+        raise DataError(
+            f"{expert}: {odd.source}/{odd.shard} was tokenised by tokenizers ({odd.engine_reason})"
+            " and other shards by fastokens; set data.token_engine to tokenizers"
+        )
 
 
 def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from importlib import metadata
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.files import remove, sha256_file, sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import body_of, iter_texts
@@ -71,6 +72,7 @@ def pretokenize_shard(
         sha256_file(tokenizer / TOKENIZER_FILE),
         to_json(layout),
         to_json(spec),
+        {name: _version(name) for name in ("fastokens", "tokenizers", "jinja2")},
         code,
     ]
 
@@ -81,6 +83,11 @@ def pretokenize_shard(
     key = sha256_json(made_from)
     folder, was_there = ensure_stored(store, key, make)
     record = read_record(TokenShardRecord, folder / RECORD)
+    if (folder / IDS).stat().st_size != record.n_tokens * IDS_DTYPE.itemsize:
+        log.warning("%s is damaged; its tokens are made again", folder)
+        remove(folder)
+        folder, was_there = ensure_stored(store, key, make)
+        record = read_record(TokenShardRecord, folder / RECORD)
     publish(folder / IDS, ids)
     publish(folder / INDEX_FILE, index)
     if was_there:
@@ -114,7 +121,7 @@ def _tokenise_shards(
         unit="documents tokenised",
     )
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
-    sampled = _probe_texts(documents[0], renderer)
+    sampled = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
     with EncodingThread(tokenizer, wanted=spec.engine, sample=sampled) as encoding:
         n_tokens, samples = _write(folder, drafts, encoding, progress)
         engine, reason = encoding.chosen
@@ -210,22 +217,31 @@ class EncodingThread:
         return drafted, tokens
 
 
-def _probe_texts(documents: Path, renderer: Renderer) -> list[str]:
-    """Give the first texts of a shard, up to a bound, for the engines to be compared on."""
+def _version(package: str) -> str | None:
+    """Give what is installed where the job runs, which may be another place than the Snakefile."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
+    """Give a shard's share of the texts on which the engines are compared: its first ones."""
     texts: list[str] = []
     n_chars = 0
     first = next(iter_texts(documents), None)
     if first is None:
         return texts
-    part = first.slice(0, PROBE_DOCUMENTS)
+    part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
+    most_chars = PROBE_CHARS // n_shards
     for frame, own in zip(part["frame"].to_pylist(), part["texts"].to_pylist(), strict=True):
         try:
             segments = renderer.render(body_of(frame, own))
         except Reject:
             continue
         for segment in segments:
-            if not segment.special and n_chars < PROBE_CHARS:
-                texts.append(segment.text[: PROBE_CHARS - n_chars])
+            if not segment.special and n_chars < most_chars:
+                texts.append(segment.text[: most_chars - n_chars])
                 n_chars += len(texts[-1])
     return texts
 

@@ -5,15 +5,15 @@ whichever expert asks. Results are hard links into the store, so they take no ro
 come back at once after a result was deleted or an edit taken back.
 """
 
-import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from expertflow.core.files import link_or_copy, remove, sync, sync_directory
 
-# A folder that is being filled is written to all the time.
-ABANDONED_S = 24 * 3600
+# A job writes to a folder that it fills, and links what it took, within this time.
+ABANDONED_S = 3600
 
 
 def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
@@ -24,9 +24,9 @@ def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[
     folder = store / key
     if folder.is_dir():
         return folder, True
-    partial = store / f".{key}.{os.getpid()}.partial"
-    remove(partial)
-    partial.mkdir(parents=True)
+    store.mkdir(parents=True, exist_ok=True)
+    # Not named by the process: those of two machines may have one number.
+    partial = Path(tempfile.mkdtemp(dir=store, prefix=f".{key}.", suffix=".partial"))
     try:
         make(partial)
         sync(partial)
@@ -55,6 +55,8 @@ def prunable(store: Path) -> list[Path]:
 
 
 def _in_use(folder: Path) -> bool:
-    if folder.name.startswith("."):
-        return time.time() - folder.stat().st_mtime < ABANDONED_S
-    return any(path.stat().st_nlink > 1 for path in folder.iterdir())
+    files = list(folder.iterdir())
+    newest_s = max(path.stat().st_mtime for path in (folder, *files))
+    young = time.time() - newest_s < ABANDONED_S
+    shared = any(path.stat().st_nlink > 1 for path in files)
+    return young or (shared and not folder.name.startswith("."))

@@ -25,11 +25,10 @@ from expertflow.tokens.arrow import (
     write_dataset_files,
 )
 from expertflow.tokens.ragged import Ragged, offsets_of, runs
+from expertflow.tokens.targets import IGNORE
 
 Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
-# What cross-entropy in torch leaves out; read as it is by every trainer of the transformers family.
-IGNORE = -100
 # Held at a time, besides the file's pages that the system maps and drops as it likes.
 BATCH_TOKENS = 1 << 20
 

@@ -4,6 +4,9 @@ import numpy as np
 
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 
+# The label of what is no target; cross-entropy in torch leaves it out.
+IGNORE = -100
+
 
 def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
     """Count by row the supervised tokens that have context: all but the first of each document."""

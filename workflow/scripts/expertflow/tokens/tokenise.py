@@ -168,6 +168,12 @@ def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> I
     bounds = np.searchsorted(edge[order], np.arange(len(own) + 1))
     for number, ids in enumerate(own):
         members = order[bounds[number] : bounds[number + 1]]
+        if len(members) == 1:
+            piece = laid[int(at[members[0]])]
+            n = min(len(piece), len(ids))
+            differs = np.flatnonzero(piece[:n] != ids[:n])
+            counts[members] = differs[0] if len(differs) else n
+            continue
         starts, ends = laid.offsets[at[members]], laid.offsets[at[members] + 1]
         equal = np.ones(len(members), bool)
         for j, token in enumerate(ids.tolist()):

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.ragged import Ragged, offsets_of
-from expertflow.tokens.targets import count_targets
+from expertflow.tokens.targets import IGNORE, count_targets
 from expertflow.train.order import Rows
 
-IGNORE = -100
 # Rows of one document are cut to a multiple of this, which keeps matrix products on fast paths.
 MULTIPLE = 8
 # Rows whose targets are counted at a time, so that a large data set needs little memory.

@@ -24,7 +24,7 @@ from expertflow.train import checkpoint, loop
 from expertflow.train.clock import Clock
 from expertflow.train.loader import AnyFeed, feed_of
 from expertflow.train.model import DTYPES, add_adapter, load_base, weights_sha256
-from expertflow.train.on_the_fly import Documents, without_rows
+from expertflow.train.on_the_fly import Documents, read_on_the_fly
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.records import EvalPoint, ModelRecord
 
@@ -55,7 +55,7 @@ def train_expert(
         held_out = read_rows(rows / "held_out")
         data = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
     else:
-        plan, feed, held_out = without_rows(plan, model, documents)
+        feed, held_out = read_on_the_fly(plan, model, documents)
         data = f"data tokenised on the fly, {rows} holds no packed rows"
     activated = (*activate(plan, device), data)
     clock, progress, directory = _last_progress(state)

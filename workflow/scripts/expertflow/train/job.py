@@ -57,12 +57,14 @@ def run_job(job: TrainingJob) -> None:
     packing = read_record(PackingRecord, job.packing)
     model = read_record(ModelRecord, job.model)
     rows, documents = _data(job)
-    how = job.code if documents is None else f"{job.code}, on the fly"
+    how = job.code
+    if documents is not None:
+        plan, how = documents.planned(plan), f"{how}, on the fly, {documents.sha256}"
     name = publish.fingerprint(plan=plan, packing=packing, model=model, code=how)
     state = job.state / name
     with checkpoint.locked(state):
         outcome = publish.read_outcome(state) or _train(
-            plan, packing, model, rows, state, documents
+            plan, packing=packing, model=model, rows=rows, state=state, documents=documents
         )
         outputs = {"checkpoint": job.checkpoint}
         for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
@@ -82,6 +84,7 @@ def run_job(job: TrainingJob) -> None:
 
 def _train(
     plan: TrainPlan,
+    *,
     packing: PackingRecord,
     model: ModelRecord,
     rows: Path,
@@ -163,7 +166,7 @@ def _data(job: TrainingJob) -> tuple[Path, Documents | None]:
     """
     staging = read_record(StagingRecord, job.staging)
     source = Path(staging.source)
-    if (source / "train" / ROWS_FILE).is_file():
+    if all((source / split / ROWS_FILE).is_file() for split in ("train", "held_out")):
         return _rows(staging), None
     if job.documents is None:
         raise TrainingError(

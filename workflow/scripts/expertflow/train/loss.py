@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from expertflow.train.batches import IGNORE
+from expertflow.tokens.targets import IGNORE
 
 # Above so many logits they are not kept for the backward pass but computed again, chunk by chunk:
 # at a vocabulary of 152k kept logits cost about 1.7 MB a token.

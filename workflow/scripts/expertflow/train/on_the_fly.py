@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
+from expertflow.data.documents import iter_keep
 from expertflow.data.records import ShardRecord
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.on_the_fly import DocumentRows
-from expertflow.train.batches import Batch, Collator
+from expertflow.train.batches import Batch, Collator, targets_per_row
 from expertflow.train.order import RowOrder, Rows, micro_batch_rows
 from expertflow.train.records import ModelRecord
 
@@ -23,6 +25,30 @@ class Documents:
 
     shards: tuple[Path, ...]
     keep: Path
+
+    @property
+    def sha256(self) -> str:
+        """Hash what the documents are and which count."""
+        records = [read_record(ShardRecord, path).sha256 for path in self.shards]
+        return sha256_json([records, sha256_file(self.keep)])
+
+    def planned(self, plan: TrainPlan) -> TrainPlan:
+        """Give the plan for rows of one document each, made when they are asked for.
+
+        The number of steps stays, so a step sees fewer tokens than the plan says.
+        """
+        own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
+        n_rows = sum(
+            int(rows.n_copies[~rows.held_out].sum())
+            for rows in iter_keep(self.keep)
+            if (rows.source, rows.shard) in own
+        )
+        per_epoch = max(1, -(-n_rows // plan.global_batch_sequences))
+        inline = LoaderPlan(
+            kind="workers", n_workers=0, n_prefetch_batches=0, persistent_workers=False
+        )
+        n_epochs = plan.n_steps / per_epoch
+        return replace(plan, n_steps_per_epoch=per_epoch, n_epochs=n_epochs, loader=inline)
 
     def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
         """Give the documents of one split.
@@ -77,17 +103,23 @@ class OnTheFlyFeed:
         return made[1]
 
 
-def without_rows(
+def read_on_the_fly(
     plan: TrainPlan, model: ModelRecord, documents: Documents
-) -> tuple[TrainPlan, OnTheFlyFeed, PackedRows]:
-    """Give the plan for rows of one document each, the feed, and the held-out rows.
+) -> tuple[OnTheFlyFeed, PackedRows]:
+    """Give the feed of a run, and its held-out rows.
 
-    The number of steps stays, so a step sees fewer tokens than the plan says.
+    Raises:
+        TrainingError: there are no documents, or nothing is to be learned of those held out.
     """
     length = plan.sequence_length_tokens
     train = documents.rows(model, held_out=False, length=length)
     held_out = documents.rows(model, held_out=True, length=length)
-    per_epoch = -(-len(train) // plan.global_batch_sequences)
+    rows = held_out.take(np.arange(len(held_out)))
+    if not targets_per_row(rows).any():
+        raise TrainingError(
+            f"{documents.keep}: the held-out documents hold nothing to learn in their first"
+            f" {length} tokens; raise training.max_seq_length"
+        )
     order = RowOrder(n_rows=len(train), global_batch=plan.global_batch_sequences, seed=plan.seed)
     feed = OnTheFlyFeed(
         documents=train,
@@ -95,5 +127,4 @@ def without_rows(
         micro_batch_size=plan.micro_batch_size,
         n_steps=plan.n_steps,
     )
-    plan = replace(plan, n_steps_per_epoch=per_epoch, n_epochs=plan.n_steps / per_epoch)
-    return plan, feed, held_out.take(np.arange(len(held_out)))
+    return feed, rows

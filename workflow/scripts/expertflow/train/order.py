@@ -4,7 +4,7 @@ There is no sampler state to save: after a resume, step 41 sees the rows it woul
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class RowOrder:
     global_batch: int
     seed: int
     lengths_N: NDArray[np.integer] | None = None
-    _made: tuple[int, Rows] | None = None
+    _made: dict[int, Rows] = field(default_factory=dict)
 
     def rows_of_step(self, step: int, *, world_size: int = 1, rank: int = 0) -> Rows:
         """Give the rows of optimiser step ``step``, or a rank's share of them.
@@ -38,15 +38,19 @@ class RowOrder:
         return chosen[rank::world_size]
 
     def rows_of_epoch(self, epoch: int) -> Rows:
-        """Give all rows in the order of an epoch; the last one is kept, as every step asks."""
-        made = self._made
-        if made is None or made[0] != epoch:
+        """Give all rows in the order of an epoch.
+
+        Two epochs are kept: the loader may be in the next one while the trainer asks about this.
+        """
+        made = self._made.get(epoch)
+        if made is None:
             rng = np.random.default_rng([self.seed, epoch])
             order: Rows = rng.permutation(self.n_rows)
             if self.lengths_N is not None:
                 order = self._grouped(order, rng)
-            self._made = made = epoch, order
-        return made[1]
+            self._made = {k: v for k, v in self._made.items() if abs(k - epoch) == 1}
+            self._made[epoch] = made = order
+        return made
 
     def _grouped(self, order: Rows, rng: np.random.Generator) -> Rows:
         """Sort by length within mega-batches, then shuffle the full global batches.

@@ -4,8 +4,8 @@ import fcntl
 import json
 from pathlib import Path
 
-# Below the states lies the store of tokens, which is pruned by other rules.
-TOKENS = "tokens"
+# Beside the states lies the store of tokens, which is pruned by other rules.
+TOKENS = ".tokens"
 
 
 def prunable(results: Path, state: Path) -> list[Path]:
