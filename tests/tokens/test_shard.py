@@ -32,8 +32,8 @@ TEMPLATES = {
         "message.content }}", "('x' if '…' in message.content else message.content) }}"
     ),
     "thinks": CHATML.replace(
-        "'\n' + message.content }}",
-        "'\n' + ('<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last"
+        r"'\n' + message.content }}",
+        r"'\n' + ('<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last"
         " and '</think>' not in message.content else '') + message.content }}",
     ),
     "opaque": CHATML.replace("message.content }}", "(message.content ~ '') }}"),
