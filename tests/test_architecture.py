@@ -27,7 +27,7 @@ PUBLIC = {
     "data.settings",
     "data.documents",
     "tokens.engine",
-    "tokens.on_the_fly",
+    "tokens.document_rows",
     "tokens.ragged",
     "tokens.targets",
     "tokens.tokenise",

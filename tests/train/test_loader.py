@@ -15,7 +15,7 @@ from test_batches import LENGTH, made_up_rows, same
 
 from expertflow.plan.records import LoaderPlan
 from expertflow.train.batches import Batch, Collator
-from expertflow.train.loader import Feed, Group, ThreadLoader, load_batches
+from expertflow.train.loader import BufferGroup, Feed, ThreadLoader, load_batches
 from expertflow.train.order import RowOrder
 
 CPU = torch.device("cpu")
@@ -152,13 +152,13 @@ class Gate:
 
 def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(threading.Event())
-    made = Group.__init__
+    made = BufferGroup.__init__
 
-    def gated(self: Group, *arguments: Any) -> None:
+    def gated(self: BufferGroup, *arguments: Any) -> None:
         made(self, *arguments)
         self._done = gate
 
-    monkeypatch.setattr(Group, "__init__", gated)
+    monkeypatch.setattr(BufferGroup, "__init__", gated)
     feed = made_up_feed()
     wanted = [feed.collator.batch(rows) for rows in feed.between(0, N_STEPS)]
     with ThreadLoader(feed, 0, n_prefetch=1, device=CPU) as batches:

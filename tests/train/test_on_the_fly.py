@@ -12,8 +12,8 @@ from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, frame_o
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, Turn
 from expertflow.data.render import Renderer
+from expertflow.tokens.document_rows import DocumentRows
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.on_the_fly import DocumentRows
 from expertflow.tokens.tokenise import tokenise
 from expertflow.train.batches import Collator
 from expertflow.train.on_the_fly import Documents, OnTheFlyFeed

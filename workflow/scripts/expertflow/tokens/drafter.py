@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from expertflow.data.documents import body_of
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, Form, Renderer
-from expertflow.tokens.tokenise import Draft
+from expertflow.tokens.tokenise import BatchDraft
 
 log = logging.getLogger(__name__)
 # Frames with fewer documents in a batch than this are rendered one by one.
@@ -29,7 +29,7 @@ N_EXAMPLES = 3
 class Drafted:
     """Some documents on their way: of each its id, and why it is dropped if it is."""
 
-    draft: Draft
+    draft: BatchDraft
     document_ids: pa.StringArray
     special_text: NDArray[np.bool_]
     dropped: list[str | None]
@@ -53,7 +53,7 @@ class Drafter:
         Documents of one frame become columns where the layout does not depend on their texts.
         """
         n = part.num_rows
-        made = Drafted(Draft(), part["document_id"], np.zeros(n, bool), [None] * n)
+        made = Drafted(BatchDraft(), part["document_id"], np.zeros(n, bool), [None] * n)
         frames = part["frame"].dictionary_encode()
         for frame, rows in zip(frames.dictionary, _groups(frames.indices), strict=True):
             alone = rows

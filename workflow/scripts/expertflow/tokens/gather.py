@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, RowBatch
-from expertflow.tokens.kept import Documents
+from expertflow.tokens.kept import SplitDocuments
 from expertflow.tokens.packing import Pieces, clip_spans
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 
@@ -22,7 +22,7 @@ BATCH_BYTES = 32 << 20
 
 
 def row_batches(
-    documents: Documents,
+    documents: SplitDocuments,
     pieces: Pieces,
     rows: Ragged,
     *,

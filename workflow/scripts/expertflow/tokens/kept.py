@@ -22,7 +22,7 @@ N_SAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Documents:
+class SplitDocuments:
     """Documents of one split in the order of the manifest, one that counts twice twice.
 
     ``offset`` is in tokens, within the ids of ``paths[shard]``.
@@ -44,8 +44,8 @@ class Documents:
 class Kept:
     """Both splits, and what is to be said of the kept documents; each counts once."""
 
-    train: Documents
-    held_out: Documents
+    train: SplitDocuments
+    held_out: SplitDocuments
     n_special_text: int = 0
     n_dropped_held_out: int = 0
     n_dropped_by_reason: Counter[str] = field(default_factory=Counter)
@@ -61,10 +61,10 @@ class _Split:
     length: list[NDArray[np.int32]] = field(default_factory=list)
     spans: list[Ragged] = field(default_factory=list)
 
-    def documents(self, paths: tuple[Path, ...]) -> Documents:
+    def documents(self, paths: tuple[Path, ...]) -> SplitDocuments:
         n_values = [spans.lengths for spans in self.spans]
         values = [spans.values for spans in self.spans]
-        return Documents(
+        return SplitDocuments(
             paths=paths,
             shard=_joined(self.shard, np.uint16),
             offset=_joined(self.offset, np.int64),

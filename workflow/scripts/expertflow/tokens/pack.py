@@ -14,7 +14,7 @@ from expertflow.tokens import packing as plan
 from expertflow.tokens.arrow import ROWS_FILE, RowBatch, write_rows
 from expertflow.tokens.fast import CHOSEN
 from expertflow.tokens.gather import row_batches
-from expertflow.tokens.kept import Documents, read_kept
+from expertflow.tokens.kept import SplitDocuments, read_kept
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     LengthChoice,
@@ -128,7 +128,7 @@ class _Counted:
 
 
 def _pack_split(
-    documents: Documents, spec: PackingSpec, *, length: int, output: Path
+    documents: SplitDocuments, spec: PackingSpec, *, length: int, output: Path
 ) -> PackedSplit:
     pieces, rows = _plan(documents.length, spec, length)
     rows = rows.take(plan.order_rows(len(rows), seed=spec.seed))

@@ -255,7 +255,10 @@ def _samples(
         ShardSample(
             row=first + row,
             sample=sample(
-                drafted.document_ids[row].as_py(), tokens.ids[row], tokens.spans[row], engine
+                drafted.document_ids[row].as_py(),
+                ids=tokens.ids[row],
+                spans=tokens.spans[row],
+                engine=engine,
             ),
         )
         for row in chosen
@@ -263,7 +266,7 @@ def _samples(
 
 
 def sample(
-    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
+    document_id: str, *, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
 ) -> DecodedSample:
     """Decode the start of a document, cut where learning starts or ends."""
     learned = spans.tolist()

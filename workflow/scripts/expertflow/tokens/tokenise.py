@@ -30,7 +30,7 @@ class TokenBatch:
 
 
 @dataclass(slots=True)
-class Draft:
+class BatchDraft:
     """Documents being laid out: texts to encode, and which pieces make a document.
 
     Pieces are numbered from 0 for special tokens, from -1 downwards for texts. A chunk holds the
@@ -122,14 +122,16 @@ class Draft:
 
 def tokenise(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
     """Tokenise documents with one call to the engine."""
-    draft = Draft()
+    draft = BatchDraft()
     for number, document in enumerate(documents):
         draft.add(number, document)
     encoded = engine.encode_flat(draft.to_encode())
     return tokenise_draft(draft, encoded, len(documents), engine)
 
 
-def tokenise_draft(draft: Draft, encoded: Ragged, n_documents: int, engine: Encoder) -> TokenBatch:
+def tokenise_draft(
+    draft: BatchDraft, encoded: Ragged, n_documents: int, engine: Encoder
+) -> TokenBatch:
     r"""Put together what was drafted and encoded; documents without a draft get no tokens.
 
     Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenised once

@@ -82,7 +82,7 @@ def load_batches(
     return closing(_by_workers(feed, step, plan=plan, device=device))
 
 
-class Group:
+class BufferGroup:
     """Buffers of some micro-batches that are filled and given back together.
 
     A GPU may copy from them later than the host asks it to, so an event is recorded behind all that
@@ -117,10 +117,12 @@ class ThreadLoader(Iterator[Batch]):
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
         self._collator, self._todo = feed.collator, feed.between(step, feed.n_steps)
-        self._free: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[tuple[Group, list[Batch]] | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[BufferGroup | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = (
+            queue.SimpleQueue()
+        )
         for _ in range(2):
-            self._free.put(Group(feed, n_prefetch, device))
+            self._free.put(BufferGroup(feed, n_prefetch, device))
         self._batches = self._in_turn()
 
     def __enter__(self) -> "ThreadLoader":

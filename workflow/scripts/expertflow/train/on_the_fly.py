@@ -13,7 +13,7 @@ from expertflow.data.documents import iter_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.tokens.on_the_fly import DocumentRows
+from expertflow.tokens.document_rows import DocumentRows
 from expertflow.train.batches import Batch, Collator, targets_per_row
 from expertflow.train.order import RowOrder, Rows, micro_batch_rows
 from expertflow.train.records import ModelRecord
