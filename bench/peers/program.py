@@ -49,6 +49,25 @@ def run(
         write(args)
 
 
+def mapped(args: argparse.Namespace, tokenise: Callable[..., Any]) -> Any:
+    """Load the records with datasets and tokenise them in batches of 1,000."""
+    from datasets import load_dataset
+
+    cache = str(args.output / "cache")
+    data = load_dataset("json", data_files=str(args.input), split="train", cache_dir=cache)
+    return data.map(
+        tokenise, batched=True, num_proc=args.processes, remove_columns=data.column_names
+    )
+
+
+def read_saved(args: argparse.Namespace) -> Rows:
+    """Give the ids of every row that datasets saved."""
+    from datasets import load_from_disk
+
+    for row in load_from_disk(args.output / "rows").with_format("numpy", columns=["input_ids"]):
+        yield row["input_ids"]
+
+
 def described(rows: Rows, args: argparse.Namespace) -> dict[str, Any]:
     """Count rows and tokens; with ``--check`` find the documents' texts in them."""
     n_rows = n_tokens = 0

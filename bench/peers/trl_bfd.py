@@ -13,7 +13,6 @@ import program
 
 def write(args: argparse.Namespace) -> None:
     """Tokenise, pack and save."""
-    from datasets import load_dataset
     from transformers import AutoTokenizer
     from trl import pack_dataset
 
@@ -24,22 +23,10 @@ def write(args: argparse.Namespace) -> None:
         texts = [program.chatml(*pair) for pair in pairs]
         return {"input_ids": tokenizer(texts, add_special_tokens=False)["input_ids"]}
 
-    cache = str(args.output / "cache")
-    data = load_dataset("json", data_files=str(args.input), split="train", cache_dir=cache)
-    data = data.map(
-        tokenise, batched=True, num_proc=args.processes, remove_columns=data.column_names
-    )
+    data = program.mapped(args, tokenise)
     data = pack_dataset(data, args.length, strategy="bfd", map_kwargs={"num_proc": args.processes})
     data.save_to_disk(args.output / "rows")
 
 
-def read(args: argparse.Namespace) -> program.Rows:
-    """Give the ids of every row."""
-    from datasets import load_from_disk
-
-    for row in load_from_disk(args.output / "rows").with_format("numpy", columns=["input_ids"]):
-        yield row["input_ids"]
-
-
 if __name__ == "__main__":
-    program.run(__doc__, write, read)
+    program.run(__doc__, write, program.read_saved)

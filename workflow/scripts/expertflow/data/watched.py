@@ -229,8 +229,5 @@ _HARMLESS = {
     "__dict__", "__setattr__", "__delattr__", "__getattribute__", "__dir__", "__reduce__",
     "__reduce_ex__", "__getnewargs__", "__sizeof__", "__getstate__", "maketrans",
 }  # fmt: skip
-for _class in (Derived, Watched):
-    for _name in set(dir(str)) - _HARMLESS - set(vars(_class)):
-        if _class is Derived or _name not in vars(Derived):
-            setattr(_class, _name, _opaque(_name))
-setattr(Derived, "__bool__", _opaque("__len__"))  # noqa: B010
+for _name in set(dir(str)) - _HARMLESS - set(vars(Derived)):
+    setattr(Derived, _name, _opaque(_name))

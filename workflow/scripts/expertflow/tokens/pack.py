@@ -64,8 +64,10 @@ def pack_sequences(
             )
     choices = tuple(length_choice(lengths, choice) for choice in LENGTHS)
     engines = Counter(f"{shard.engine} {shard.engine_version}" for shard in shards)
-    fallbacks = {s.engine_reason for s in shards if s.engine_reason != CHOSEN} & {
-        s.engine_reason for s in shards if s.engine == "tokenizers"
+    fallbacks = {
+        shard.engine_reason
+        for shard in shards
+        if shard.engine == "tokenizers" and shard.engine_reason != CHOSEN
     }
     return PackingRecord(
         expert=expert,
