@@ -40,16 +40,16 @@ class SplitDocuments:
         return int(self.length.sum(dtype=np.int64))
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
     """Both splits, and what is to be said of the kept documents; each counts once."""
 
     train: SplitDocuments
     held_out: SplitDocuments
-    n_special_text: int = 0
-    n_dropped_held_out: int = 0
-    n_dropped_by_reason: Counter[str] = field(default_factory=Counter)
-    samples: tuple[DecodedSample, ...] = ()
+    n_special_text: int
+    n_dropped_held_out: int
+    n_dropped_by_reason: Counter[str]
+    samples: tuple[DecodedSample, ...]
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def read_kept(
     samples: dict[str, list[DecodedSample]] = {}
     n_kept: Counter[str] = Counter()
     paths = tuple(Path(shard.path) for shard in shards)
-    kept = Kept(train=_Split().documents(paths), held_out=_Split().documents(paths))
+    n_special_text = n_dropped_held_out = 0
     for number, shard in enumerate(shards):
         rows = _rows_of(shard, keep_rows)
         if rows is None:
@@ -98,13 +98,13 @@ def read_kept(
         offsets = offsets_of(lengths)
         _check_size(paths[number], int(offsets[-1]) * IDS_DTYPE.itemsize)
         spans = from_arrow_lists(index["spans"])
-        kept.n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
+        n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
         n_kept[shard.source] += len(rows.rows)
         dropped = index["dropped"].take(rows.rows)
         reasons = Counter(dropped.drop_null().to_pylist())
         by_source.setdefault(shard.source, Counter()).update(reasons)
         there = dropped.is_null().to_numpy()
-        kept.n_dropped_held_out += int((rows.held_out & ~there).sum())
+        n_dropped_held_out += int((rows.held_out & ~there).sum())
         for split, side in zip(splits, (~rows.held_out, rows.held_out), strict=True):
             taken = np.repeat(rows.rows[side & there], rows.n_copies[side & there])
             split.shard.append(np.full(len(taken), number, np.uint16))
@@ -117,12 +117,17 @@ def read_kept(
     for source, reasons in by_source.items():
         own_shards = [shard for shard in shards if shard.source == source]
         _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
-        kept.n_dropped_by_reason.update(reasons)
-    kept.train, kept.held_out = (split.documents(paths) for split in splits)
+    train, held_out = (split.documents(paths) for split in splits)
     # Documents of as many sources as there are places.
     in_turn = zip_longest(*samples.values())
-    kept.samples = tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES]
-    return kept
+    return Kept(
+        train=train,
+        held_out=held_out,
+        n_special_text=n_special_text,
+        n_dropped_held_out=n_dropped_held_out,
+        n_dropped_by_reason=sum(by_source.values(), Counter()),
+        samples=tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES],
+    )
 
 
 def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
