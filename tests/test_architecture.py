@@ -36,6 +36,7 @@ PUBLIC = {
     "hardware.monitor",
     "hardware.probe",
     "plan.flops",
+    "train.load",
     "train.model",
     "train.heldout",
 }

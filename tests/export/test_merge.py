@@ -13,7 +13,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.data.layout import chatml_layout
 from expertflow.export import merge
 from expertflow.export.merge import export_model
-from expertflow.train.model import add_adapter, load_base, load_trained
+from expertflow.train.load import add_adapter, load_base, load_trained
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
 
 CARD: dict[str, Any] = {

@@ -13,16 +13,14 @@ from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.tokens.targets import IGNORE
 from expertflow.train import attention
 from expertflow.train.batches import Collator
+from expertflow.train.load import add_adapter, load_base
 from expertflow.train.loss import summed_loss
 from expertflow.train.model import (
-    add_adapter,
-    batch_loss,
+    PackedLoss,
     causal_lm,
     document_kwargs,
-    load_base,
 )
 
-CPU = torch.device("cpu")
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.
 LENGTHS = [[10, 7, 15], [20, 5]]
@@ -85,11 +83,11 @@ def test_packed_gradients_equal_separate_gradients(
     folder: Path, rows: PackedRows, adapter: bool, checkpointing: bool
 ) -> None:
     packed, alone = (prepared(folder, adapter, checkpointing) for _ in range(2))
-    batch_loss(packed, Collator(rows).batch(np.arange(2)), device=CPU).backward()
+    PackedLoss(packed)(Collator(rows).batch(np.arange(2))).backward()
     for row, lengths in enumerate(LENGTHS):
         start = 0
         for n in lengths:
-            batch_loss(alone, single(rows, row, start, n), device=CPU).backward()
+            PackedLoss(alone)(single(rows, row, start, n)).backward()
             start += n
     n_compared = 0
     for (name, p), (_, q) in zip(packed.named_parameters(), alone.named_parameters(), strict=True):

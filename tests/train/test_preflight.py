@@ -11,7 +11,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
 from expertflow.train.base import read_facts
-from expertflow.train.model import load_base
+from expertflow.train.load import load_base
 from expertflow.train.preflight import preflight
 
 Usage = namedtuple("Usage", "total used free")

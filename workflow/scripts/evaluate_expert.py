@@ -10,7 +10,7 @@ from expertflow.data.records import ShardRecord
 from expertflow.evaluate.expert import evaluate_expert
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import TrainPlan
-from expertflow.train.model import load_for_scoring
+from expertflow.train.load import load_for_scoring
 from expertflow.train.records import ModelRecord
 
 

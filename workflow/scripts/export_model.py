@@ -10,7 +10,7 @@ from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.card import card_facts
 from expertflow.export.merge import export_model
-from expertflow.train.model import DTYPES, load_trained
+from expertflow.train.load import DTYPES, load_trained
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 

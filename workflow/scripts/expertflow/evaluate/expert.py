@@ -34,7 +34,7 @@ from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
 from expertflow.train.heldout import held_out_loss
-from expertflow.train.model import causal_lm
+from expertflow.train.model import PackedLoss, causal_lm
 
 log = logging.getLogger(__name__)
 N_SAMPLES = 12
@@ -192,9 +192,8 @@ def _outcome(
     speaker: Speaker,
     micro_batch_size: int,
 ) -> Outcome:
-    lm = causal_lm(model)
     loss, n_targets = held_out_loss(
-        model, read_rows(rows / "held_out"), micro_batch_size=micro_batch_size, device=lm.device
+        PackedLoss(model), read_rows(rows / "held_out"), micro_batch_size=micro_batch_size
     )
     answers: list[str] = []
     verdicts: list[Verdict] = []

@@ -6,6 +6,10 @@ from typing import Any, Literal
 from expertflow.hardware.records import GpuFacts
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["cosine", "linear", "constant_with_warmup", "warmup_stable_decay"]
+Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit"]
+Parallel = Literal["ddp", "fsdp"]
+Tracker = Literal["none", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +53,8 @@ class PlanSpec:
     min_epochs: float | None
     max_epochs: float | None
     learning_rate: float
-    lr_scheduler_type: Literal["cosine", "linear", "constant_with_warmup"]
+    lr_scheduler_type: Schedule
+    lr_decay_ratio: float
     warmup_ratio: float
     warmup_steps_min: int
     warmup_steps_max: int
@@ -58,17 +63,29 @@ class PlanSpec:
     max_grad_norm: float
     adam_beta1: float
     adam_beta2: float
-    optim: str
+    adam_epsilon: float
+    optim: Optim
+    label_smoothing_factor: float
+    max_loss: float | None
     bf16: bool
     fp16: bool
     use_tf32: bool
     use_sdpa: bool
+    attention: Literal["varlen", "sdpa", "flex", "eager"] | None
+    torch_compile: bool | None
+    deterministic: bool
     gradient_checkpointing: bool | None
     save_steps: int | None
     save_every_minutes: float
     save_total_limit: int
+    load_best_model_at_end: bool
     eval_steps: int | None
+    patience: int | None
+    min_delta: float
     logging_steps: int
+    report_to: Tracker
+    world_size: int
+    parallel: Parallel
     n_threads: int | None
     collection_interval_seconds: float | None
     track_per_step_metrics: bool
@@ -132,6 +149,10 @@ class LoaderPlan:
 class TrainPlan:
     """Settings of a training run, all resolved.
 
+    ``may_halve_micro_batch``: whether a run that is out of memory may go on with half of it and
+    twice the accumulation. ``max_loss`` is in nats a target; null: twice what
+    guessing gives, or twice the loss of the first step, whichever is more.
+
     ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
     figure adds what gradient checkpointing computes again.
     """
@@ -142,7 +163,9 @@ class TrainPlan:
     hardware: str
     gpu: GpuFacts | None
     world_size: int
+    parallel: Parallel
     micro_batch_size: int
+    may_halve_micro_batch: bool
     n_accumulation_steps: int
     global_batch_sequences: int
     sequence_length_tokens: int
@@ -152,21 +175,31 @@ class TrainPlan:
     n_epochs: float
     n_warmup_steps: int
     learning_rate: float
-    lr_scheduler_type: Literal["cosine", "linear", "constant_with_warmup"]
+    lr_scheduler_type: Schedule
+    n_decay_steps: int
     weight_decay: float
     max_grad_norm: float
     adam_beta1: float
     adam_beta2: float
-    optim: str
+    adam_epsilon: float
+    optim: Optim
+    label_smoothing_factor: float
+    max_loss: float | None
     precision: Precision
     use_tf32: bool
-    attention: str
+    attention: Literal["packed", "varlen", "sdpa", "flex", "eager"]
+    torch_compile: bool
+    deterministic: bool
     checkpoint_activations: bool
     save_steps: int
     save_every_minutes: float
     save_total_limit: int
+    load_best_model_at_end: bool
     eval_steps: int
+    patience: int | None
+    min_delta: float
     logging_steps: int
+    report_to: Tracker
     n_threads: int | None
     collection_interval_seconds: float
     track_per_step_metrics: bool

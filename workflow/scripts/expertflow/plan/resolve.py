@@ -4,28 +4,33 @@ A pure function of the manifest's settings, the packed rows, the model's shape a
 readings that change from minute to minute belong to the preflight of the training job.
 """
 
-from expertflow.core.errors import ConfigError, HardwareError
+import math
+from typing import Any
+
+from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import plan_cost
 from expertflow.plan.draft import Draft
-from expertflow.plan.flops import CONVENTION, FlopsPerToken, flops_per_token
+from expertflow.plan.flops import CONVENTION, flops_per_token
 from expertflow.plan.loader import choose_grouping, choose_loader
 from expertflow.plan.memory import KNOWN_ARCHITECTURES
+from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.records import LoaderPlan, ModelFacts, PlanSpec, Precision, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
+from expertflow.plan.switches import Attention, check_parallel, choose_attention, choose_compile
 from expertflow.tokens.records import PackingRecord
 
-WANTED_GLOBAL_BATCH, CPU_MICRO_BATCH = 16, 8
-USABLE_FRACTION = 0.92
+WANTED_GLOBAL_BATCH = 16
 DEFAULT_INTERVAL_S = 1.0
 # Settings that the plan takes over from the manifest as they are.
 CARRIED = (
     *("method", "lora", "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm"),
-    *("adam_beta1", "adam_beta2", "optim", "save_every_minutes", "save_total_limit"),
-    *("logging_steps", "n_threads", "track_per_step_metrics", "seed"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "label_smoothing_factor", "max_loss"),
+    *("save_every_minutes", "save_total_limit", "load_best_model_at_end", "patience", "min_delta"),
+    *("logging_steps", "report_to", "world_size", "parallel", "deterministic", "n_threads"),
+    *("track_per_step_metrics", "seed"),
 )
 PEAK_REASON = "prior from per-layer figures; no calibration run yet"
-GIB = 1 << 30
 
 
 def plan_training(
@@ -45,30 +50,34 @@ def plan_training(
     """
     draft = Draft(expert, spec, packing, facts, n_params, gpu)
     precision = _precision(draft)
-    micro, checkpoint = _micro_batch(draft, precision)
+    micro, checkpoint = choose_micro_batch(draft, precision)
     accumulation = _accumulation(draft, micro)
-    per_epoch = steps_per_epoch(packing.train.n_sequences, micro * accumulation)
+    global_batch = micro * accumulation * spec.world_size
+    per_epoch = steps_per_epoch(packing.train.n_sequences, global_batch)
     steps = _steps(draft, per_epoch)
     warmup = _warmup(draft, steps)
     tokens = round(packing.train.n_tokens * steps / per_epoch)
-    flops = _flops(draft, checkpoint)
+    attention = _attention(draft)
+    draft.reasons.append(check_parallel(spec))
     return TrainPlan(
         expert=expert,
         hardware="cpu" if gpu is None else gpu.name,
         gpu=gpu,
-        world_size=1,
         micro_batch_size=micro,
+        may_halve_micro_batch=spec.batch_size is None,
         n_accumulation_steps=accumulation,
-        global_batch_sequences=micro * accumulation,
+        global_batch_sequences=global_batch,
         sequence_length_tokens=packing.sequence_length_tokens,
         n_sequences=packing.train.n_sequences,
         n_steps=steps,
         n_steps_per_epoch=per_epoch,
         n_epochs=steps / per_epoch,
         n_warmup_steps=warmup,
+        n_decay_steps=min(steps - warmup, math.ceil(spec.lr_decay_ratio * steps)),
         precision=precision,
         use_tf32=spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None,
-        attention=_attention(draft),
+        attention=attention,
+        torch_compile=_compile(draft, attention),
         checkpoint_activations=checkpoint,
         save_steps=spec.save_steps or steps,
         eval_steps=spec.eval_steps or per_epoch,
@@ -77,13 +86,10 @@ def plan_training(
         group_by_length=_grouping(draft),
         n_params_total=n_params + (draft.n_trainable if spec.lora else 0),
         n_params_trainable=draft.n_trainable,
-        flops_per_token_model=flops.model,
-        flops_per_token_hardware=flops.hardware,
-        flops_convention=CONVENTION,
         predicted_tokens=tokens,
         predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
         predicted_peak_reason=_peak_reason(facts),
-        cost=plan_cost(spec=spec, gpu=gpu, flops=tokens * flops.model),
+        **_work(draft, tokens, checkpoint),
         reasons=tuple(draft.reasons),
         **{name: getattr(spec, name) for name in CARRIED},
     )
@@ -106,75 +112,6 @@ def _precision(draft: Draft) -> Precision:
     return value
 
 
-def _micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
-    """Choose the micro-batch and whether to checkpoint activations."""
-    spec, gpu = draft.spec, draft.gpu
-    if spec.batch_size is not None:
-        checkpoint = bool(spec.gradient_checkpointing)
-        draft.because("micro_batch_size", spec.batch_size, "batch_size of the manifest")
-        if spec.gradient_checkpointing is None and gpu is not None:
-            checkpoint = not _fits(draft, spec.batch_size, precision, checkpoint=False)
-        draft.because("checkpoint_activations", checkpoint, _checkpoint_reason(draft, checkpoint))
-        return spec.batch_size, checkpoint
-    if gpu is None:
-        checkpoint = bool(spec.gradient_checkpointing)
-        draft.because("micro_batch_size", CPU_MICRO_BATCH, "default on a CPU")
-        draft.because("checkpoint_activations", checkpoint, _checkpoint_reason(draft, checkpoint))
-        return CPU_MICRO_BATCH, checkpoint
-    if gpu.memory_total_bytes is None or draft.peak_bytes(1, precision, False) is None:
-        return _micro_batch_by_tier(draft, gpu)
-    return _micro_batch_by_memory(draft, precision)
-
-
-def _micro_batch_by_tier(draft: Draft, gpu: GpuFacts) -> tuple[int, bool]:
-    """Go by the card's size where memory cannot be predicted."""
-    spec = draft.spec
-    size_gb = (gpu.memory_total_bytes or 0) / 1e9
-    tiers = (
-        (spec.gpu_memory_threshold_large_gb, 16),
-        (spec.gpu_memory_threshold_medium_gb, 8),
-        (spec.gpu_memory_threshold_small_gb, 4),
-        (0.0, 1),
-    )
-    micro = next(rows for threshold, rows in tiers if size_gb >= threshold)
-    reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
-    draft.because("micro_batch_size", micro, reason)
-    checkpoint = spec.gradient_checkpointing is not False
-    draft.because("checkpoint_activations", checkpoint, "on, as memory cannot be predicted")
-    return micro, checkpoint
-
-
-def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
-    """Take the largest micro-batch up to the wanted global batch that is predicted to fit."""
-    wanted = draft.spec.gradient_checkpointing
-    for checkpoint in (False, True) if wanted is None else (wanted,):
-        for micro in (16, 8, 4, 2, 1):
-            if _fits(draft, micro, precision, checkpoint=checkpoint):
-                gib = (draft.peak_bytes(micro, precision, checkpoint) or 0) / GIB
-                draft.because("micro_batch_size", micro, f"the largest that fits: {gib:.1f} GiB")
-                reason = _checkpoint_reason(draft, checkpoint)
-                draft.because("checkpoint_activations", checkpoint, reason)
-                return micro, checkpoint
-    needed = (draft.peak_bytes(1, precision, wanted is not False) or 0) / GIB
-    raise HardwareError(
-        f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
-        f" {draft.gpu.name if draft.gpu else 'cpu'} has less; use a larger card, method qlora, a"
-        " smaller model, or a shorter max_seq_length"
-    )
-
-
-def _fits(draft: Draft, micro: int, precision: str, *, checkpoint: bool) -> bool:
-    total = draft.gpu.memory_total_bytes if draft.gpu else None
-    peak = draft.peak_bytes(micro, precision, checkpoint)
-    return total is None or peak is None or peak <= USABLE_FRACTION * total
-
-
-def _checkpoint_reason(draft: Draft, checkpoint: bool) -> str:
-    if draft.spec.gradient_checkpointing is not None:
-        return "gradient_checkpointing of the manifest"
-    return "needed to fit" if checkpoint else "not needed: activations are predicted to fit"
-
-
 def _accumulation(draft: Draft, micro: int) -> int:
     spec = draft.spec
     if spec.gradient_accumulation_steps is not None:
@@ -182,7 +119,7 @@ def _accumulation(draft: Draft, micro: int) -> int:
     elif spec.batch_size is not None:
         value, reason = 1, "the manifest sets the micro-batch and no accumulation"
     else:
-        value = -(-WANTED_GLOBAL_BATCH // micro)
+        value = -(-WANTED_GLOBAL_BATCH // (micro * spec.world_size))
         reason = f"for a global batch of about {WANTED_GLOBAL_BATCH} rows"
     draft.because("n_accumulation_steps", value, reason)
     return value
@@ -221,23 +158,35 @@ def _warmup(draft: Draft, steps: int) -> int:
     return warmup
 
 
-def _flops(draft: Draft, checkpoint: bool) -> FlopsPerToken:
+def _work(draft: Draft, tokens: int, checkpoint: bool) -> dict[str, Any]:
+    """Give the FLOPs of a token, and what those of the whole run cost."""
     train = draft.packing.train
-    return flops_per_token(
+    flops = flops_per_token(
         draft.facts,
         lora=draft.spec.lora,
         mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
         supervised_fraction=draft.supervised_fraction,
         checkpoint_activations=checkpoint,
     )
+    return {
+        "flops_per_token_model": flops.model,
+        "flops_per_token_hardware": flops.hardware,
+        "flops_convention": CONVENTION,
+        "cost": plan_cost(spec=draft.spec, gpu=draft.gpu, flops=tokens * flops.model),
+    }
 
 
-def _attention(draft: Draft) -> str:
-    if not draft.spec.use_sdpa:
-        value, reason = "eager", "use_sdpa is false"
-    else:
-        value, reason = "packed", "documents of a row are isolated by their lengths"
-    draft.because("attention", value, reason)
+def _attention(draft: Draft) -> Attention:
+    value, reason = choose_attention(draft.spec, draft.gpu)
+    draft.reasons.append(reason)
+    return value
+
+
+def _compile(draft: Draft, attention: Attention) -> bool:
+    value, reason = choose_compile(
+        draft.spec, draft.gpu, attention=attention, packing=draft.packing.packing
+    )
+    draft.reasons.append(reason)
     return value
 
 

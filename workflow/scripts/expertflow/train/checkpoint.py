@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import read_json_lines, remove, replacing
-from expertflow.train.model import load_trainable_state, trainable_state
+from expertflow.train.weights import load_trainable_state, trainable_state
 
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
 

@@ -22,11 +22,12 @@ from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import read_rows
 from expertflow.train import checkpoint, loop
 from expertflow.train.clock import Clock
+from expertflow.train.load import DTYPES, add_adapter, load_base
 from expertflow.train.loader import AnyFeed, feed_of
-from expertflow.train.model import DTYPES, add_adapter, load_base, weights_sha256
 from expertflow.train.on_the_fly import Documents, read_on_the_fly
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.records import EvalPoint, ModelRecord
+from expertflow.train.weights import weights_sha256
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from expertflow.train import checkpoint
 from expertflow.train.batches import Batch
 from expertflow.train.clock import Clock
 from expertflow.train.heldout import held_out_loss
+from expertflow.train.load import DTYPES
 from expertflow.train.loader import AnyFeed, load_batches
-from expertflow.train.model import DTYPES, batch_loss
+from expertflow.train.model import PackedLoss
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.records import EvalPoint, StepRecord
 
@@ -142,10 +143,10 @@ def _accumulate(
         with run.clock.part("data_wait"):
             batch = next(batches)
         with run.clock.part("forward"), autocast(run.plan, run.device), memory_advice(run.plan):
-            loss = batch_loss(run.model, batch, device=run.device) / max(1, n_targets)
+            loss = PackedLoss(run.model)(batch) / max(1, n_targets)
         with run.clock.part("backward"), memory_advice(run.plan):
             scaled = run.scaler.scale(loss) if run.scaler else loss
-            scaled.backward()  # type: ignore[no-untyped-call]
+            scaled.backward()
         total += loss.detach()
         n_tokens += batch.n_tokens
         run.n_padding += batch.n_padding_tokens
@@ -215,10 +216,7 @@ def _evaluate(run: Run) -> None:
     start = time.perf_counter()
     with run.clock.part("eval"), autocast(run.plan, run.device):
         loss, n_targets = held_out_loss(
-            run.model,
-            run.held_out,
-            micro_batch_size=run.plan.micro_batch_size,
-            device=run.device,
+            PackedLoss(run.model), run.held_out, micro_batch_size=run.plan.micro_batch_size
         )
     point = EvalPoint(
         step=run.step, loss=loss, n_target_tokens=n_targets, eval_s=time.perf_counter() - start
