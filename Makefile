@@ -2,21 +2,24 @@
 # make demos   all eight experts and the page that compares them
 # make test    install, then the tests
 # make lint    ruff, mypy, snakefmt, snakemake --lint
+# make bitsandbytes   install what method qlora and optimiser adamw_8bit need
 # make verify  check every record against its sidecar
 # make prune   remove training states that no result refers to
+# make soak    kill trainers at random moments for MINUTES (10); weights must not notice
 # make clean   forget results and state
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXPERT ?= expert-sql
+MINUTES ?= 10
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: demo demos test lint install verify prune clean
+.PHONY: demo demos test lint install bitsandbytes verify prune soak clean
 
 demo: install
 	$(BIN)/snakemake --cores 8 results/$(EXPERT)/report.json
@@ -44,7 +47,13 @@ $(VENV)/.installed: envs/requirements.lock
 	$(BIN)/pip install -q -r envs/requirements.lock
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed envs/requirements-dev.lock
+bitsandbytes: $(VENV)/.bitsandbytes
+
+$(VENV)/.bitsandbytes: $(VENV)/.installed envs/requirements-bitsandbytes.lock
+	$(BIN)/pip install -q -r envs/requirements-bitsandbytes.lock
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.bitsandbytes envs/requirements-dev.lock
 	$(BIN)/pip install -q -r envs/requirements-dev.lock
 	touch $@
 
@@ -53,6 +62,9 @@ verify: install
 
 prune: install
 	$(BIN)/python workflow/scripts/prune_state.py
+
+soak: $(VENV)/.dev
+	PYTHONPATH=tests:workflow/scripts $(BIN)/python tests/train/soak.py --minutes $(MINUTES)
 
 clean:
 	rm -rf results state .snakemake

@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from expertflow.core.records import write_record
-from expertflow.data.documents import KEEP
 from expertflow.plan.records import LoraSpec, ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
 from expertflow.stage.copy import plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
-from expertflow.tokens.pack import pack_sequences
 from expertflow.tokens.ragged import ragged
 from expertflow.tokens.records import PackingSpec, TokenShardRecord
 
@@ -77,6 +75,8 @@ def token_shard(
 
 def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:
     """Keep all documents of some shards; say of each whether it is held out."""
+    from expertflow.data.keep_list import KEEP
+
     path = folder / "keep.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as writer:
         for shard, held in held_out.items():
@@ -89,10 +89,17 @@ def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 
     return path
 
 
-def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int = 30) -> None:
-    """Write the records and files that a training job reads, for a random 2-layer model."""
+def write_tiny_run(
+    folder: Path, *, lora: LoraSpec | None = None, n_steps: int = 30, **changes: Any
+) -> None:
+    """Write the records and files that a training job reads, for a random 2-layer model.
+
+    ``changes`` are those of the training settings.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from expertflow.tokens.pack import pack_sequences
 
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 97, rng.integers(5, 40)).tolist() for _ in range(200)]
@@ -119,9 +126,10 @@ def write_tiny_run(folder: Path, *, lora: LoraSpec | None = None, n_steps: int =
         vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
     )  # fmt: skip
     method = "full" if lora is None else "lora"
+    settings = {"method": method, "lora": lora, "max_steps": n_steps, **changes}
     plan = plan_training(
         expert="tiny",
-        spec=plan_spec(method=method, lora=lora, max_steps=n_steps),
+        spec=plan_spec(**settings),
         packing=packing,
         facts=facts,
         n_params=20_000,

@@ -96,7 +96,12 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
         ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
         ({"training": {"seed": -1}}, "'training.seed' is -1: it must be at least 0"),
-        ({"training": {"method": "qlora"}}, "qlora is not available yet"),
+        ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
+        ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
+        (
+            {"training": {"parallel": "fsdp", "optim": "adamw_8bit"}},
+            "cannot share out the states of optim adamw_8bit",
+        ),
     ],
 )
 def test_a_fault_is_one_line_with_file_key_value_and_fix(

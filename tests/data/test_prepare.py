@@ -9,7 +9,8 @@ import pytest
 from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
-from expertflow.data.documents import Document, Kept, iter_documents
+from expertflow.data.documents import Document, iter_documents
+from expertflow.data.keep_list import Kept
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec

@@ -15,6 +15,13 @@ FACTS: dict[str, Any] = {
     "preset": "full",
     "scores": [],
     "weights_sha256": "abc",
+    "export": {
+        "merged_into": "base",
+        "dtype": "float32",
+        "loss_before_merge": 1.25,
+        "loss_after_merge": 1.2500001,
+        "n_rows_compared": 4,
+    },
 }
 
 
@@ -65,3 +72,18 @@ def test_different_licences_are_said(licences: tuple[str | None, ...], differ: b
 def test_what_a_source_notes_is_repeated() -> None:
     said = licence_lines([source("s", "mit", "the data set card says cc0-1.0")])
     assert said == ["- s: the data set card says cc0-1.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("merged_into", "words"),
+    [
+        (None, "trained as a whole; float32"),
+        ("base", "adapter merged into the base model; float32"),
+        ("dequantised base", "as its 4 bits hold it, dequantised; float32"),
+    ],
+)
+def test_a_card_says_what_its_weights_are(merged_into: str | None, words: str) -> None:
+    export = {**FACTS["export"], "merged_into": merged_into}
+    card = model_card({**FACTS, "sources": [], "export": export})
+    assert words in card
+    assert "- Held-out loss of the trained model and of these files: 1.25 and 1.25 (4 rows)" in card

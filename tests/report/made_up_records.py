@@ -38,6 +38,7 @@ from expertflow.train.records import (
     EpochSummary,
     EvalPoint,
     ModelRecord,
+    SampledSteps,
     TimeSpent,
     TrainingRecord,
 )
@@ -232,7 +233,12 @@ def make_training() -> TrainingRecord:
         device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
         activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
-        n_epochs=2.0, n_tokens=96_120_000, n_target_tokens=31_800_000, n_padding_tokens=1_740_000,
+        n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS, micro_batch_size=16,
+        n_accumulation_steps=2, memory_retries=(), checkpoint_write_s=31.0,
+        n_checkpoint_bytes=55_100_000,
+        sampled_steps=SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
+                                   optimizer_s=0.07),
+        n_tokens=96_120_000, n_target_tokens=31_800_000, n_padding_tokens=1_740_000,
         loss_first=2.10, loss_last=0.53, eval_points=points, epoch_summaries=epochs, time=time,
         n_sessions=2, resumed_at_steps=(600,), n_saves=6,
         peak_memory_allocated_bytes=58_900_000_000, peak_memory_reserved_bytes=61_500_000_000,
@@ -295,6 +301,7 @@ def _wilson(n_correct: int, n: int) -> tuple[float, float]:
 
 def make_export() -> ExportRecord:
     return ExportRecord(
-        expert="expert-sql", path="results/expert-sql/merged", dtype="bfloat16", merged=True,
+        expert="expert-sql", path="results/expert-sql/merged", dtype="float32", merged_into="base",
+        loss_before_merge=0.5312, loss_after_merge=0.5312, n_rows_compared=4,
         max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
     )  # fmt: skip

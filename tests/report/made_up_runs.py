@@ -57,7 +57,9 @@ def make_cpu_inputs() -> ReportInputs:
         attention="sdpa", activated=("packing", "sdpa"), n_threads=2, method="full",
         n_params_total=1_312_640, n_params_trainable=1_312_640, n_steps=60, n_epochs=2.0,
         n_tokens=60 * 7_900, n_target_tokens=60 * 2_600, n_padding_tokens=60 * 292,
-        loss_first=6.21, loss_last=1.92, time=time, n_sessions=1, resumed_at_steps=(), n_saves=1,
+        published_step=60, micro_batch_size=8, sampled_steps=None,
+        checkpoint_write_s=0.4, loss_first=6.21, loss_last=1.92, time=time, n_sessions=1,
+        resumed_at_steps=(), n_saves=1,
         eval_points=(
             EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
             EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
@@ -71,6 +73,7 @@ def make_cpu_inputs() -> ReportInputs:
         peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
         peak_host_rss_bytes=1_210_000_000,
         unavailable={
+            "sampled_steps": "the run had too few steps for one to be timed",
             "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
             "peak_memory_allocated_bytes": NOT_ON_CPU, "peak_memory_reserved_bytes": NOT_ON_CPU,
         },

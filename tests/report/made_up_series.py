@@ -24,7 +24,8 @@ def make_steps(*, n_steps: int, step_s: float, tokens: int, seed: int) -> tuple[
             StepRecord(
                 step=step, epoch=2 * step / n_steps, loss=loss, learning_rate=2e-4,
                 grad_norm=chance.uniform(0.4, 1.1), n_tokens=tokens, n_target_tokens=tokens // 3,
-                step_s=took_s, data_wait_s=0.012, elapsed_s=elapsed_s,
+                step_s=took_s, data_wait_s=0.012, elapsed_s=elapsed_s, h2d_s=None, forward_s=None,
+                backward_s=None, optimizer_s=None,
             )
         )  # fmt: skip
         if step % (n_steps // 6) == 0:

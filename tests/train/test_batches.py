@@ -43,7 +43,7 @@ def by_hand(rows: PackedRows, row: int) -> tuple[list[int], list[int], list[int]
 
 def same(one: Batch, other: Batch) -> bool:
     tensors = ("input_ids_BL", "position_ids_BL", "labels_BL", "cu_seqlens")
-    rest = ("max_length", "n_tokens", "n_target_tokens", "rows")
+    rest = ("max_documents", "max_length", "n_tokens", "n_target_tokens", "rows")
     return all(torch.equal(getattr(one, k), getattr(other, k)) for k in tensors) and all(
         getattr(one, k) == getattr(other, k) for k in rest
     )
@@ -89,6 +89,20 @@ def test_targets_of_a_step_are_known_before_its_batches(seed: int) -> None:
     assert targets_per_row(rows).tolist() == counted
 
 
+@given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 9), known=st.sampled_from([2, 9]))
+def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int, known: int) -> None:
+    rows = made_up_rows(9, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("expertflow.train.batches.MAX_BATCH_ROWS", known)
+        collator = Collator(rows)
+    chosen = np.random.default_rng(seed).permutation(9)[:n_rows]
+    batch = collator.batch(chosen)
+    per_row = sorted((len(by_hand(rows, row)[2]) for row in range(9)), reverse=True)
+    most = sum(per_row[:n_rows])
+    assert len(batch.cu_seqlens) - 1 <= most <= batch.max_documents
+    assert known < n_rows or batch.max_documents == most
+
+
 def test_targets_are_counted_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = made_up_rows(20)
     whole = targets_per_row(rows)
@@ -106,6 +120,7 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     assert batch.input_ids_BL.tolist() == ids[[1, 0], :16].tolist()
     assert batch.cu_seqlens.tolist() == [0, 9, 16, 19, 32]
     assert (batch.n_tokens, batch.n_padding_tokens, batch.max_length) == (12, 20, 16)
+    assert batch.max_documents == 2 + 2
     assert batch.n_target_tokens == 8 + 2
 
 

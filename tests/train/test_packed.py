@@ -14,12 +14,7 @@ from expertflow.tokens.targets import IGNORE
 from expertflow.train import attention
 from expertflow.train.batches import Collator
 from expertflow.train.load import add_adapter, load_base
-from expertflow.train.loss import summed_loss
-from expertflow.train.model import (
-    PackedLoss,
-    causal_lm,
-    document_kwargs,
-)
+from expertflow.train.model import PackedLoss, document_kwargs
 
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.
@@ -139,39 +134,8 @@ def test_no_document_learns_its_first_token(rows: PackedRows) -> None:
 
 
 def test_attention_without_lengths_is_an_error(folder: Path) -> None:
-    with pytest.raises(TrainingError, match="no document lengths"):
+    with pytest.raises(TrainingError, match="Qwen3Attention got no document lengths"):
         load(folder)(input_ids=torch.zeros(1, 4, dtype=torch.long), use_cache=False)
-
-
-def test_loss_on_selected_rows_equals_plain_loss(folder: Path, rows: PackedRows) -> None:
-    model = causal_lm(load(folder))
-    batch = Collator(rows).batch(np.arange(2))
-    hidden = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(2))
-    head = model.get_output_embeddings().weight
-    logits = torch.nn.functional.linear(hidden, head)
-    plain = torch.nn.functional.cross_entropy(
-        logits[:, :-1].reshape(-1, 97),
-        batch.labels_BL[:, 1:].reshape(-1).long(),
-        ignore_index=IGNORE,
-        reduction="sum",
-    )
-    torch.testing.assert_close(summed_loss(hidden, head, batch.labels_BL.long()), plain)
-
-
-def test_chunked_loss_equals_plain_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.randint(0, 50, (2, 40), generator=generator)
-    values = []
-    for kept in (1 << 24, 0):
-        monkeypatch.setattr("expertflow.train.loss.KEPT_LOGITS", kept)
-        monkeypatch.setattr("expertflow.train.loss.CHUNK", 7)
-        hidden = torch.randn(2, 40, 8, generator=generator.manual_seed(4), requires_grad=True)
-        head = torch.randn(50, 8, generator=generator, requires_grad=True)
-        loss = summed_loss(hidden, head, labels)
-        loss.backward()
-        values.append((loss.detach(), hidden.grad, head.grad))
-    for plain, chunked in zip(*values, strict=True):
-        torch.testing.assert_close(plain, chunked)
 
 
 def test_the_cuda_kernel_gets_one_dtype_under_autocast(
@@ -180,11 +144,11 @@ def test_the_cuda_kernel_gets_one_dtype_under_autocast(
     """The norms of Qwen3 give fp32 queries beside bf16 values; the kernel refuses a mixture."""
     seen: list[set[torch.dtype]] = []
 
-    def kernel(*tensors: torch.Tensor, **_: object) -> torch.Tensor:
+    def kernel(*tensors: torch.Tensor, window_size: object = None) -> torch.Tensor:
         seen.append({tensor.dtype for tensor in tensors[:3]})
         return torch.zeros_like(tensors[0])
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(kernel))
     batch = Collator(rows).batch(np.arange(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         load(folder).base_model(
@@ -195,3 +159,10 @@ def test_the_cuda_kernel_gets_one_dtype_under_autocast(
             max_length_q=batch.max_length,
         )
     assert seen == [{torch.bfloat16}] * 2
+
+
+def test_labels_are_smoothed_in_training_only(folder: Path, rows: PackedRows) -> None:
+    batch = Collator(rows).batch(np.arange(2))
+    plain, smooth = (PackedLoss(load(folder), label_smoothing=s) for s in (0.0, 0.3))
+    assert torch.equal(smooth.eval()(batch), plain.eval()(batch))
+    assert smooth.train()(batch) != plain.train()(batch)

@@ -38,7 +38,7 @@ def test_a_disk_without_room_for_checkpoints_is_refused(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Usage(10, 10, 0))
-    with pytest.raises(HardwareError, match=r"0\.0 GB free and .* needed for 3 checkpoints"):
+    with pytest.raises(HardwareError, match=r"0\.0 GB free and .* needed for 4 checkpoints"):
         preflight(plan, tmp_path / "state")
 
 

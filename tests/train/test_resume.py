@@ -133,6 +133,8 @@ def test_a_run_that_diverged_is_not_paid_for_twice(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 1
         errors.append(stderr)
-    assert "lower training.learning_rate (1e+30)" in errors[0].splitlines()[-1]
-    assert errors[1].startswith("error: the loss of step")
+    last = errors[0].splitlines()[-1]
+    assert "lower training.learning_rate (1e+30)" in last
+    assert "its rows are " in last and "the last good state is the start" in last
+    assert errors[1].startswith("error: step 2 diverged")
     assert errors[1].strip().endswith("it is the same run again")

@@ -72,7 +72,7 @@ rule train_expert:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
-        gpu=1,
+        gpu=lambda wildcards: house.expert(wildcards.expert)["training"]["world_size"],
     params:
         spec=spec_of("train_expert"),
         code=house.code("train_expert"),
@@ -125,6 +125,8 @@ rule export_model:
         training="results/{expert}/training.json",
         checkpoint=ancient("results/{expert}/checkpoint"),
         evaluation="results/{expert}/evaluation.json",
+        packing="results/{expert}/packing.json",
+        rows=ancient("results/{expert}/packed"),
     output:
         record="results/{expert}/export.json",
         directory=directory("results/{expert}/merged"),
@@ -138,5 +140,5 @@ rule export_model:
     shell:
         'python "$EXPERTFLOW"/export_model.py --spec {params.spec:q} --code {params.code}'
         " --datasets {input.datasets:q} --model {input.model:q} --training {input.training:q}"
-        " --evaluation {input.evaluation:q} --checkpoint {input.checkpoint:q}"
+        " --evaluation {input.evaluation:q} --checkpoint {input.checkpoint:q} --rows {input.rows:q}"
         " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

@@ -9,8 +9,9 @@ from expertflow.core.records import read_record, write_record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.card import card_facts
-from expertflow.export.merge import export_model
-from expertflow.train.load import DTYPES, load_trained
+from expertflow.export.merge import ATTENTION, export_model
+from expertflow.tokens.arrow import read_rows
+from expertflow.train.load import load_for_export
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 
@@ -19,16 +20,24 @@ def main() -> None:
     for name in ("datasets", "model", "training", "evaluation"):
         parser.add_argument(f"--{name}", type=Path, required=True, help=f"{name}.json")
     parser.add_argument("--checkpoint", type=Path, required=True, help="trained model")
+    parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows")
     parser.add_argument("--directory", type=Path, required=True, help="folder to write")
     parser.add_argument("--output", type=Path, required=True, help="export.json to write")
     args = parser.parse_args()
     spec = json.loads(args.spec)
     model = read_record(ModelRecord, args.model)
+    training = read_record(TrainingRecord, args.training)
     record = export_model(
         expert=spec["expert"],
-        model=load_trained(
-            args.checkpoint, base=model.path, dtype=DTYPES["fp32"], attention_name="sdpa"
+        load_model=lambda: load_for_export(
+            args.checkpoint,
+            base=model.path,
+            method=training.method,
+            precision=training.precision,
+            attention_name=ATTENTION,
         ),
+        checkpoint=args.checkpoint,
+        rows=read_rows(args.rows / "held_out"),
         tokenizer=Path(model.path),
         layout=model.layout,
         decoding=spec["decoding"],
@@ -36,7 +45,7 @@ def main() -> None:
             description=spec["description"],
             datasets=read_record(DatasetManifest, args.datasets),
             model=model,
-            training=read_record(TrainingRecord, args.training),
+            training=training,
             evaluation=read_record(EvaluationRecord, args.evaluation),
         ),
         output=args.directory,

@@ -1,29 +1,22 @@
 #!/usr/bin/env python3
-"""Train an expert by its plan, resuming from its state if there is one."""
+"""Train an expert by its plan, resuming from its state if there is one.
+
+By hand, with any hyper-parameter changed:
+    train_expert.py --results results/expert-sql --output try/training.json --learning-rate 3e-6
+"""
 
 import logging
 import sys
-from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.train.job import TrainingJob, run_job
-from expertflow.train.loop import Interrupted
+from expertflow.train.flags import changes_of, parsed, trainer_parser
+from expertflow.train.job import TrainingJob, replay_job, run_job
 from expertflow.train.on_the_fly import Documents
+from expertflow.train.run import Interrupted
 
 
 def main() -> None:
-    parser = cli.parser(__doc__)
-    for name in ("plan", "packing", "model", "staging"):
-        parser.add_argument(f"--{name}", type=Path, required=True, help=f"{name}.json")
-    parser.add_argument("--state", type=Path, required=True, help="directory that outlives the job")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="model to publish")
-    parser.add_argument("--output", type=Path, required=True, help="training.json to write")
-    by_hand = parser.add_argument_group("by hand, to go on where the packed rows are missing")
-    by_hand.add_argument("--shards", type=Path, nargs="+", help="records of the documents' shards")
-    by_hand.add_argument("--keep", type=Path, help="keep-list")
-    args = parser.parse_args()
-    if (args.shards is None) != (args.keep is None):
-        parser.error("--shards and --keep go together")
+    args = parsed(trainer_parser(__doc__))
     job = TrainingJob(
         plan=args.plan,
         packing=args.packing,
@@ -33,14 +26,20 @@ def main() -> None:
         checkpoint=args.checkpoint,
         output=args.output,
         code=args.code,
+        changes=changes_of(args),
         documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
+    if args.replay_step is not None:
+        for line in replay_job(job, args.replay_step):
+            print(line)
+        return
     try:
-        run_job(job)
+        published = run_job(job)
     except Interrupted as interruption:
         logging.warning("%s; run again to resume", interruption)
         sys.exit(143)
-    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+    if published:
+        cli.write_sidecar(args.output, spec=args.spec, code=args.code)
 
 
 if __name__ == "__main__":

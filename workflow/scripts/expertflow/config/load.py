@@ -228,5 +228,17 @@ def _check_training(training: dict[str, Any], where: str) -> None:
             f"{where}: training.lora.targets names lm_head, which the loss reads directly; leave it"
             " out"
         )
-    if training["method"] == "qlora":
-        raise ConfigError(f"{where}: training.method qlora is not available yet; use lora or full")
+    if not training["use_sdpa"] and training["attention"] not in ("auto", "eager"):
+        raise ConfigError(
+            f"{where}: training.use_sdpa is false and attention is {training['attention']}; drop"
+            " one"
+        )
+    if training["min_delta"] and training["patience"] is None:
+        raise ConfigError(
+            f"{where}: training.min_delta has no effect without patience; set patience, or drop it"
+        )
+    if training["parallel"] == "fsdp" and training["optim"] == "adamw_8bit":
+        raise ConfigError(
+            f"{where}: training.parallel fsdp cannot share out the states of optim adamw_8bit; use"
+            " adamw_torch_fused"
+        )

@@ -17,12 +17,17 @@ from expertflow.core.records import from_json, write_record
 T = TypeVar("T")
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Make the argument parser of a stage's script: every stage has a spec and a code digest."""
+def parser(description: str | None, *, by_hand: bool = False) -> argparse.ArgumentParser:
+    """Make the argument parser of a stage's script: every stage has a spec and a code digest.
+
+    What may be run ``by_hand`` does without a spec.
+    """
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    result.add_argument("--spec", required=True, help="settings of the stage, as JSON")
+    result.add_argument(
+        "--spec", required=not by_hand, default="{}", help="settings of the stage, as JSON"
+    )
     result.add_argument("--code", default="", help="digest of the stage's code, kept in sidecars")
     return result
 

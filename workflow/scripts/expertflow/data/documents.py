@@ -1,4 +1,4 @@
-"""The Arrow layout of documents and of the keep-list, written and read in one place.
+"""The Arrow layout of documents, written and read in one place.
 
 One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
 documents that must stay on the same side of the train / held-out split. What a document says is
@@ -14,24 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from expertflow.data.hashes import HASH_BYTES
+from expertflow.data.keep_list import Kept, read_keep
 from expertflow.data.records import Body, ShardRecord, ToolCall, Turn
 from expertflow.data.settings import SignatureSpec
 
-KEEP = pa.schema(
-    [
-        ("source", pa.string()),
-        ("shard", pa.string()),
-        ("row", pa.int32()),
-        ("held_out", pa.bool_()),
-        ("n_copies", pa.int32()),
-    ]
-)
 BATCH_DOCUMENTS = 2000
 BATCH_BYTES = 4 << 20
 
@@ -109,66 +99,6 @@ class Document:
     held_out: bool
     n_copies: int
     row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What the keep-list says of one row."""
-
-    held_out: bool
-    n_copies: int = 1
-
-
-def read_keep(path: Path, shard: ShardRecord) -> dict[int, Kept]:
-    """Map the kept rows of one shard to what the keep-list says of them."""
-    import pyarrow.compute as pc
-
-    here = (pc.field("source") == shard.source) & (pc.field("shard") == shard.shard)
-    kept: dict[int, Kept] = {}
-    with pa.memory_map(str(path)) as source:
-        for batch in pa.ipc.open_stream(source):
-            part = pa.Table.from_batches([batch]).filter(here)
-            columns = (part[name].to_pylist() for name in ("row", "held_out", "n_copies"))
-            kept.update((row, Kept(*rest)) for row, *rest in zip(*columns, strict=True))
-    return kept
-
-
-class KeptRows(NamedTuple):
-    """Some kept rows of one shard, in their order."""
-
-    source: str
-    shard: str
-    rows: NDArray[np.int32]
-    held_out: NDArray[np.bool_]
-    n_copies: NDArray[np.int32]
-
-
-def iter_keep(path: Path) -> Iterator[KeptRows]:
-    """Yield the keep-list in the order of the manifest; a batch of it is of one shard."""
-    with pa.memory_map(str(path)) as source:
-        for batch in pa.ipc.open_stream(source):
-            if batch.num_rows:
-                yield KeptRows(
-                    batch["source"][0].as_py(),
-                    batch["shard"][0].as_py(),
-                    batch["row"].to_numpy(),
-                    batch["held_out"].to_numpy(zero_copy_only=False),
-                    batch["n_copies"].to_numpy(),
-                )
-
-
-def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
-    """Read the keep-list by source and shard."""
-    parts: dict[tuple[str, str], list[KeptRows]] = {}
-    for rows in iter_keep(path):
-        parts.setdefault((rows.source, rows.shard), []).append(rows)
-    return {key: joined_rows(*key, rows) for key, rows in parts.items()}
-
-
-def joined_rows(source: str, shard: str, parts: Sequence[KeptRows]) -> KeptRows:
-    """Put some kept rows together."""
-    columns = list(zip(*parts, strict=True))[2:]
-    return KeptRows(source, shard, *map(np.concatenate, columns))
 
 
 def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Document]:

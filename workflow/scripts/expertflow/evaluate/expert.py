@@ -193,7 +193,7 @@ def _outcome(
     micro_batch_size: int,
 ) -> Outcome:
     loss, n_targets = held_out_loss(
-        PackedLoss(model), read_rows(rows / "held_out"), micro_batch_size=micro_batch_size
+        PackedLoss(model).eval(), read_rows(rows / "held_out"), micro_batch_size=micro_batch_size
     )
     answers: list[str] = []
     verdicts: list[Verdict] = []

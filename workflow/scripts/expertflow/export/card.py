@@ -27,7 +27,7 @@ def card_facts(
     training: TrainingRecord,
     evaluation: EvaluationRecord,
 ) -> dict[str, Any]:
-    """Collect what a card tells from the records."""
+    """Collect what a card tells from the records; the export adds its own."""
     before, after = evaluation.before, evaluation.after
     scores = [("held-out loss (nats per token)", before.held_out_loss, after.held_out_loss)]
     rows: list[tuple[str, float | None, float | None]] = [*scores]
@@ -57,7 +57,7 @@ def card_facts(
 
 
 def model_card(facts: dict[str, Any]) -> str:
-    """Render a card with YAML front matter from ``card_facts``."""
+    """Render a card with YAML front matter from ``card_facts`` and, as ``export``, the record."""
     front = {
         "base_model": facts["base_model"],
         "library_name": "transformers",
@@ -75,6 +75,7 @@ def model_card(facts: dict[str, Any]) -> str:
         f"- Base model: {facts['base_model']} (licence: {facts['base_licence'] or 'not stated'})",
         f"- Method: {facts['method']}",
         f"- Trained weights (SHA-256): `{facts['weights_sha256']}`",
+        *_merge_lines(facts["export"]),
         "",
         "## Data",
         "",
@@ -85,6 +86,7 @@ def model_card(facts: dict[str, Any]) -> str:
         *licence_lines(facts["sources"]),
         "## Evaluation on held-out documents",
         "",
+        *_base_note(facts["method"]),
         "| | before | after |",
         "|---|---|---|",
         *(f"| {name} | {_show(before)} | {_show(after)} |"
@@ -138,6 +140,27 @@ def _source_row(source: dict[str, Any]) -> str:
         source["revision"] or "-",
     )
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _merge_lines(export: dict[str, Any]) -> list[str]:
+    """Say what the adapter was merged into, and that the files say what the trained model says."""
+    into = {
+        None: "trained as a whole",
+        "base": "adapter merged into the base model",
+        "dequantised base": "adapter merged into the base model as its 4 bits hold it, dequantised",
+    }[export["merged_into"]]
+    before, after = export["loss_before_merge"], export["loss_after_merge"]
+    return [
+        f"- Weights in this folder: {into}; {export['dtype']}",
+        f"- Held-out loss of the trained model and of these files: {before:.6g} and {after:.6g}"
+        f" ({export['n_rows_compared']} rows)",
+    ]
+
+
+def _base_note(method: str) -> list[str]:
+    if method != "qlora":
+        return []
+    return ["Before and after are both scored on the base in 4 bits, as it was trained on.", ""]
 
 
 def _preset_note(preset: str) -> list[str]:

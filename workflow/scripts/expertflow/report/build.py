@@ -84,8 +84,8 @@ def _training_parameters(inputs: ReportInputs) -> dict[str, Any]:
     plan, training = inputs.plan, inputs.training
     return {
         "warmup_steps": plan.n_warmup_steps,
-        "batch_size": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.n_accumulation_steps,
+        "batch_size": training.micro_batch_size,
+        "gradient_accumulation_steps": training.n_accumulation_steps,
         "world_size": training.world_size,
         "global_batch_sequences": plan.global_batch_sequences,
         "total_steps": plan.n_steps,
@@ -115,10 +115,16 @@ def _training(inputs: ReportInputs) -> dict[str, Any]:
     training = inputs.training
     return {
         "steps": training.n_steps,
+        "planned_steps": inputs.plan.n_steps,
+        "stopped_early_at_step": training.stopped_early_at_step,
+        "published_step": training.published_step,
         "epochs": training.n_epochs,
         "sessions": training.n_sessions,
         "resumed_at_steps": list(training.resumed_at_steps),
         "saves": training.n_saves,
+        "checkpoint_write_s": training.checkpoint_write_s,
+        "memory_retries": to_json(training.memory_retries),
+        "sampled_steps": to_json(training.sampled_steps),
         "activated": list(training.activated),
         "loss_first": training.loss_first,
         "loss_last": training.loss_last,

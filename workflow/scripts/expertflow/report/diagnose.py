@@ -77,7 +77,10 @@ LOST_TIMES = (
 def find(report: Report) -> tuple[Finding, ...]:
     """Run all rules; what cost most comes first, then what weighs most."""
     found = [_lost_time(report, rule) for rule in LOST_TIMES]
-    found += [rule(report) for rule in (_leak, _no_licence, _padding, _few_steps, _long_rows)]
+    found += [
+        rule(report)
+        for rule in (_leak, _short_memory, _no_licence, _padding, _few_steps, _long_rows)
+    ]
     weight = {"problem": 0, "warning": 1, "info": 2}
     findings = [_plain_spaces(finding) for finding in found if finding is not None]
     return tuple(sorted(findings, key=lambda f: (weight[f.severity], -(f.worth_usd or 0.0))))
@@ -106,6 +109,26 @@ def _plain_spaces(finding: Finding) -> Finding:
         finding,
         evidence=finding.evidence.replace(NBSP, " "),
         threshold=finding.threshold.replace(NBSP, " "),
+    )
+
+
+def _short_memory(report: Report) -> Finding | None:
+    training = report["training_report"]["training"]
+    if not (retries := training["memory_retries"]):
+        return None
+    last = retries[-1]
+    times = "once" if len(retries) == 1 else f"{len(retries)} times"
+    return Finding(
+        code="memory-short",
+        severity="warning",
+        evidence=f"memory was short {times}; the run went on with smaller micro-batches",
+        threshold="never",
+        threshold_origin="the plan predicted that it fits",
+        recommendation=(
+            f"set batch_size to {last['micro_batch_size']} and gradient_accumulation_steps to"
+            f" {last['n_accumulation_steps']}, so that the next run starts so"
+        ),
+        worth_usd=None,
     )
 
 

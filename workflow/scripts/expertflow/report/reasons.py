@@ -17,6 +17,7 @@ HARDWARE = "training_report.hardware"
 FROM_TRAINING = {
     **{f"time.{part}_s": f"{part}_s" for part in ("h2d", "forward", "backward", "optimizer")},
     "time.gpu_idle_s": "gpu_idle_s",
+    "training_report.training.sampled_steps": "sampled_steps",
     f"{HARDWARE}.memory_peak_allocated_bytes": "peak_memory_allocated_bytes",
     f"{HARDWARE}.memory_peak_reserved_bytes": "peak_memory_reserved_bytes",
 }
@@ -43,8 +44,10 @@ ALWAYS = {
     f"{HARDWARE}.throttle_s": "the monitor does not read clock-event reasons",
     f"{HARDWARE}.energy_source": "no sample holds a reading of an energy counter",
     f"{HARDWARE}.gpu.name": "this run was on the CPU",
+    "training_report.training.stopped_early_at_step": "the run was not stopped early",
     "training_report.training.epoch_summaries[].eval_loss": "no evaluation fell into this epoch",
     "cost.rate_as_of": "the price has no date",
+    "export.merged_into": "no adapter was trained",
     "model.revision": "only models from a hub have a revision",
     "model.licence": "the model states no licence",
     "model.lora": "the method trains all weights",

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from expertflow.data.documents import KeptRows, iter_texts, keep_by_shard
+from expertflow.data.documents import iter_texts
+from expertflow.data.keep_list import KeptRows, keep_by_shard
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.render import Renderer
 from expertflow.tokens.arrow import PAD_ID, PackedRows

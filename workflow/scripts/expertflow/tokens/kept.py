@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.documents import KeptRows, joined_rows, keep_by_shard
+from expertflow.data.keep_list import KeptRows, joined_rows, keep_by_shard
 from expertflow.tokens.arrow import IDS_DTYPE, from_arrow_lists, read_index
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 from expertflow.tokens.records import DecodedSample, TokenShardRecord

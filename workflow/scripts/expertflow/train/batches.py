@@ -23,6 +23,8 @@ from expertflow.train.order import Rows
 MULTIPLE = 8
 # Rows whose targets are counted at a time, so that a large data set needs little memory.
 COUNTED_ROWS = 1 << 16
+# Rows of a micro-batch up to which the most documents it can hold are known exactly.
+MAX_BATCH_ROWS = 1 << 10
 # Views that buffers remember, as making one takes longer than to fill a short one.
 MAX_VIEWS = 64
 Ints = NDArray[np.integer]
@@ -30,12 +32,17 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One micro-batch on the host, in int32. ``labels`` are unshifted: i is the target of i - 1."""
+    """One micro-batch on the host, in int32.
+
+    ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
+    documents and paddings; no batch of so many rows has more than ``max_documents`` of them.
+    """
 
     input_ids_BL: torch.Tensor
     position_ids_BL: torch.Tensor
     labels_BL: torch.Tensor
     cu_seqlens: torch.Tensor
+    max_documents: int
     max_length: int
     n_tokens: int
     n_target_tokens: int
@@ -50,7 +57,8 @@ class Batch:
         """Leave a worker as one tensor, since each one that is sent costs a connection."""
         tensors = (self.input_ids_BL, self.position_ids_BL, self.labels_BL, self.cu_seqlens)
         whole = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return _received, (whole, self.max_length, self.n_tokens, self.n_target_tokens, self.rows)
+        rest = (self.n_tokens, self.n_target_tokens, self.rows)
+        return _received, (whole, self.max_documents, self.max_length, *rest)
 
     def pin_memory(self) -> "Batch":
         """Copy the tensors to memory that a GPU can read; called by torch's DataLoader."""
@@ -60,7 +68,12 @@ class Batch:
 
 
 def _received(
-    whole: torch.Tensor, length: int, n_tokens: int, n_target_tokens: int, rows: tuple[int, ...]
+    whole: torch.Tensor,
+    max_documents: int,
+    length: int,
+    n_tokens: int,
+    n_target_tokens: int,
+    rows: tuple[int, ...],
 ) -> Batch:
     """Take apart what a batch was sent as."""
     n = len(rows) * length
@@ -71,6 +84,7 @@ def _received(
         position_ids_BL=positions.view(-1, length),
         labels_BL=labels.view(-1, length),
         cu_seqlens=cu_seqlens,
+        max_documents=max_documents,
         max_length=length,
         n_tokens=n_tokens,
         n_target_tokens=n_target_tokens,
@@ -118,6 +132,7 @@ class Collator:
         self.n_tokens_N = rows.seq_lengths.sums()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
+        self._max_documents = _max_documents(rows, self.n_tokens_N)
 
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         """Build one micro-batch."""
@@ -156,6 +171,7 @@ class Collator:
                     position_ids_BL=positions_BL,
                     labels_BL=labels_BL,
                     cu_seqlens=buffers.cu_seqlens(first, last),
+                    max_documents=self.max_documents(len(part)),
                     max_length=length,
                     n_tokens=n_tokens[i],
                     n_target_tokens=n_targets[i],
@@ -163,6 +179,13 @@ class Collator:
                 )
             )
         return made
+
+    def max_documents(self, n_rows: int) -> int:
+        """Give the most documents and paddings that so many rows can hold together."""
+        known = self._max_documents
+        if n_rows < len(known):
+            return known[n_rows]
+        return known[-1] + (n_rows - len(known) + 1) * (known[-1] - known[-2])
 
     def _lengths(self, n_tokens_B: Ints, first_rows_P: Ints) -> Ints:
         """Give the row length of every batch."""
@@ -205,17 +228,13 @@ def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
     return counts
 
 
-def document_mask(position_ids_BL: torch.Tensor) -> torch.Tensor:
-    """Give the [B, 1, L, L] mask that is true where a query may look at a key.
-
-    A position starts a document where it is 0; queries see keys of their own document up to
-    themselves.
-    """
-    document_BL = (position_ids_BL == 0).cumsum(dim=1)
-    same_BLL = document_BL[:, :, None] == document_BL[:, None, :]
-    length = position_ids_BL.shape[1]
-    causal_LL = torch.ones(length, length, dtype=torch.bool, device=position_ids_BL.device).tril()
-    return (same_BLL & causal_LL)[:, None]
+def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[int]:
+    """Give the most documents and paddings of 0, 1, 2 ... rows together."""
+    n_N = np.diff(rows.seq_lengths.offsets) + (n_tokens_N < rows.length)
+    rest = len(n_N) - MAX_BATCH_ROWS
+    most = np.partition(n_N, rest)[rest:] if rest > 0 else n_N
+    sums: list[int] = offsets_of(np.sort(most)[::-1]).tolist()
+    return sums
 
 
 def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.integer]) -> Ints:

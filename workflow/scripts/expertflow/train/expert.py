@@ -1,197 +1,182 @@
-"""Train an expert from its plan: load, resume, run, and say what happened.
+"""Bring a run to its end and leave the trained model in its state."""
 
-All work happens in ``state``, a directory named by the fingerprint of everything that decides the
-result. Snakemake deletes declared outputs when a job starts; the state outlives that, so a retry
-resumes and a finished state is published again in seconds.
-"""
-
-import json
+import gc
 import logging
 import resource
-import signal
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from expertflow.core.files import read_json_lines, replacing, write_text
+from expertflow.core.files import replacing
 from expertflow.core.records import to_json
-from expertflow.plan.records import LoaderPlan, TrainPlan
-from expertflow.tokens.arrow import read_rows
-from expertflow.train import checkpoint, loop
-from expertflow.train.clock import Clock
-from expertflow.train.load import DTYPES, add_adapter, load_base
-from expertflow.train.loader import AnyFeed, feed_of
-from expertflow.train.on_the_fly import Documents, read_on_the_fly
-from expertflow.train.optimizer import make_optimizer
-from expertflow.train.records import EvalPoint, ModelRecord
-from expertflow.train.weights import weights_sha256
+from expertflow.train import checkpoint, loop, memory
+from expertflow.train.activate import catching_signals
+from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.processes import Processes
+from expertflow.train.run import Run
+from expertflow.train.saver import Saver
+from expertflow.train.step_log import cut
+from expertflow.train.timing import PARTS
+from expertflow.train.weights import gathered, weights_sha256
 
 log = logging.getLogger(__name__)
 
 
-def train_expert(
-    *,
-    plan: TrainPlan,
-    model: ModelRecord,
-    rows: Path,
-    state: Path,
-    documents: Documents | None = None,
-) -> dict[str, Any]:
-    """Train to the end in ``state`` and leave the model in ``state/final``.
+def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]:
+    """Train to the end and leave the model in ``state/final``.
 
-    With ``documents`` these are tokenised in every step and the rows are not read. Returns what the
-    training record needs beyond plan, packing and model.
+    A run that is out of memory goes on from its last checkpoint with half the micro-batch, where
+    the plan allows it. Returns what the training record needs beyond plan, packing and model.
 
     Raises:
         Interrupted: a signal came; run again to resume.
         TrainingError: the run cannot start or go on.
     """
-    stop = catch_signals()
-    device = torch.device("cuda" if plan.gpu is not None else "cpu")
-    if documents is None:
-        feed: AnyFeed = feed_of(plan, read_rows(rows / "train"))
-        held_out = read_rows(rows / "held_out")
-        data = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
-    else:
-        feed, held_out = read_on_the_fly(plan, model, documents)
-        data = f"data tokenised on the fly, {rows} holds no packed rows"
-    activated = (*activate(plan, device), data)
-    clock, progress, directory = _last_progress(state)
-    net = _load_model(plan, model, device)
-    run = loop.Run(
-        plan=plan,
-        model=net,
-        optimizer=make_optimizer(net, plan),
-        scaler=torch.amp.GradScaler(device.type) if plan.precision == "fp16" else None,
-        feed=feed,
-        held_out=held_out,
-        device=device,
-        state=state,
-        clock=clock,
-        stop=stop,
-        started_at=progress.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    if directory is not None:
-        _resume(run, directory, progress)
-    (log.info if documents is None else log.warning)("%s", data)
-    loop.train(run)
-    _export(run, model, state / "final")
-    return _outcome(run, activated)
+    state = assignment.state
+    _init_trackers(assignment, processes)
+    with catching_signals() as stop:
+        while True:
+            plan = memory.lowered(assignment.plan, state)
+            try:
+                return _attempt(replace(assignment, plan=plan), processes, stop)
+            except memory.OutOfMemory as error:
+                newest = checkpoint.newest(state)
+                done = 0 if newest is None else checkpoint.read_progress(newest)["step"]
+                noted = memory.note_retry(plan, state, after_step=done, message=str(error))
+                # Other processes wait for this one, so only a new start gets all together again.
+                if not noted or plan.world_size > 1:
+                    raise
+                log.warning("%s; going on so after step %d", error, done)
+            # Only here, with the error gone, nothing holds on to the tensors any more.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
 
-def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
-    """Set threads, seeds and precision switches; say each in words."""
-    if plan.n_threads is not None:
-        torch.set_num_threads(plan.n_threads)
-    torch.manual_seed(plan.seed)
-    torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
-    on_off = {True: "on", False: "off"}
-    words = (
-        f"device {device.type}, {torch.get_num_threads()} threads",
-        f"dtype {plan.precision}",
-        f"TF32 {on_off[plan.use_tf32]}",
-        f"attention kernel {plan.attention}",
-        f"activation checkpointing {on_off[plan.checkpoint_activations]}",
-        f"optimizer {plan.optim}",
-        f"method {plan.method}",
-        f"loader {_loader_words(plan.loader)}",
-    )
-    for line in words:
-        log.info(line)
-    return words
+def _attempt(
+    assignment: Assignment, processes: Processes, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Train from the newest checkpoint to the end."""
+    state = assignment.state
+    with Saver(state, keep=assignment.plan.save_total_limit) as saver:
+        run, words = assemble(
+            assignment,
+            processes=processes,
+            saver=saver,
+            stop=stop,
+            directory=checkpoint.newest(state),
+        )
+        cut(run)
+        memory.rehearse(run)
+        loop.train(run)
+        return _finish(run, assignment, words)
 
 
-def _loader_words(loader: LoaderPlan) -> str:
-    if loader.kind == "thread":
-        return f"thread, prefetch {loader.n_prefetch_batches}"
-    if not loader.n_workers:
-        return "in the trainer, no workers"
-    kept = ", kept from epoch to epoch" if loader.persistent_workers else ""
-    return f"{loader.n_workers} workers, prefetch {loader.n_prefetch_batches} each{kept}"
+def _init_trackers(assignment: Assignment, processes: Processes) -> None:
+    """Open what the run is reported to besides its own log, with the settings of the plan."""
+    if assignment.plan.report_to == "none":
+        return
+    settings = to_json(assignment.plan)
+    plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
+    processes.accelerator.init_trackers(f"expertflow-{assignment.plan.expert}", config=plain)
 
 
-def catch_signals() -> Callable[[], bool]:
-    """Make SIGTERM and SIGINT end the run after the current step; tell whether one came."""
-    came: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: came.append(received))
-    return lambda: bool(came)
+def _finish(run: Run, assignment: Assignment, words: tuple[str, ...]) -> dict[str, Any]:
+    """Choose the weights that count, write them out, and sum the run up."""
+    if run.bar is not None:
+        run.bar.close()
+    published = _choose_weights(run)
+    with run.clock.part("checkpoint"):
+        run.saver.wait()
+        _export(run, Path(assignment.model.path), assignment.state / "final")
+    outcome = _outcome(run, assignment, words, published)
+    # The last thing that processes do together.
+    run.processes.accelerator.end_training()
+    return outcome
 
 
-def _last_progress(state: Path) -> tuple[Clock, dict[str, Any], Path | None]:
-    """Find the newest checkpoint, if any; the clock goes on from where it was."""
-    saved = checkpoint.complete(state)
-    wall = {"wall": checkpoint.last_seen_s(state)}
-    if not saved:
-        (state / "steps.jsonl").unlink(missing_ok=True)
-        return Clock(wall), {}, None
-    progress = json.loads((saved[-1] / checkpoint.PROGRESS).read_text())
-    return Clock(progress["clock"] | wall), progress, saved[-1]
+def _outcome(
+    run: Run, assignment: Assignment, words: tuple[str, ...], published: int
+) -> dict[str, Any]:
+    progress, cuda = run.progress, run.device.type == "cuda"
+    return {
+        "started_at": progress.started_at,
+        "device": run.device.type,
+        "activated": list(words),
+        "n_threads": torch.get_num_threads(),
+        "n_steps": progress.step,
+        "stopped_early_at_step": progress.stopped_early_at,
+        "published_step": published,
+        "micro_batch_size": run.plan.micro_batch_size,
+        "n_accumulation_steps": run.plan.n_accumulation_steps,
+        "memory_retries": to_json(memory.retries(assignment.state)),
+        "sampled_steps": _mean_parts(progress.sampled),
+        "n_tokens": progress.n_tokens,
+        "n_target_tokens": progress.n_targets,
+        "n_padding_tokens": progress.n_padding,
+        "eval_points": to_json(progress.eval_points),
+        "epochs": progress.epochs,
+        "loss_first": progress.loss_first,
+        "loss_last": progress.loss_last,
+        "clock": run.clock.totals(),
+        "resumed_at_steps": progress.resumed_at,
+        "n_saves": progress.n_saves,
+        "checkpoint_write_s": run.saver.written_s,
+        "n_checkpoint_bytes": run.saver.n_bytes,
+        "peak_memory_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "peak_memory_reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "weights_sha256": weights_sha256(run.net),
+    }
 
 
-def _load_model(plan: TrainPlan, model: ModelRecord, device: torch.device) -> Any:
-    """Load the base, frozen under an adapter or trained as a whole."""
-    # Trained weights stay in fp32 and are cast by autocast; a frozen base can be held in half.
-    frozen = DTYPES[plan.precision] if plan.method != "full" else torch.float32
-    net: Any = load_base(model.path, dtype=frozen, attention_name=plan.attention)
-    if plan.checkpoint_activations:
-        net.gradient_checkpointing_enable({"use_reentrant": False})
-        net.enable_input_require_grads()
-    if plan.lora is not None:
-        net = add_adapter(net, plan.lora)
-    return net.to(device)
+def _mean_parts(sampled: dict[str, float]) -> dict[str, float] | None:
+    """Give the mean seconds of a timed step's parts; null where none was timed."""
+    if not sampled:
+        return None
+    n_steps = sampled["steps"]
+    means = {f"{name}_s": sampled[name] / n_steps for name in PARTS}
+    return {"n_steps": int(n_steps), **means}
 
 
-def _resume(run: loop.Run, directory: Path, progress: dict[str, Any]) -> None:
-    """Put model, optimiser, counters and the step log back to a checkpoint."""
-    checkpoint.restore(directory, model=run.model, optimizer=run.optimizer, scaler=run.scaler)
-    run.step = progress["step"]
-    run.n_tokens, run.n_targets = progress["n_tokens"], progress["n_targets"]
-    run.n_padding, run.n_saves = progress["n_padding"], progress["n_saves"]
-    run.resumed_at = [*progress["resumed_at"], run.step]
-    run.eval_points = [EvalPoint(**point) for point in progress["eval_points"]]
-    run.epochs = {int(epoch): sums for epoch, sums in progress["epochs"].items()}
-    run.loss_first, run.loss_last = progress["loss_first"], progress["loss_last"]
-    steps = read_json_lines(run.state / "steps.jsonl")
-    kept = [json.dumps(step) + "\n" for step in steps if step["step"] <= run.step]
-    write_text(run.state / "steps.jsonl", "".join(kept))
-    log.info("resumed after step %d from %s", run.step, directory)
+def _choose_weights(run: Run) -> int:
+    """Put the best weights back where they are asked for and are not the last; give their step."""
+    best, step = run.progress.best, run.progress.step
+    if not run.plan.load_best_model_at_end or best is None or best.step == step:
+        return step
+    run.saver.wait()
+    run.processes.accelerator.wait_for_everyone()
+    directory = checkpoint.best(run.state)
+    assert directory is not None, "the best evaluation was saved when it was made"
+    checkpoint.restore_weights(directory, model=run.net)
+    log.info("the weights after step %d are the best; they count", best.step)
+    return best.step
 
 
-def _export(run: loop.Run, model: ModelRecord, target: Path) -> None:
+def _export(run: Run, base: Path, target: Path) -> None:
     """Write the trained model or adapter, with its tokenizer, as safetensors."""
-    with run.clock.part("checkpoint"), replacing(target) as partial:
+    whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
+    if not run.processes.is_first:
+        return
+    with replacing(target) as partial:
         partial.mkdir(parents=True)
-        run.model.save_pretrained(partial, safe_serialization=True)
+        run.net.save_pretrained(partial, state_dict=whole, safe_serialization=True)
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            source = Path(model.path) / name
+            source = base / name
             if source.is_file():
                 (partial / name).write_bytes(source.read_bytes())
         (partial / "README.md").unlink(missing_ok=True)
 
 
-def _outcome(run: loop.Run, activated: tuple[str, ...]) -> dict[str, Any]:
-    cuda = run.device.type == "cuda"
+def _whole(run: Run) -> dict[str, torch.Tensor]:
+    """Gather what is to be written from the shares of all processes: the adapter, or everything."""
+    adapter = run.plan.lora is not None
+    wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}
     return {
-        "started_at": run.started_at,
-        "device": run.device.type,
-        "activated": list(activated),
-        "n_threads": torch.get_num_threads(),
-        "n_tokens": run.n_tokens,
-        "n_target_tokens": run.n_targets,
-        "n_padding_tokens": run.n_padding,
-        "eval_points": to_json(run.eval_points),
-        "epochs": {str(epoch): sums for epoch, sums in run.epochs.items()},
-        "loss_first": run.loss_first,
-        "loss_last": run.loss_last,
-        "clock": run.clock.totals(),
-        "resumed_at_steps": run.resumed_at,
-        "n_saves": run.n_saves,
-        "peak_memory_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
-        "peak_memory_reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
-        "peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "weights_sha256": weights_sha256(run.model),
+        name: gathered(tensor).cpu()
+        for name, tensor in run.net.state_dict().items()
+        if name in wanted or not adapter
     }

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,24 @@ from expertflow.core.files import remove, write_text
 from expertflow.core.records import read_record, write_record
 from expertflow.hardware.monitor import read_samples, summarise
 from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
 from expertflow.stage.copy import ensure_staged
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import checkpoint, publish
+from expertflow.train import checkpoint, processes, publish
+from expertflow.train.assemble import Assignment
 from expertflow.train.expert import train_expert
-from expertflow.train.loop import Diverged
 from expertflow.train.on_the_fly import Documents
 from expertflow.train.preflight import preflight
 from expertflow.train.records import ModelRecord
+from expertflow.train.replay import replay_step
+from expertflow.train.run import Diverged
 
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 MONITOR_STOP_S = 60
+DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,31 +47,26 @@ class TrainingJob:
     checkpoint: Path
     output: Path
     code: str
+    changes: dict[str, Any] = field(default_factory=dict)
     documents: Documents | None = None
 
 
-def run_job(job: TrainingJob) -> None:
-    """Bring the job's state to its end and publish it.
+def run_job(job: TrainingJob) -> bool:
+    """Bring the job's state to its end and publish it; false in a process that only helps.
 
     Raises:
         Interrupted: a signal came; the state is saved.
         TrainingError, HardwareError: the run cannot go on.
     """
-    plan = read_record(TrainPlan, job.plan)
-    packing = read_record(PackingRecord, job.packing)
-    model = read_record(ModelRecord, job.model)
-    rows, documents = _data(job)
-    how = job.code
-    if documents is not None:
-        plan, how = documents.planned(plan), f"{how}, on the fly, {documents.sha256}"
-    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=how)
-    state = job.state / name
+    assignment, packing = _assignment(job)
+    plan, model, state = assignment.plan, assignment.model, assignment.state
+    if processes.is_helper():
+        _help(assignment)
+        return False
     with checkpoint.locked(state):
-        outcome = publish.read_outcome(state) or _train(
-            plan, packing=packing, model=model, rows=rows, state=state, documents=documents
-        )
+        outcome = publish.read_outcome(state) or _train(assignment, packing)
         outputs = {"checkpoint": job.checkpoint}
-        for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
+        for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", PREFLIGHT):
             outputs[file] = job.output.with_name(file)
         publish.publish(state, outputs)
         record = publish.training_record(
@@ -77,46 +76,81 @@ def run_job(job: TrainingJob) -> None:
             monitor=read_record(MonitorRecord, state / "monitor.json"),
             outcome=outcome,
             outputs=outputs,
-            fingerprint=name,
+            fingerprint=state.name,
         )
     write_record(job.output, record)
+    return True
 
 
-def _train(
-    plan: TrainPlan,
-    *,
-    packing: PackingRecord,
-    model: ModelRecord,
-    rows: Path,
-    state: Path,
-    documents: Documents | None,
-) -> dict[str, Any]:
+def replay_job(job: TrainingJob, number: int) -> Iterator[str]:
+    """Look at one step of the job again; give lines to read.
+
+    The job's state may be that of one run, whatever code and settings it was named by.
+    """
+    assignment, _ = _assignment(job)
+    if (job.state / PREFLIGHT).is_file():
+        assignment = replace(assignment, state=job.state)
+    with checkpoint.locked(assignment.state):
+        yield from replay_step(assignment, processes.start(assignment.plan), number)
+
+
+def _assignment(job: TrainingJob) -> tuple[Assignment, PackingRecord]:
+    """Read what the job is made from; with several processes planned, become their launcher."""
+    packing = read_record(PackingRecord, job.packing)
+    model = read_record(ModelRecord, job.model)
+    plan = read_record(TrainPlan, job.plan)
+    plan = override(plan, job.changes, packing=packing, facts=model.facts)
+    processes.relaunch(plan.world_size)
+    rows, documents = _data(job)
+    how = job.code
+    if documents is not None:
+        plan, how = documents.planned(plan), f"{how}, on the fly, {documents.sha256}"
+    name = publish.fingerprint(plan=plan, packing=packing, model=model, code=how)
+    assignment = Assignment(
+        plan=plan, model=model, rows=rows, state=job.state / name, documents=documents
+    )
+    return assignment, packing
+
+
+def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
     """Train to the end; a run that diverged once is not paid for again by every retry."""
-    verdict = state / "diverged.txt"
-    if verdict.is_file():
-        raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
-    if documents is None:
-        publish.check_inputs_unmoved(packing, rows)
+    plan, state = assignment.plan, assignment.state
+    _refuse_diverged(state)
+    on_the_fly = assignment.documents is not None
+    if not on_the_fly:
+        publish.check_inputs_unmoved(packing, assignment.rows)
     checkpoint.remove_partials(state)
     readings = preflight(plan, state)
-    write_text(state / "preflight.json", json.dumps(readings, indent=2) + "\n")
+    write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
     try:
         with watched(state, interval_s=plan.collection_interval_seconds):
-            outcome = train_expert(
-                plan=plan, model=model, rows=rows, state=state, documents=documents
-            )
+            group = processes.start(plan, tracker_directory=str(state))
+            outcome = train_expert(assignment, group)
     except Diverged as error:
-        write_text(verdict, str(error))
+        write_text(state / DIVERGED, str(error))
         raise
     try:
-        if documents is None:
-            publish.check_inputs_unmoved(packing, rows)
+        if not on_the_fly:
+            publish.check_inputs_unmoved(packing, assignment.rows)
     except TrainingError:
         remove(state / "checkpoints")
         raise
     outcome["versions"] = readings["versions"]
     write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
     return outcome
+
+
+def _help(assignment: Assignment) -> None:
+    """Do this process's share of a run that the first one publishes."""
+    if publish.read_outcome(assignment.state) is None:
+        _refuse_diverged(assignment.state)
+        train_expert(assignment, processes.start(assignment.plan))
+
+
+def _refuse_diverged(state: Path) -> None:
+    verdict = state / DIVERGED
+    if verdict.is_file():
+        raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -20,8 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.batches import Batch, Buffers, Collator
-from expertflow.train.on_the_fly import OnTheFlyFeed
 from expertflow.train.order import RowOrder, Rows, micro_batch_rows
+
+if TYPE_CHECKING:  # it brings all that reads and renders documents
+    from expertflow.train.on_the_fly import OnTheFlyFeed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +42,29 @@ class Feed:
         """Count the targets of a step over all ranks: what its loss is divided by."""
         return int(self.collator.n_targets_N[self.order.rows_of_step(step)].sum())
 
+    def n_tokens(self, step: int) -> int:
+        """Count the tokens of a step over all ranks."""
+        return int(self.collator.n_tokens_N[self.order.rows_of_step(step)].sum())
+
     def micro_batches(self, step: int) -> list[Rows]:
-        """Give the rows of every micro-batch of a step that are this rank's."""
+        """Give the rows of every micro-batch of a step that this rank runs: as many on every rank.
+
+        Where an epoch's last step leaves a rank fewer, or none, it runs one of the step's rows
+        again, which does not count.
+        """
+        own = self._own(step)
+        missing = len(self.weights(step)) - len(own)
+        return own + [self.order.rows_of_step(step)[:1]] * missing
+
+    def weights(self, step: int) -> list[float]:
+        """Give what every micro-batch of a step counts on this rank: 1, or 0 for one run again."""
+        # The first rank is given rows first, so none has more.
+        n_rows = len(self.order.rows_of_step(step, world_size=self.world_size, rank=0))
+        n_most = -(-n_rows // self.micro_batch_size)
+        n_own = len(self._own(step))
+        return [1.0] * n_own + [0.0] * (n_most - n_own)
+
+    def _own(self, step: int) -> list[Rows]:
         rows = self.order.rows_of_step(step, world_size=self.world_size, rank=self.rank)
         return list(micro_batch_rows(rows, self.micro_batch_size))
 
@@ -50,8 +73,8 @@ class Feed:
         return chain.from_iterable(self.micro_batches(s) for s in range(step, end))
 
 
-def feed_of(plan: TrainPlan, rows: PackedRows) -> Feed:
-    """Give what a planned run reads."""
+def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
+    """Give what a process of a planned run reads."""
     collator = Collator(rows)
     order = RowOrder(
         n_rows=len(rows),
@@ -65,17 +88,19 @@ def feed_of(plan: TrainPlan, rows: PackedRows) -> Feed:
         micro_batch_size=plan.micro_batch_size,
         n_steps=plan.n_steps,
         n_steps_per_epoch=plan.n_steps_per_epoch,
+        world_size=plan.world_size,
+        rank=rank,
     )
 
 
-AnyFeed = Feed | OnTheFlyFeed
+AnyFeed: TypeAlias = "Feed | OnTheFlyFeed"
 
 
 def load_batches(
     feed: AnyFeed, step: int, *, plan: LoaderPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
     """Load all micro-batches from a step on; nothing is left running after the block."""
-    if isinstance(feed, OnTheFlyFeed):
+    if not isinstance(feed, Feed):
         return closing(feed.batches_from(step))
     if plan.kind == "thread":
         return ThreadLoader(feed, step, n_prefetch=plan.n_prefetch_batches, device=device)

@@ -1,48 +1,147 @@
-"""Cross-entropy over supervised tokens only.
+"""Cross-entropy over supervised tokens only, in chunks whose logits are never kept.
 
 The rows of the hidden states whose successor is a target are selected *before* the head, so the
 vocabulary-wide product runs on them alone. Losses are sums: the caller divides by the number of
 targets of the whole global batch, which a mean of micro-batch means would get wrong.
 
-Shapes: B rows, L tokens, H width, T targets, V vocabulary.
+The gradient of the logits is known as soon as they are, so each chunk takes it on to the hidden
+states and the head at once: three products with the head instead of the four of a checkpointed
+chunk, two where the head is frozen, and no logits left for the backward pass. Torch's own fused
+operation does the same, but sums the loss in the type of the hidden states, wrong in the third
+digit in bf16, and knows no label smoothing (bench/loss_cpu.py compares them).
+
+Shapes: B rows, L tokens, H width, T targets, C targets of a chunk, V vocabulary.
 """
+
+from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from expertflow.tokens.targets import IGNORE
 
-# Above so many logits they are not kept for the backward pass but computed again, chunk by chunk:
-# at a vocabulary of 152k kept logits cost about 1.7 MB a token.
-KEPT_LOGITS = 1 << 24
 CHUNK = 256
-
-
-def targets_of(labels_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the flat positions that predict a target, and the targets, both [T]."""
-    shifted_BL = functional.pad(labels_BL[:, 1:], (0, 1), value=IGNORE)
-    positions_T = (shifted_BL.reshape(-1) != IGNORE).nonzero().squeeze(1)
-    return positions_T, shifted_BL.reshape(-1)[positions_T]
+# On a card every chunk reads and writes the whole gradient of a trained head, which larger ones
+# do less often.
+CHUNK_OF_TRAINED_HEAD = 1024
 
 
 def summed_loss(
-    hidden_BLH: torch.Tensor, head_VH: torch.Tensor, labels_BL: torch.Tensor
+    hidden_BLH: torch.Tensor,
+    head_VH: torch.Tensor,
+    labels_BL: torch.Tensor,
+    *,
+    n_targets: int,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Sum the cross-entropy in nats over all targets, as a float32 scalar."""
-    positions_T, targets_T = targets_of(labels_BL)
-    hidden_TH = hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[positions_T]
-    if head_VH.shape[0] * targets_T.numel() <= KEPT_LOGITS:
-        return _plain(hidden_TH, head_VH, targets_T)
-    total = hidden_TH.new_zeros((), dtype=torch.float32)
-    for start in range(0, targets_T.numel(), CHUNK):
-        part = slice(start, start + CHUNK)
-        total = total + checkpoint(
-            _plain, hidden_TH[part], head_VH, targets_T[part], use_reentrant=False
-        )
-    return total
+    """Sum the cross-entropy in nats over all targets, as a float32 scalar.
+
+    The products are done in the type of autocast, if it is on. The backward pass can be run once.
+    """
+    positions_T, targets_T = targets_of(labels_BL, n_targets)
+    hidden_TH = hidden_BLH.flatten(0, 1).index_select(0, positions_T)
+    wanted = tuple(torch.is_grad_enabled() and t.requires_grad for t in (hidden_TH, head_VH))
+    arguments = (targets_T, label_smoothing, chunk_rows(head_VH), _product_type(head_VH), wanted)
+    loss: torch.Tensor = _ChunkedLoss.apply(hidden_TH, head_VH, *arguments)  # type: ignore[no-untyped-call]
+    return loss
 
 
-def _plain(hidden_TH: torch.Tensor, head_VH: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
-    logits_TV = functional.linear(hidden_TH, head_VH).float()
-    return functional.cross_entropy(logits_TV, targets_T, reduction="sum")
+def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the flat positions that predict a target, and the targets, both [T].
+
+    The host knows how many there are, so a device is not asked, which would stall its queue.
+    """
+    shifted_N = functional.pad(labels_BL[:, 1:], (0, 1), value=IGNORE).flatten()
+    positions_T = torch.nonzero_static(shifted_N != IGNORE, size=n_targets)[:, 0]
+    return positions_T, shifted_N.index_select(0, positions_T).long()
+
+
+def chunk_rows(head_VH: torch.Tensor) -> int:
+    """Choose how many rows get their logits at a time."""
+    return CHUNK_OF_TRAINED_HEAD if head_VH.is_cuda and head_VH.requires_grad else CHUNK
+
+
+def loss_route(head_VH: torch.Tensor, *, label_smoothing: float = 0.0) -> str:
+    """Say in words how the loss is computed."""
+    head = "trained" if head_VH.requires_grad else "frozen"
+    smoothed = f", labels smoothed by {label_smoothing:g}" if label_smoothing else ""
+    return (
+        f"supervised rows only, {chunk_rows(head_VH)} at a time with their gradients, head"
+        f" {head}{smoothed}"
+    )
+
+
+def _product_type(head_VH: torch.Tensor) -> torch.dtype:
+    device = head_VH.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head_VH.dtype
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The summed loss; its gradients are made in the forward pass and scaled in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: torch.Tensor,
+        head_VH: torch.Tensor,
+        targets_T: torch.Tensor,
+        smoothing: float,
+        chunk: int,
+        dtype: torch.dtype,
+        wanted: tuple[bool, bool],
+    ) -> torch.Tensor:
+        loss = hidden_TH.new_zeros((), dtype=torch.float32)
+        to_hidden = torch.empty_like(hidden_TH) if wanted[0] else None
+        to_head = torch.zeros_like(head_VH, dtype=torch.float32) if wanted[1] else None
+        with torch.autocast(hidden_TH.device.type, enabled=False):
+            weight_VH = head_VH.to(dtype)
+            for start in range(0, len(targets_T), chunk):
+                part = slice(start, start + chunk)
+                rows_CH, targets_C1 = hidden_TH[part].to(dtype), targets_T[part, None]
+                logits_CV = functional.linear(rows_CH, weight_VH).float()
+                loss += _loss_to_gradient(logits_CV, targets_C1, smoothing)
+                gradient_CV = logits_CV.to(dtype)
+                if to_hidden is not None:
+                    to_hidden[part] = gradient_CV @ weight_VH
+                if to_head is not None:
+                    _add_product(to_head, gradient_CV.T, rows_CH)
+                # Before the next logits are made, not after: the peak is a chunk, not two.
+                del logits_CV, gradient_CV
+        ctx.gradients = to_hidden, None if to_head is None else to_head.to(head_VH.dtype)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Scaled in place, as the head's gradient may be the largest tensor of a step.
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = (None if g is None else g.mul_(scale) for g in gradients)
+        return *scaled, None, None, None, None, None
+
+
+def _loss_to_gradient(
+    logits_CV: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """Give the loss of some logits, and turn them in place into its gradient.
+
+    With smoothing e a target is 1 - e on its token and e / V on every token.
+    """
+    logits_CV -= logits_CV.amax(1, keepdim=True)
+    loss_C1 = logits_CV.gather(1, targets_C1).mul_(smoothing - 1)
+    if smoothing:
+        loss_C1 -= smoothing * logits_CV.mean(1, keepdim=True)
+    sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
+    loss_C1 += sums_C1.log()
+    logits_CV /= sums_C1
+    if smoothing:
+        logits_CV -= smoothing / logits_CV.shape[1]
+    # One place a row, so this is the same in every run, which a scattered addition need not be.
+    logits_CV.scatter_(1, targets_C1, logits_CV.gather(1, targets_C1) - (1 - smoothing))
+    return loss_C1.sum()
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product to a float32 total in place."""
+    if left.dtype == torch.float32:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

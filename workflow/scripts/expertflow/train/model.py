@@ -4,15 +4,13 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from expertflow.core.errors import TrainingError
 from expertflow.train import attention
-from expertflow.train.batches import Batch, document_mask
+from expertflow.train.batches import Batch
 from expertflow.train.loss import summed_loss
-
-# Oldest cards that torch's variable-length attention runs on (Ampere); on older ones, and on the
-# CPU, every document gets a call of its own.
-KERNEL_CAPABILITY = (8, 0)
+from expertflow.train.masks import masks
 
 
 class PackedLoss(torch.nn.Module):
@@ -22,6 +20,8 @@ class PackedLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        # A module starts out training, whatever it is given.
+        self.train(model.training)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Sum the loss of one micro-batch over its targets, as a float32 scalar.
@@ -30,23 +30,14 @@ class PackedLoss(torch.nn.Module):
         Labels are smoothed in training only.
         """
         lm = causal_lm(self.model)
-        device = next(lm.parameters()).device
-        input_ids = batch.input_ids_BL.to(device, non_blocking=True)
-        positions = batch.position_ids_BL.to(device, non_blocking=True)
-        # Batches travel as int32; only the cross-entropy wants its targets wider.
-        labels = batch.labels_BL.to(device, non_blocking=True).long()
-        out = lm.base_model(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            **document_kwargs(lm, batch, positions),
+        labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
+        return summed_loss(
+            hidden_states(lm, batch),
+            head_weight(lm),
+            labels,
+            n_targets=batch.n_target_tokens,
+            label_smoothing=self.label_smoothing if self.training else 0.0,
         )
-        head = lm.get_output_embeddings()
-        if head is None or getattr(head, "bias", None) is not None:
-            raise TrainingError(
-                "the model's head is not a plain linear map; use another base model"
-            )
-        return summed_loss(out.last_hidden_state, head.weight, labels)
 
 
 def causal_lm(model: Any) -> PreTrainedModel:
@@ -55,20 +46,70 @@ def causal_lm(model: Any) -> PreTrainedModel:
     return inner
 
 
-def document_kwargs(
-    model: PreTrainedModel, batch: Batch, positions: torch.Tensor
-) -> dict[str, Any]:
+def decoder_layers(lm: PreTrainedModel) -> list[torch.nn.Module]:
+    """List the decoder layers: what is checkpointed, compiled and sharded as one."""
+    return [m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Run all of the model but its head: [B, L, H]."""
+    device = next(lm.parameters()).device
+    positions = batch.position_ids_BL.to(device, non_blocking=True)
+    out = lm.base_model(
+        input_ids=batch.input_ids_BL.to(device, non_blocking=True),
+        position_ids=positions,
+        use_cache=False,
+        **document_kwargs(lm, batch, positions),
+    )
+    hidden: torch.Tensor = out.last_hidden_state
+    return hidden
+
+
+def head_weight(lm: PreTrainedModel) -> torch.Tensor:
+    """Give the matrix of the head, [V, H].
+
+    Raises:
+        TrainingError: the head is more than a matrix: it has a bias or an adapter, or is quantised.
+    """
+    head = lm.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
+        raise TrainingError(
+            f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear map;"
+            " take it out of training.lora.targets, or use another base model"
+        )
+    if head.bias is not None:
+        raise TrainingError(
+            f"the head of {lm.config.model_type} has a bias; use another base model"
+        )
+    weight: torch.Tensor = head.weight
+    return weight
+
+
+def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
+    """Give the type in which products are done: that of autocast, or of the weights."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    dtype: torch.dtype = lm.dtype
+    return dtype
+
+
+def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
     """Tell attention where documents begin and end, in the form its route needs."""
-    if model.config._attn_implementation != attention.NAME:
-        return {"attention_mask": additive_mask(positions, model.dtype)}
-    half = torch.is_autocast_enabled() or model.dtype != torch.float32
-    if positions.is_cuda and half and torch.cuda.get_device_capability() >= KERNEL_CAPABILITY:
-        cu_seqlens = batch.cu_seqlens.to(positions.device, non_blocking=True)
-        return {"cu_seq_lens_q": cu_seqlens, "max_length_q": batch.max_length}
-    return {"document_bounds": tuple(batch.cu_seqlens.tolist())}
+    device, dtype = positions.device, product_dtype(lm, positions.device)
+    name = lm.config._attn_implementation
+    if name != attention.NAME:
+        return {"attention_mask": masks(name, lm.config.get_text_config(), positions, dtype)}
+    if attention.varlen_hindrance(device, dtype) is None:
+        return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
+    return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}
 
 
-def additive_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Give the document mask as 0 and -inf, which the eager kernels add to the scores."""
-    mask = document_mask(positions)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Give the bounds of documents in a shape that all batches share, for the compiler.
+
+    What follows the last document are empty ones.
+    """
+    size, end = max(batch.max_documents + 1, len(batch.cu_seqlens)), batch.input_ids_BL.numel()
+    bounds = torch.full((size,), end, dtype=torch.int32, device=device)
+    bounds[: len(batch.cu_seqlens)].copy_(batch.cu_seqlens, non_blocking=True)
+    return bounds

@@ -9,7 +9,7 @@ import numpy as np
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
-from expertflow.data.documents import iter_keep
+from expertflow.data.keep_list import iter_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
@@ -82,6 +82,14 @@ class OnTheFlyFeed:
     def n_targets(self, step: int) -> int:
         """Count the targets of a step: what its loss is divided by."""
         return int(self._collator(step).n_targets_N.sum())
+
+    def n_tokens(self, step: int) -> int:
+        """Count the tokens of a step."""
+        return int(self._collator(step).n_tokens_N.sum())
+
+    def weights(self, step: int) -> list[float]:
+        """Give what every micro-batch of a step counts: all of them 1."""
+        return [1.0] * len(self.micro_batches(step))
 
     def micro_batches(self, step: int) -> list[Rows]:
         """Give the rows of every micro-batch, counted within the step."""

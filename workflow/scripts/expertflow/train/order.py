@@ -3,6 +3,7 @@
 There is no sampler state to save: after a resume, step 41 sees the rows it would have seen anyway.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,11 @@ class RowOrder:
         epoch, index = divmod(step, -(-self.n_rows // self.global_batch))
         chosen = self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
         return chosen[rank::world_size]
+
+    def sha256_of_step(self, step: int) -> str:
+        """Name the rows of a step, so that a resumed run can tell whether its order is the same."""
+        rows: Rows = self.rows_of_step(step).astype("<i8")
+        return hashlib.sha256(rows.tobytes()).hexdigest()
 
     def rows_of_epoch(self, epoch: int) -> Rows:
         """Give all rows in the order of an epoch.

@@ -30,11 +30,12 @@ def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
     state.mkdir(parents=True, exist_ok=True)
     free_disk = shutil.disk_usage(state).free
     one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
-    needed = one * (plan.save_total_limit + 2)
+    # The newest ones, the best, the one that is being written, and the model.
+    needed = one * (plan.save_total_limit + 3)
     if free_disk < needed:
         raise HardwareError(
             f"{state}: {free_disk / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
-            f" {plan.save_total_limit + 1} checkpoints and the model; free some, or lower"
+            f" {plan.save_total_limit + 2} checkpoints and the model; free some, or lower"
             " training.save_total_limit"
         )
     if plan.gpu is not None and not torch.cuda.is_available():
@@ -42,7 +43,7 @@ def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
             f"the plan is for {plan.gpu.name} and torch sees no CUDA device; run on that machine,"
             " or plan with hardware=cpu"
         )
-    found = versions()
+    found = versions() | _optional(plan)
     for name, floor in FLOORS.items():
         if _numbers(found[name]) < _numbers(floor):
             raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
@@ -57,6 +58,32 @@ def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
         else None,
         "versions": found,
     }
+
+
+def _optional(plan: TrainPlan) -> dict[str, str]:
+    """Give the releases of packages that only some settings need.
+
+    Raises:
+        HardwareError: one of them is missing.
+    """
+    needs = {
+        "bitsandbytes": plan.method == "qlora" or plan.optim == "adamw_8bit",
+        "tensorboard": plan.report_to == "tensorboard",
+        "wandb": plan.report_to == "wandb",
+    }
+    because = {
+        "bitsandbytes": "method qlora and optim adamw_8bit need it; pip install -r"
+        " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
+        "tensorboard": "pip install tensorboard, or set training.report_to to none",
+        "wandb": "pip install wandb, or set training.report_to to none",
+    }
+    result = {}
+    for name in (name for name, needed in needs.items() if needed):
+        try:
+            result[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise HardwareError(f"package {name} is not installed; {because[name]}") from error
+    return result
 
 
 def versions() -> dict[str, str]:

@@ -15,18 +15,24 @@ from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
     EvalPoint,
+    MemoryRetry,
     ModelRecord,
+    SampledSteps,
     TimeSpent,
     TrainingRecord,
 )
+
+# Fields of a plan that leave the trained weights as they are.
+_DECIDES_NOTHING = (
+    "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "loader",
+    "report_to", "max_loss",
+)  # fmt: skip
 
 
 def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
     """Name everything that decides the trained weights; prices and predictions do not."""
     decided = to_json(plan)
-    for key in (
-        "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "loader",
-    ):  # fmt: skip
+    for key in _DECIDES_NOTHING:
         decided.pop(key)
     rows = [packing.train.sha256, packing.held_out.sha256]
     weights = [model.weights_sha256, model.tokenizer_sha256]
@@ -73,8 +79,10 @@ def training_record(
     asked = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s")
     unavailable = dict.fromkeys(asked, NOT_ON_CPU) if on_cpu else _not_on_gpu()
     unavailable["time.h2d_s"] = (
-        NOT_ON_CPU if on_cpu else "copies overlap with compute; no events recorded"
+        NOT_ON_CPU if on_cpu else "copies overlap with compute; see sampled_steps"
     )
+    if outcome["sampled_steps"] is None:
+        unavailable["sampled_steps"] = "the run had too few steps for one to be timed"
     return TrainingRecord(
         expert=plan.expert,
         fingerprint=fingerprint,
@@ -88,8 +96,9 @@ def training_record(
         seed=plan.seed,
         n_params_total=plan.n_params_total,
         n_params_trainable=plan.n_params_trainable,
-        n_steps=plan.n_steps,
-        n_epochs=plan.n_epochs,
+        n_epochs=outcome["n_steps"] / plan.n_steps_per_epoch,
+        memory_retries=tuple(MemoryRetry(**entry) for entry in outcome["memory_retries"]),
+        sampled_steps=SampledSteps(**sampled) if (sampled := outcome["sampled_steps"]) else None,
         eval_points=points,
         epoch_summaries=epoch_summaries(outcome["epochs"], points, plan.n_steps_per_epoch),
         time=time_spent(outcome["clock"], on_cpu=on_cpu),
@@ -107,9 +116,11 @@ def training_record(
 
 
 _SAME_NAMES = (
-    "started_at", "device", "n_threads", "n_tokens", "n_target_tokens", "n_padding_tokens",
-    "loss_first", "loss_last", "n_saves", "peak_memory_allocated_bytes",
-    "peak_memory_reserved_bytes", "peak_host_rss_bytes", "weights_sha256",
+    "started_at", "device", "n_threads", "n_steps", "stopped_early_at_step", "published_step",
+    "micro_batch_size", "n_accumulation_steps", "checkpoint_write_s", "n_checkpoint_bytes",
+    "n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first", "loss_last", "n_saves",
+    "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "peak_host_rss_bytes",
+    "weights_sha256",
 )  # fmt: skip
 
 
@@ -168,7 +179,7 @@ def read_outcome(state: Path) -> dict[str, Any] | None:
 
 
 def _not_on_gpu() -> dict[str, str]:
-    reason = "the device runs behind the host and no events were recorded"
+    reason = "the device runs behind the host; see sampled_steps for the steps that were timed"
     return dict.fromkeys(
         ("time.forward_s", "time.backward_s", "time.optimizer_s", "time.gpu_idle_s"), reason
     )

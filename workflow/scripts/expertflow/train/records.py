@@ -54,7 +54,8 @@ class ModelRecord:
 class StepRecord:
     """One optimiser step. Times are host seconds, ``data_wait_s`` a part of ``step_s``.
 
-    Tokens are without padding. ``grad_norm`` is null where a loss scaler skipped the step.
+    Tokens are without padding. ``grad_norm`` is null where a loss scaler skipped the step. The
+    seconds of the parts are those of the device, and null but in the steps that were timed.
     """
 
     step: int
@@ -67,6 +68,31 @@ class StepRecord:
     step_s: float
     data_wait_s: float
     elapsed_s: float
+    h2d_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledSteps:
+    """Mean seconds of a step's parts on the device, over the ``n_steps`` steps that were timed."""
+
+    n_steps: int
+    h2d_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryRetry:
+    """One time that memory was short and the run went on with half the micro-batch."""
+
+    after_step: int
+    micro_batch_size: int
+    n_accumulation_steps: int
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +144,11 @@ class TimeSpent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRecord:
-    """A finished training run. Sessions are processes: more than one means it was resumed."""
+    """A finished training run. Sessions are processes: more than one means it was resumed.
+
+    ``n_steps`` are those that were done, ``published_step`` the one whose weights are published.
+    ``checkpoint_write_s`` is what writing took in the last session, beside training.
+    """
 
     expert: str
     fingerprint: str
@@ -138,6 +168,12 @@ class TrainingRecord:
     n_params_trainable: int
     n_steps: int
     n_epochs: float
+    stopped_early_at_step: int | None
+    published_step: int
+    micro_batch_size: int
+    n_accumulation_steps: int
+    memory_retries: tuple[MemoryRetry, ...]
+    sampled_steps: SampledSteps | None
     n_tokens: int
     n_target_tokens: int
     n_padding_tokens: int
@@ -149,6 +185,8 @@ class TrainingRecord:
     n_sessions: int
     resumed_at_steps: tuple[int, ...]
     n_saves: int
+    checkpoint_write_s: float
+    n_checkpoint_bytes: int | None
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     peak_host_rss_bytes: int

@@ -1,40 +1,114 @@
-"""The trained parameters of a model: read, put back, and named by a hash."""
+"""The trained parameters of a model: read, put back, checked, and named by a hash.
+
+``model`` is the network itself, not a wrapper that adds a prefix to the names. A parameter may be
+sharded over processes (``fully_shard``): what leaves here is always the whole tensor, so that one
+file serves any number of processes. Gathering is a collective: every rank calls, in the same order.
+"""
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from expertflow.core.errors import TrainingError
 
-
-def trainable_state(model: Any) -> dict[str, torch.Tensor]:
-    """Give the trained parameters by name, on the CPU."""
-    return {
-        name: parameter.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def load_trainable_state(model: Any, state: dict[str, torch.Tensor]) -> None:
-    """Copy trained parameters back.
+def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Give the trained parameters by name; a tied one is there once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a whole tensor on its device. It shares memory unless it was sharded."""
+    tensor = tensor.detach()
+    whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.contiguous()
+
+
+def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Bring a whole tensor to the device and the shards of another one, in memory of its own."""
+    if not isinstance(like, DTensor):
+        return whole.to(like.device, copy=True)
+    # Every rank has the whole, so nothing is sent.
+    shards = distribute_tensor(
+        whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    )
+    own: torch.Tensor = shards.clone()
+    return own
+
+
+def to_cpu(whole: torch.Tensor) -> torch.Tensor:
+    """Bring a tensor to the CPU. One that is there already is not copied."""
+    return whole.cpu()
+
+
+def trainable_state(model: Any, copy: Copy = to_cpu) -> dict[str, torch.Tensor]:
+    """Give the trained parameters by name, whole, one after the other through ``copy``.
+
+    On the CPU the default shares memory with the model; ``checkpoint.take`` makes a true copy.
+    """
+    return {name: copy(gathered(p)) for name, p in trained_parameters(model).items()}
+
+
+def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy whole trained parameters back, to the shards where there are some.
 
     Raises:
-        TrainingError: the names differ, so the state belongs to another model.
+        TrainingError: names, shapes or types differ, so the state belongs to another model.
     """
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if set(parameters) != set(state):
-        raise TrainingError("the saved state has other parameters than the model; remove the state")
+    parameters = trained_parameters(model)
+    for name in sorted(set(parameters) ^ set(state)):
+        side = "missing in the saved state" if name in parameters else "not trained in this model"
+        raise TrainingError(f"parameter {name} is {side}; remove the state and start again")
+    for name, parameter in parameters.items():
+        if _words(state[name]) != _words(parameter):
+            raise TrainingError(
+                f"parameter {name} is {_words(state[name])} in the saved state and"
+                f" {_words(parameter)} in the model; remove the state and start again"
+            )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(state[name])
+            parameter.copy_(distributed(state[name], parameter))
+
+
+def _words(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def first_not_finite(model: Any) -> str | None:
+    """Name the first trained parameter that holds a NaN or an infinity, on every rank the same.
+
+    One reduction a parameter and one wait for the device; nothing of a parameter's size is made.
+    """
+    parameters = trained_parameters(model)
+    if not parameters:
+        return None
+    extremes = torch.stack([_extremes(p.detach()) for p in parameters.values()])
+    bad = (~extremes.isfinite()).any(1).to(torch.int32)
+    if any(isinstance(p, DTensor) for p in parameters.values()):
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+    return next(
+        (name for name, is_bad in zip(parameters, bad.tolist(), strict=True) if is_bad), None
+    )
+
+
+def _extremes(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the least and the greatest value of this rank's part; a NaN takes the place of both."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not part.numel():
+        return torch.zeros(2, device=part.device)
+    return torch.stack(torch.aminmax(part)).float()
 
 
 def weights_sha256(model: Any) -> str:
     """Hash all trained parameters, bit by bit, in the order of their names."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(trainable_state(model).items()):
+    for name, parameter in sorted(trained_parameters(model).items()):
         digest.update(name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(gathered(parameter).cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,0 +1,72 @@
+"""Two processes that share a net's parameters: resume, save, train, save, resume.
+
+Started by ``test_weights.py``, with the folder to work in.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny_net import snapshot, steps, tiny_net, train_plan
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from expertflow.core.errors import TrainingError
+from expertflow.train import checkpoint
+from expertflow.train.optimizer import make_optimizer
+from expertflow.train.weights import first_not_finite, weights_sha256
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    plan = train_plan()
+    net = tiny_net(seed=7)
+    fully_shard(net.up)
+    fully_shard(net)
+    optimizer = make_optimizer(net, plan)
+    how = {"model": net, "optimizer": optimizer, "scaler": None, "rank": rank, "world_size": 2}
+
+    one = checkpoint.newest(folder / "one")
+    assert one is not None
+    checkpoint.restore(one, **how)
+    taken = snapshot(net, optimizer, step=3)
+    assert taken.is_whole == (rank == 0) == bool(taken.weights)
+    checkpoint.write(folder / "one_by_two", taken, keep=1)
+
+    torch.manual_seed(rank)
+    steps(net, optimizer, plan, of=range(3, 5))
+    checkpoint.write(folder / "two", snapshot(net, optimizer, step=5), keep=1)
+    dist.barrier()
+    draw, sha256 = torch.rand(4), weights_sha256(net)
+    steps(net, optimizer, plan, of=range(5, 7))
+    goal = weights_sha256(net)
+    two = checkpoint.newest(folder / "two")
+    assert two is not None
+    checkpoint.restore(two, **how)
+    assert weights_sha256(net) == sha256
+    assert torch.equal(torch.rand(4), draw), "each rank has its own random numbers back"
+    steps(net, optimizer, plan, of=range(5, 7))
+    assert weights_sha256(net) == goal
+
+    if rank == 0:
+        sharded = [p for p in net.parameters() if isinstance(p, DTensor)]
+        report = {"weights_sha256": sha256, "n_sharded": len(sharded)}
+        (folder / "report.json").write_text(json.dumps(report))
+    with torch.no_grad():
+        if rank == 1:
+            net.norm.weight.to_local()[-1] = math.nan
+    assert first_not_finite(net) == "norm.weight", "a NaN in one share is seen by all"
+    with pytest.raises(TrainingError, match=r"norm\.weight is not finite"):
+        snapshot(net, optimizer, step=7)
+    with pytest.raises(TrainingError, match="sharded"):
+        make_optimizer(net, train_plan(optim="adamw_8bit"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

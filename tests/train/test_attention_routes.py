@@ -1,0 +1,264 @@
+"""Each route to attention: what it computes, what it asks of torch, what it refuses, its words."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expertflow.core.errors import TrainingError
+from expertflow.tokens.arrow import packed_rows
+from expertflow.train import attention, masks
+from expertflow.train.batches import Batch, Collator
+from expertflow.train.model import document_kwargs, padded_bounds
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BOUNDS = torch.tensor([0, 10, 17, 32, 52, 57, 64, 64, 64], dtype=torch.int32)
+POSITIONS = torch.cat([torch.arange(b - a) for a, b in pairwise(BOUNDS.tolist())]).view(2, 32)
+MODULE = torch.nn.Identity()
+
+
+def heads(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, n, 32, 8, generator=generator).to(dtype) for n in (4, 2, 2)]
+
+
+def dense(window: int | None, scaling: float) -> torch.Tensor:
+    """Compute packed attention by hand: [B, L, H, D]."""
+    query, key, value = heads()
+    key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
+    document = (POSITIONS == 0).cumsum(1)
+    seen = document[:, :, None] == document[:, None, :]
+    far = torch.arange(32)[:, None] - torch.arange(32)[None, :]
+    seen &= (far >= 0) & (far < (window or 32))
+    scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~seen[:, None], -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+def run_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """Do what torch's kernel does, slowly; ``options`` as the newest release has them."""
+    left, right = options.get("window_size", (-1, -1))
+    n_times = query.shape[1] // key.shape[1]
+    assert n_times == 1 or options.get("enable_gqa"), "heads differ in number"
+    key, value = (t.repeat_interleave(n_times, dim=1) for t in (key, value))
+    place = torch.arange(len(query))
+    document = torch.searchsorted(bounds, place.int(), right=True)
+    far = place[:, None] - place[None, :]
+    seen = document[:, None] == document[None, :]
+    seen &= (far <= left) | torch.tensor(left == -1)
+    seen &= (-far <= right) | torch.tensor(right == -1)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key.float())
+    scores *= options.get("scale") or query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
+
+
+def newest(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None,
+           window_size: Any = (-1, -1), enable_gqa: bool = False) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
+
+
+def without_groups(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
+                   scale: Any = None, window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, scale=scale, window_size=window_size)
+
+
+def without_scale(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
+                  window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, window_size=window_size)
+
+
+def with_a_flag(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int,
+                is_causal: bool = False) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, window_size=(-1, 0 if is_causal else -1))
+
+
+KERNELS = [newest, without_groups, without_scale, with_a_flag]
+
+
+@pytest.mark.parametrize("scaling", [None, 0.2])
+@pytest.mark.parametrize("window", [None, 5, 32])
+def test_a_call_a_document_is_attention_within_documents(
+    window: int | None, scaling: float | None
+) -> None:
+    out, _ = attention.attend(
+        MODULE, *heads(), None, scaling=scaling, sliding_window=window, document_bounds=BOUNDS
+    )
+    torch.testing.assert_close(out, dense(window, scaling or 8**-0.5))
+
+
+@pytest.mark.parametrize("scaling", [None, 0.2])
+@pytest.mark.parametrize("window", [None, 5, 32])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_release_of_the_kernel_is_asked_rightly(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any], window: int | None,
+    scaling: float | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(kernel))
+    options = {"scaling": scaling, "sliding_window": window, "cu_seq_lens_q": BOUNDS}
+    if kernel is with_a_flag and window == 5:
+        with pytest.raises(TrainingError, match="no sliding window, which the model sets to 5"):
+            attention.attend(MODULE, *heads(torch.float16), None, **options)
+        return
+    out, _ = attention.attend(MODULE, *heads(torch.float16), None, **options)
+    expected = dense(window, scaling or 8**-0.5)
+    torch.testing.assert_close(out.float(), expected, atol=5e-3, rtol=5e-3)
+
+
+def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:
+    assert {"window_size", "scale", "enable_gqa"} <= attention.KERNEL.keywords
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"softcap": 50.0}, "Identity needs softcap"),
+        ({"s_aux": torch.zeros(4)}, "Identity needs s_aux"),
+        ({"is_causal": False}, "Identity is not causal"),
+        ({"document_bounds": None}, "Identity got no document lengths"),
+        ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "wants attention dropout 0.1"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError, match=message) as caught:
+        attention.attend(MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_causal_is_refused() -> None:
+    module = torch.nn.Identity()
+    module.is_causal = False  # type: ignore[assignment]
+    with pytest.raises(TrainingError, match="not causal"):
+        attention.attend(module, *heads(), None, document_bounds=BOUNDS)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_masks_let_through_what_a_document_may_see(name: str, window: int | None) -> None:
+    config = SimpleNamespace(sliding_window=window)
+    mask = masks.masks(name, config, POSITIONS, torch.float32)
+    query, key, value = heads()
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True
+    )
+    torch.testing.assert_close(out.transpose(1, 2), dense(window, 8**-0.5))
+
+
+def test_layers_of_two_kinds_get_a_mask_each() -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    config = SimpleNamespace(sliding_window=5, layer_types=kinds * 2)
+    made = masks.masks("sdpa", config, POSITIONS, torch.float32)
+    assert sorted(made) == kinds
+    assert torch.equal(made[kinds[0]], masks.document_mask(POSITIONS))
+    assert torch.equal(made[kinds[1]], masks.document_mask(POSITIONS, 5))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_block_mask_is_the_document_mask(window: int | None) -> None:
+    from torch.nn.attention.flex_attention import create_mask
+
+    made = masks._block_mask(POSITIONS, window)
+    dense_mask = create_mask(made.mask_mod, 2, 1, 32, 32, device="cpu")
+    assert torch.equal(dense_mask, masks.document_mask(POSITIONS, window))
+
+
+def packed_batch(chosen: list[int]) -> Batch:
+    ids = np.zeros((3, 32), np.int32)
+    rows = packed_rows(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])
+    return Collator(rows).batch(np.array(chosen))
+
+
+def test_bounds_have_one_shape_whatever_the_batch_holds() -> None:
+    found = [padded_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
+    assert found == [[0, 10, 17, 32, 52, 57, 64], [0, 20, 25, 32, 64, 64, 64]]
+
+
+def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any:
+    config = SimpleNamespace(_attn_implementation=name, get_text_config=lambda: SimpleNamespace())
+    return SimpleNamespace(config=config, dtype=dtype)
+
+
+def test_the_kernel_gets_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)
+    for chosen in ([0, 1], [2, 1], [0, 2]):
+        batch = packed_batch(chosen)
+        kwargs = document_kwargs(model(), batch, batch.position_ids_BL)
+        assert sorted(kwargs) == ["cu_seq_lens_q", "max_length_q"]
+        assert kwargs["max_length_q"] == 32 and len(kwargs["cu_seq_lens_q"]) == 7
+
+
+def test_routes_on_a_cpu_are_described() -> None:
+    said = {
+        name: attention.describe(name, device=CPU, dtype=torch.float32)
+        for name in ("packed", "sdpa", "eager")
+    }
+    assert said["packed"] == (
+        "one SDPA call a document, as the variable-length kernel does not run on a CPU"
+    )
+    assert said["sdpa"] == "sdpa of transformers, documents apart by a mask"
+    assert said["eager"] == "eager of transformers, documents apart by a mask"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("varlen", "training.attention varlen: the variable-length"), ("flex", "no backward pass")],
+)
+def test_a_route_that_cannot_run_here_is_refused(name: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        attention.describe(name, device=CPU, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "hindrance"),
+    [
+        ((8, 0), torch.bfloat16, None),
+        ((12, 0), torch.float16, None),
+        ((9, 0), torch.float32, "not torch.float32"),
+        ((7, 5), torch.float16, r"Ampere or newer"),
+    ],
+)
+def test_the_kernel_runs_in_half_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype,
+    hindrance: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    found = attention.varlen_hindrance(CUDA, dtype)
+    assert found is None if hindrance is None else hindrance in str(found)
+    said = attention.describe("packed", device=CUDA, dtype=dtype)
+    assert said.startswith("variable-length kernel") == (hindrance is None)
+
+
+def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    capability = [(8, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability[0])
+    flash = "torch.nn.attention.activate_flash_attention_impl"
+    monkeypatch.setattr(flash, asked.append)
+    assert attention.activate_flash_3(CPU) == "no FlashAttention-3: it is for Hopper cards"
+    assert attention.activate_flash_3(CUDA) == "no FlashAttention-3: it is for Hopper cards"
+    capability[0] = (9, 0)
+    assert attention.activate_flash_3(CUDA) == "FlashAttention-3" and asked == ["FA3"]
+
+    def absent(_: str) -> None:
+        raise ModuleNotFoundError("No module named 'flash_attn_interface'")
+
+    monkeypatch.setattr(flash, absent)
+    assert "cannot be loaded (No module named" in attention.activate_flash_3(CUDA)
+    monkeypatch.setattr("torch.nn.attention.list_flash_attention_impls", lambda: [])
+    assert "does not know it" in attention.activate_flash_3(CUDA)
+
+
+def test_plans_name_what_transformers_knows() -> None:
+    names = {name: attention.implementation(name) for name in ("packed", "varlen", "sdpa", "flex")}
+    assert names == {
+        "packed": "packed", "varlen": "packed", "sdpa": "sdpa", "flex": "flex_attention"
+    }  # fmt: skip

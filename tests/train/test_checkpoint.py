@@ -1,0 +1,221 @@
+import json
+import logging
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
+
+from expertflow.core.errors import TrainingError
+from expertflow.train import checkpoint
+from expertflow.train.optimizer import make_optimizer
+from expertflow.train.weights import weights_sha256
+
+PLAN = train_plan()
+RUNS = [
+    ("full", "adamw_torch_fused", torch.float32),
+    ("full", "adamw_torch", torch.bfloat16),
+    ("full", "adamw_8bit", torch.float32),
+    ("lora", "adamw_torch_fused", torch.bfloat16),
+    ("lora", "adamw_8bit", torch.bfloat16),
+    ("dora", "adamw_torch_fused", torch.float32),
+]
+
+
+def restored(directory: Path, net: Any, optimizer: Any, **how: Any) -> dict[str, Any]:
+    how = {"rank": 0, "world_size": 1, "scaler": None, **how}
+    return checkpoint.restore(directory, model=net, optimizer=optimizer, **how)
+
+
+def saved(state: Path, *, step: int, loss: float | None = None, keep: int = 9) -> Path:
+    net, optimizer = trained(PLAN)
+    path = checkpoint.write(state, snapshot(net, optimizer, step=step, loss=loss), keep=keep)
+    assert path is not None
+    return path
+
+
+def names(state: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in checkpoint.complete(state)]
+
+
+@pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
+def test_a_checkpoint_that_is_put_back_and_saved_again_is_the_same(
+    tmp_path: Path, method: str, optim: str, dtype: torch.dtype
+) -> None:
+    if optim == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    plan = train_plan(optim=optim)
+    net, optimizer = trained(plan, method, dtype=dtype)
+    first = checkpoint.write(tmp_path / "a", snapshot(net, optimizer, step=3), keep=1)
+    other = tiny_net(method, dtype=dtype, seed=1)
+    new = make_optimizer(other, plan)
+    assert first is not None
+    restored(first, other, new)
+    assert weights_sha256(other) == weights_sha256(net)
+    second = checkpoint.write(tmp_path / "b", snapshot(other, new, step=3), keep=1)
+    assert second is not None
+    assert content(second) == content(first)
+    assert any(key.endswith(("/exp_avg", "/absmax1")) for key in content(first))
+
+
+@pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
+def test_a_resumed_run_goes_on_bit_by_bit(
+    tmp_path: Path, method: str, optim: str, dtype: torch.dtype
+) -> None:
+    if optim == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    plan = train_plan(optim=optim)
+    net, optimizer = trained(plan, method, dtype=dtype)
+    random.gauss(0, 1)  # leaves a second number behind
+    path = checkpoint.write(tmp_path, snapshot(net, optimizer, step=3), keep=1)
+    expected_random = random.gauss(0, 1)
+    steps(net, optimizer, plan, of=range(3, 8))
+
+    other = tiny_net(method, dtype=dtype, seed=1)
+    new = make_optimizer(other, plan)
+    assert path is not None
+    assert restored(path, other, new)["step"] == 3
+    assert random.gauss(0, 1) == expected_random
+    steps(other, new, plan, of=range(3, 8))
+    assert weights_sha256(other) == weights_sha256(net)
+
+
+def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> None:
+    net, optimizer = trained(PLAN)
+    points = [1.0]
+    progress = {"step": 3, "seed": 1, "points": points}
+    taken = checkpoint.take(model=net, optimizer=optimizer, scaler=None, progress=progress)
+    first = checkpoint.write(tmp_path / "a", taken, keep=1)
+    steps(net, optimizer, PLAN, of=range(3, 6))
+    points.append(2.0)
+    second = checkpoint.write(tmp_path / "b", taken, keep=1)
+    assert first is not None and second is not None
+    assert content(second) == content(first)
+    assert checkpoint.read_progress(second)["points"] == [1.0]
+
+
+def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None:
+    files = {path.name for path in saved(tmp_path, step=1).iterdir()}
+    assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
+
+
+def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[str, bool]] = []
+    target = tmp_path / "checkpoints" / "step-00000001"
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        flushed.append((path.name.split(".")[-1], target.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saved(tmp_path, step=1)
+    assert set(flushed) == {
+        (tmp_path.name, False), ("safetensors", False), ("json", False), ("partial", False),
+        ("checkpoints", True),
+    }  # fmt: skip
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step, loss in [(1, 3.0), (2, 1.0), (3, None), (4, math.nan), (5, 1.0), (6, 2.0)]:
+        saved(tmp_path, step=step, loss=loss, keep=2)
+    assert names(tmp_path) == [2, 5, 6]
+    assert checkpoint.best(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_without_a_held_out_loss_nothing_is_best(tmp_path: Path) -> None:
+    saved(tmp_path, step=1)
+    assert checkpoint.best(tmp_path) is None
+    assert checkpoint.newest(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER, checkpoint.PROGRESS])
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, change: str
+) -> None:
+    good, bad = saved(tmp_path, step=1), saved(tmp_path, step=2)
+    if change == "cut":
+        (bad / name).write_bytes((bad / name).read_bytes()[:-1])
+    else:
+        (bad / name).unlink()
+    net, optimizer = trained(PLAN)
+    with pytest.raises(TrainingError, match=name) as caught:
+        restored(bad, net, optimizer)
+    assert "\n" not in str(caught.value)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.newest(tmp_path) == good
+    assert name in caplog.text and str(bad) in caplog.text
+    saved(tmp_path, step=3, keep=2)
+    assert names(tmp_path) == [1, 3] and not bad.exists()
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+    saved(tmp_path, step=1, loss=5.0)
+    assert checkpoint.read_progress(saved(tmp_path, step=1, loss=4.0))["held_out_loss"] == 4.0
+    assert names(tmp_path) == [1]
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, step=1)
+    net, optimizer = trained(PLAN)
+    with torch.no_grad():
+        net.norm.weight[7] = math.nan
+    with pytest.raises(TrainingError, match=r"norm\.weight is not finite after step 2"):
+        snapshot(net, optimizer, step=2)
+    assert names(tmp_path) == [1]
+
+
+def test_the_state_of_another_model_or_optimiser_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, step=1)
+    lora = tiny_net("lora")
+    with pytest.raises(TrainingError, match="remove the state"):
+        restored(path, lora, make_optimizer(lora, PLAN))
+    half = tiny_net(dtype=torch.bfloat16)
+    with pytest.raises(TrainingError, match=r"is float32 .* in the saved state and bfloat16"):
+        restored(path, half, make_optimizer(half, PLAN))
+    pytest.importorskip("bitsandbytes")
+    net = tiny_net()
+    with pytest.raises(TrainingError, match="AdamW8bit"):
+        restored(path, net, make_optimizer(net, train_plan(optim="adamw_8bit")))
+
+
+def test_another_number_of_processes_starts_random_numbers_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(tmp_path, step=1)
+    draws = []
+    for rank in (0, 1, 0):
+        net, optimizer = trained(PLAN)
+        with caplog.at_level(logging.WARNING):
+            restored(path, net, optimizer, rank=rank, world_size=2)
+        draws.append((torch.rand(4).tolist(), random.random()))
+    assert draws[0] == draws[2] != draws[1]
+    assert "saved by 1 processes on cpu and resumed by 2 on cpu" in caplog.text
+
+
+def test_the_scaler_comes_back(tmp_path: Path) -> None:
+    net, optimizer = trained(PLAN)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))
+    progress = {"step": 1, "seed": 1}
+    taken = checkpoint.take(model=net, optimizer=optimizer, scaler=scaler, progress=progress)
+    path = checkpoint.write(tmp_path, taken, keep=1)
+    other = torch.amp.GradScaler("cpu")
+    assert path is not None
+    assert restored(path, net, optimizer, scaler=other) == progress
+    assert other.state_dict() == scaler.state_dict()
+
+
+def test_the_clock_goes_on_from_the_last_sign_of_life(tmp_path: Path) -> None:
+    assert checkpoint.last_seen_s(tmp_path) == 0.0
+    saved(tmp_path, step=1)
+    assert checkpoint.last_seen_s(tmp_path) == 1.5
+    (tmp_path / "gpu.jsonl").write_text(json.dumps({"elapsed_s": 2.5}) + "\n")
+    assert checkpoint.last_seen_s(tmp_path) == 2.5

@@ -1,0 +1,130 @@
+"""Compiled layers must train like uncompiled ones, and be compiled once for all batches."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_attention_routes import newest
+from test_families import FAMILIES, made
+
+from expertflow.core.errors import TrainingError
+from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.train import attention
+from expertflow.train.batches import Collator
+from expertflow.train.compiled import compile_layers
+from expertflow.train.model import PackedLoss
+
+LENGTHS = [[10, 7, 15], [20, 5], [3, 3, 3, 3, 3, 3], [32]]
+PAIRS = [[0, 1], [2, 3], [1, 2], [3, 0]]
+
+
+@pytest.fixture
+def rows() -> PackedRows:
+    ids = np.random.default_rng(0).integers(0, 97, (4, 32)).astype(np.int32)
+    return packed_rows(ids, LENGTHS, [[2, sum(lengths)] for lengths in LENGTHS])
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a kernel of plain operations in the place of the one that needs a card."""
+    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(newest))
+    monkeypatch.setattr(attention, "HALF", (torch.float32,))
+    monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Iterator[Any]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+
+
+def train_alike(one: Any, other: Any, rows: PackedRows) -> None:
+    """Compare loss and gradients over batches of the same shape and other documents."""
+    collator = Collator(rows)
+    for pair in PAIRS:
+        batch = collator.batch(np.array(pair))
+        losses = [PackedLoss(net)(batch) for net in (one, other)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses)
+        for (name, p), q in zip(one.named_parameters(), other.named_parameters(), strict=True):
+            if p.requires_grad:
+                torch.testing.assert_close(p.grad, q[1].grad, atol=2e-3, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+def test_one_graph_serves_all_layers_and_batches(
+    rows: PackedRows, kernel: None, counted: Any, adapter: bool, checkpointing: bool
+) -> None:
+    nets = [
+        made(FAMILIES["qwen3"], "packed", adapter=adapter, checkpointing=checkpointing)
+        for _ in range(2)
+    ]
+    said = compile_layers(nets[0], backend="aot_eager")
+    assert said == "4 decoder layers compiled, those of a kind as one"
+    train_alike(*nets, rows)
+    assert not counted["graph_break"]
+    # Without adapters the first layer is apart: nothing before it wants a gradient.
+    assert counted["stats"]["unique_graphs"] <= 2
+
+
+def test_layers_of_two_kinds_are_compiled_twice(
+    rows: PackedRows, kernel: None, counted: Any
+) -> None:
+    nets = [made(FAMILIES["qwen2, window in two layers"], "packed") for _ in range(2)]
+    compile_layers(nets[0], backend="aot_eager")
+    train_alike(*nets, rows)
+    assert counted["stats"]["unique_graphs"] == 2 and not counted["graph_break"]
+
+
+def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
+    rows: PackedRows, counted: Any
+) -> None:
+    nets = [made(FAMILIES["llama"], "packed") for _ in range(2)]
+    assert "without the attention, which loops" in compile_layers(nets[0], backend="aot_eager")
+    collator = Collator(rows)
+    PackedLoss(nets[0])(collator.batch(np.array([0, 1])))
+    first = counted["stats"]["unique_graphs"]
+    nets[0].zero_grad()
+    train_alike(*nets, rows)
+    assert first > 0 and counted["stats"]["unique_graphs"] == first
+    assert len(counted["graph_break"]) == 1
+
+
+def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
+    net = made(FAMILIES["llama"], "packed", checkpointing=True)
+    assert compile_layers(net).startswith("layers not compiled")
+    assert all(module._compiled_call_impl is None for module in net.modules())
+
+
+def test_names_stay(kernel: None) -> None:
+    net = made(FAMILIES["qwen3"], "packed", adapter=True)
+    names = list(net.state_dict())
+    compile_layers(net)
+    assert list(net.state_dict()) == names
+
+
+def test_a_model_without_known_layers_is_refused() -> None:
+    net = made(FAMILIES["qwen3"], "packed")
+    net.model.layers = torch.nn.ModuleList()
+    with pytest.raises(TrainingError, match="qwen3 has no decoder layers that are known"):
+        compile_layers(net)
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(TrainingError, match="needs a C\\+\\+ compiler, no-such-compiler"):
+        compile_layers(made(FAMILIES["qwen3"], "packed"))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_compiled_code_trains_like_the_model(rows: PackedRows, kernel: None) -> None:
+    nets = [made(FAMILIES["qwen3"], "packed") for _ in range(2)]
+    compile_layers(nets[0])
+    train_alike(*nets, rows)

@@ -1,0 +1,157 @@
+"""The chunked loss must be torch's cross-entropy over the targets: value and gradients."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from expertflow.tokens.targets import IGNORE
+from expertflow.train.loss import CHUNK, loss_route, summed_loss, targets_of
+
+N_IDS, WIDTH = 301, 16
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+
+
+def case(n_targets: int, *, frozen: bool = False, dtype: torch.dtype = torch.float32) -> Case:
+    """Give hidden states, head and labels; the first token of a row is no target."""
+    generator = torch.Generator().manual_seed(n_targets)
+    labels = torch.full((2, 600), IGNORE, dtype=torch.int32)
+    places = torch.randperm(2 * 599, generator=generator)[:n_targets]
+    ids = torch.randint(0, N_IDS, (n_targets,), generator=generator, dtype=torch.int32)
+    labels[places // 599, 1 + places % 599] = ids
+    hidden = torch.randn(2, 600, WIDTH, generator=generator).to(dtype)
+    head = torch.randn(N_IDS, WIDTH, generator=generator).to(dtype)
+    return hidden.requires_grad_(), head.requires_grad_(not frozen), labels, n_targets
+
+
+def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smoothing: float):  # type: ignore[no-untyped-def]
+    """Give the summed loss of all rows at once, and the gradients of its mean."""
+    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in (hidden, head)]
+    logits = functional.linear(leaves[0][:, :-1], leaves[1]).float().flatten(0, 1)
+    targets = labels[:, 1:].flatten().long()
+    loss = functional.cross_entropy(
+        logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
+    (loss / 100).backward()
+    return loss.detach(), leaves[0].grad, leaves[1].grad
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("n_targets", [1, CHUNK, 2 * CHUNK + 77])
+def test_loss_and_gradients_are_those_of_torch(
+    n_targets: int, frozen: bool, smoothing: float
+) -> None:
+    hidden, head, labels, n = case(n_targets, frozen=frozen)
+    loss = summed_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+    (loss / 100).backward()
+    expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(hidden.grad, to_hidden, atol=1e-6, rtol=1e-5)
+    assert (head.grad is None) == frozen
+    if not frozen:
+        torch.testing.assert_close(head.grad, to_head, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_under_autocast_products_are_in_half_and_sums_are_not(
+    frozen: bool, smoothing: float
+) -> None:
+    hidden, head, labels, n = case(700, frozen=frozen)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = summed_loss(hidden, head, labels, n_targets=n, label_smoothing=smoothing)
+        expected, to_hidden, to_head = by_torch(hidden, head, labels, smoothing)
+    (loss / 100).backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-5)
+    torch.testing.assert_close(hidden.grad, to_hidden, atol=2e-3, rtol=2e-2)
+    if not frozen:
+        assert head.grad is not None and head.grad.dtype == torch.float32
+        torch.testing.assert_close(head.grad, to_head, atol=5e-3, rtol=2e-2)
+
+
+def test_a_frozen_head_in_half_gives_a_loss_in_full_precision() -> None:
+    hidden, head, labels, n = case(1000, frozen=True, dtype=torch.bfloat16)
+    loss = summed_loss(hidden, head, labels, n_targets=n)
+    expected, *_ = by_torch(hidden, head, labels, 0.0)
+    torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-5)
+    loss.backward()
+    assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
+
+
+def test_hidden_states_and_head_may_differ_in_type() -> None:
+    hidden, head, labels, n = case(300, frozen=True)
+    loss = summed_loss(hidden, head.bfloat16(), labels, n_targets=n)
+    loss.backward()
+    expected, *_ = by_torch(hidden, head, labels, 0.0)
+    torch.testing.assert_close(loss.detach(), expected, atol=0, rtol=1e-2)
+    assert hidden.grad is not None and hidden.grad.dtype == torch.float32
+
+
+def test_a_tied_head_gets_both_gradients() -> None:
+    _, head, labels, n = case(300)
+    ids = torch.randint(0, N_IDS, (2, 600), generator=torch.Generator().manual_seed(1))
+    summed_loss(functional.embedding(ids, head), head, labels, n_targets=n).backward()
+    tied = head.detach().clone().requires_grad_()
+    logits = functional.linear(functional.embedding(ids, tied)[:, :-1], tied).flatten(0, 1)
+    targets = labels[:, 1:].flatten().long()
+    functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum").backward()
+    torch.testing.assert_close(head.grad, tied.grad, atol=1e-3, rtol=1e-5)
+
+
+def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
+    hidden, head, labels, n = case(0)
+    loss = summed_loss(hidden, head, labels, n_targets=n)
+    loss.backward()
+    assert loss.item() == 0
+    for tensor in (hidden, head):
+        assert tensor.grad is not None and not tensor.grad.any()
+
+
+def test_no_gradient_is_made_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[torch.Size] = []
+    monkeypatch.setattr(
+        "expertflow.train.loss._add_product", lambda total, *_: added.append(total.shape)
+    )
+    hidden, head, labels, n = case(10, frozen=True)
+    summed_loss(hidden, head, labels, n_targets=n)
+    with torch.no_grad():
+        summed_loss(hidden, head.requires_grad_(), labels, n_targets=n)
+    assert not added
+    summed_loss(hidden, head, labels, n_targets=n)
+    assert added == [head.shape]
+
+
+def test_rows_are_selected_without_asking_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that is asked of a device would wait for all that is queued on it."""
+    hidden, head, labels, n = case(50)
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("a device would be asked")
+
+    for name in ("nonzero", "item", "tolist", "masked_select", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, asked)
+    positions, targets = targets_of(labels, n)
+    summed_loss(hidden, head, labels, n_targets=n).backward()
+    monkeypatch.undo()
+    flat = labels.flatten()
+    assert torch.equal(targets, flat[flat != IGNORE].long())
+    assert torch.equal(flat[positions + 1].long(), targets)
+
+
+def test_a_long_loss_is_the_same_in_two_runs() -> None:
+    grads = []
+    for _ in range(2):
+        hidden, head, labels, n = case(1000)
+        summed_loss(hidden, head, labels, n_targets=n).backward()
+        grads.append((hidden.grad, head.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_the_route_is_named() -> None:
+    _, head, *_ = case(1)
+    assert loss_route(head) == (
+        "supervised rows only, 256 at a time with their gradients, head trained"
+    )
+    frozen = head.detach()
+    assert loss_route(frozen, label_smoothing=0.1).endswith("head frozen, labels smoothed by 0.1")

@@ -1,0 +1,120 @@
+"""Short memory: what is said, what is tried, and that the weights do not care."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import LORA
+from tiny_run import made, train
+
+from expertflow.plan.records import TrainPlan
+from expertflow.train import checkpoint, memory, processes
+from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.memory import OutOfMemory, advice, halved
+from expertflow.train.model import PackedLoss
+from expertflow.train.saver import Saver
+
+CPU = torch.device("cpu")
+
+
+def small(folder: Path, **changes: Any) -> Assignment:
+    lora = replace(LORA, dropout=0.0)
+    return made(folder, **{"lora": lora, "n_steps": 12, "save_steps": 4, **changes})
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrainPlan:
+    return small(tmp_path, batch_size=8).plan
+
+
+def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
+    said = advice(replace(plan, predicted_peak_bytes=3 << 30), CPU)
+    assert said == (
+        "out of memory at micro-batch 8 (predicted 3.0 GiB, unknown free); set training.batch_size"
+        " to 4 and gradient_accumulation_steps to 2 (the global batch stays)"
+    )
+    one = replace(plan, micro_batch_size=1)
+    assert "gradient_checkpointing to true" in advice(one, CPU)
+    assert "method qlora" in advice(replace(one, checkpoint_activations=True), CPU)
+
+
+def test_half_a_micro_batch_is_the_same_global_batch(plan: TrainPlan) -> None:
+    less = halved(replace(plan, micro_batch_size=8, n_accumulation_steps=3,
+                          global_batch_sequences=24))  # fmt: skip
+    assert (less.micro_batch_size, less.n_accumulation_steps) == (4, 6)
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:
+    """Let the model take no more rows than so many, from some call on."""
+    calls = {"n": 0}
+    forward = PackedLoss.forward
+
+    def limited(self: PackedLoss, batch: Any) -> torch.Tensor:
+        calls["n"] += self.training
+        if self.training and calls["n"] >= from_call and len(batch.rows) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, batch)
+
+    monkeypatch.setattr(PackedLoss, "forward", limited)
+
+
+@pytest.mark.parametrize("from_call", [1, 7])
+def test_a_run_goes_on_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int
+) -> None:
+    """Micro-batches that the plan chose (8 on a CPU) shrink until they fit; losses stay."""
+    auto: dict[str, Any] = {"batch_size": None, "gradient_accumulation_steps": 1}
+    straight = train(small(tmp_path / "a", **auto))
+    assignment = small(tmp_path / "b", **auto)
+    short_of_memory(monkeypatch, most_rows=2, from_call=from_call)
+    outcome = train(assignment)
+    assert outcome["micro_batch_size"] == 2
+    assert outcome["n_accumulation_steps"] == 4
+    retries = outcome["memory_retries"]
+    assert [retry["micro_batch_size"] for retry in retries] == [4, 2]
+    # Call 7 is in step 7; the last checkpoint before it is that of step 4.
+    assert [retry["after_step"] for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
+    assert outcome["n_tokens"] == straight["n_tokens"]
+    assert outcome["loss_last"] == pytest.approx(straight["loss_last"], abs=1e-5)
+
+
+def test_a_batch_that_was_asked_for_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assignment = small(tmp_path, batch_size=4)
+    short_of_memory(monkeypatch, most_rows=2, from_call=1)
+    with pytest.raises(OutOfMemory, match=r"set training\.batch_size to 2"):
+        train(assignment)
+    assert memory.retries(assignment.state) == ()
+
+
+def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assignment = small(tmp_path, batch_size=None, gradient_accumulation_steps=1)
+    short_of_memory(monkeypatch, most_rows=0, from_call=1)
+    with pytest.raises(OutOfMemory, match="at micro-batch 1 "):
+        train(assignment)
+    assert len(memory.retries(assignment.state)) == memory.MAX_RETRIES
+
+
+def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:
+    """Unpacked rows differ in length; the rehearsal runs the longest and forgets it."""
+    assignment = small(tmp_path, lora=LORA)
+    with Saver(assignment.state, keep=1) as saver:
+        run, _ = assemble(
+            assignment, processes=processes.start(assignment.plan), saver=saver,
+            stop=lambda: False, directory=None,
+        )  # fmt: skip
+        seen: list[tuple[int, ...]] = []
+        forward = run.loss.forward
+        run.loss.forward = lambda batch: seen.append(batch.rows) or forward(batch)
+        run.feed.collator.cuts = True
+        before = torch.get_rng_state()
+        run.loss.train()
+        memory.rehearse(run)
+    longest = int(run.feed.collator.n_tokens_N.argmax())
+    assert longest in seen[0] and len(seen) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.grad is None for p in run.net.parameters())
+    assert checkpoint.complete(assignment.state) == []

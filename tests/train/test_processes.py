@@ -1,0 +1,164 @@
+"""Two processes train what one does, go on where they were stopped, and where one was."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import LORA, SCRIPTS, write_tiny_run
+
+N_STEPS = 16
+
+
+def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--results", str(folder)]
+    command += ["--output", str(folder / "training.json"), "--code", "c", *flags]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(folder: Path, *flags: str) -> dict[str, Any]:
+    process = start(folder, *flags)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return record
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "steps.jsonl").open()]
+
+
+def made(folder: Path, **changes: Any) -> Path:
+    """Make a run of 5 rows a step, so that two processes never have the same number of rows."""
+    folder.mkdir()
+    settings: dict[str, Any] = {
+        "n_steps": N_STEPS, "batch_size": 2, "gradient_accumulation_steps": 3, "save_steps": 4,
+        "load_best_model_at_end": False,
+    }  # fmt: skip
+    write_tiny_run(folder, **{**settings, **changes})
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["n_sequences"] % 12, "an epoch ends with a step that is not full"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Train in one process, with the global batch of the others: 2 x 6 = 2 x 3 x 2."""
+    folder = made(tmp_path_factory.mktemp("run") / "alone", gradient_accumulation_steps=6)
+    return folder, finish(folder)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(
+    alone: tuple[Path, dict[str, Any]], tmp_path: Path, parallel: str
+) -> None:
+    folder, expected = alone
+    both = made(tmp_path / "both", world_size=2, parallel=parallel)
+    record = finish(both)
+    assert record["world_size"] == 2
+    assert losses(both) == pytest.approx(losses(folder), abs=2e-5)
+    for key in ("n_tokens", "n_target_tokens", "n_padding_tokens"):
+        assert record[key] == expected[key], key
+    points = [point["loss"] for point in record["eval_points"]]
+    assert points == pytest.approx([p["loss"] for p in expected["eval_points"]], abs=2e-5)
+    names = sorted(path.name for path in (both / "checkpoint").iterdir())
+    assert names == sorted(path.name for path in (folder / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize(("saved_by", "resumed_by"), [(2, 1), (1, 2)])
+def test_what_some_saved_others_resume(
+    alone: tuple[Path, dict[str, Any]], tmp_path: Path, saved_by: int, resumed_by: int
+) -> None:
+    """Sharded states are written whole, so the number of processes may change on the way."""
+    folder, _ = alone
+    settings = {
+        1: {"gradient_accumulation_steps": 6},
+        2: {"world_size": 2, "parallel": "fsdp"},
+    }
+    first = made(tmp_path / "first", **settings[saved_by])
+    stop_midway(first, signal.SIGTERM)
+    then = made(tmp_path / "then", **settings[resumed_by])
+    [state] = first.glob("state/*")
+    # The state is named by its plan, of which the number of processes is a part.
+    process = start(then)
+    _wait_for(then, "state/*", process)
+    kill_all(process)
+    process.communicate(timeout=60)
+    [target] = then.glob("state/*")
+    shutil.rmtree(target)
+    shutil.copytree(state, target)
+    for progress in target.glob("checkpoints/*/progress.json"):
+        text = progress.read_text().replace(state.name, target.name)
+        progress.write_text(text)
+    record = finish(then)
+    assert 0 < record["resumed_at_steps"][-1] < N_STEPS
+    assert losses(then) == pytest.approx(losses(folder), abs=2e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_stopped_together_they_end_with_the_same_bits(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    changes = {"lora": LORA, "world_size": 2}
+    straight = finish(made(tmp_path / "straight", **changes))
+    stopped = made(tmp_path / "stopped", **changes)
+    stop_midway(stopped, number)
+    record = finish(stopped)
+    assert record["weights_sha256"] == straight["weights_sha256"]
+    assert len(record["resumed_at_steps"]) == 1
+
+
+def test_a_wrong_number_of_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that starts one process without a word must not train something else."""
+    folder = made(tmp_path / "run", world_size=2)
+    port = socket.create_server(("127.0.0.1", 0))
+    environment = {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port.getsockname()[1]),
+    }  # fmt: skip
+    port.close()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    process = start(folder)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the plan is for 2 processes and 1 started" in stderr.splitlines()[-1]
+
+
+def stop_midway(folder: Path, number: signal.Signals) -> None:
+    """Signal all processes of a run as soon as its first checkpoint is complete."""
+    process = start(folder)
+    _wait_for(folder, "state/*/checkpoints/step-*", process)
+    if number == signal.SIGTERM:
+        process.send_signal(number)
+    else:
+        kill_all(process)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not (folder / "training.json").exists()
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill a run's launcher and trainers at once; a launcher gives each a session of its own."""
+    trainers = psutil.Process(process.pid).children(recursive=True)
+    for one in (process, *trainers):
+        one.kill()
+    psutil.wait_procs(trainers, timeout=60)
+
+
+def _wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.005)

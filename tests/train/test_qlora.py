@@ -1,0 +1,200 @@
+"""Training on a base in 4 bits: what learns, what stays, and that it is the same every time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import LORA, write_tiny_run
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.records import read_record
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.train import quantise
+from expertflow.train.batches import Batch, Collator
+from expertflow.train.heldout import held_out_loss
+from expertflow.train.load import load_for_scoring, load_for_training, loaded_words
+from expertflow.train.model import PackedLoss, causal_lm
+from expertflow.train.records import ModelRecord
+from expertflow.train.weights import load_trainable_state, trainable_state, weights_sha256
+
+needs_bitsandbytes = pytest.mark.skipif(
+    quantise.find_spec("bitsandbytes") is None,
+    reason="bitsandbytes is not installed; run pip install -r envs/requirements-bitsandbytes.lock",
+)
+CPU = torch.device("cpu")
+LENGTHS = [[20, 12], [32]]
+Load = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainPlan, ModelRecord]:
+    folder = tmp_path_factory.mktemp("run")
+    write_tiny_run(folder, lora=LORA)
+    plan = read_record(TrainPlan, folder / "plan.json")
+    # Every kind of layer of Qwen3 that is quantised; the LoRA of the demos has two.
+    lora = replace(LORA, targets=("q_proj", "o_proj", "down_proj"))
+    model = read_record(ModelRecord, folder / "model.json")
+    return replace(plan, method="qlora", lora=lora), model
+
+
+@pytest.fixture
+def load(run: tuple[TrainPlan, ModelRecord]) -> Load:
+    """Give a loader of the tiny model; keywords change the adapter."""
+    plan, model = run
+    assert plan.lora is not None
+
+    def load_(*, checkpoint: bool = False, **changes: Any) -> Any:
+        torch.manual_seed(1)
+        lora = replace(plan.lora, **changes)
+        changed = replace(plan, lora=lora, checkpoint_activations=checkpoint)
+        return load_for_training(changed, model, CPU)
+
+    return load_
+
+
+@pytest.fixture
+def rows() -> PackedRows:
+    ids = np.random.default_rng(0).integers(0, 97, (2, 32)).astype(np.int32)
+    return packed_rows(ids, LENGTHS, [[2, 20, 22, 32], [2, 32]])
+
+
+def batch_of(rows: PackedRows) -> Batch:
+    return Collator(rows).batch(np.arange(2))
+
+
+def train(net: Any, rows: PackedRows, *, n_steps: int, evaluate: bool = False) -> list[float]:
+    loss, losses = PackedLoss(net), []
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    batch = batch_of(rows)
+    loss.train()
+    for _ in range(n_steps):
+        value = loss(batch) / batch.n_target_tokens
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+        if evaluate:
+            held_out_loss(loss, rows, micro_batch_size=1)
+    return losses
+
+
+def gradients(net: Any) -> dict[str, torch.Tensor]:
+    return {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"use_rslora": True}])
+def test_the_adapter_learns_and_nothing_else(
+    load: Load, rows: PackedRows, changes: dict[str, bool]
+) -> None:
+    net = load(**changes)
+    frozen = {n: p.clone() for n, p in net.named_parameters() if not p.requires_grad}
+    losses = train(net, rows, n_steps=25)
+    assert losses[-1] < losses[0] - 0.2
+    after = dict(net.named_parameters())
+    assert all(torch.equal(value, after[name]) for name, value in frozen.items())
+    learnt = {name: p for name, p in after.items() if p.requires_grad}
+    assert learnt and all("lora_" in name for name in learnt)
+    assert {p.dtype for p in learnt.values()} == {torch.float32}
+
+
+@needs_bitsandbytes
+def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
+    load: Load, run: tuple[TrainPlan, ModelRecord]
+) -> None:
+    net = load()
+    lm = causal_lm(net)
+    assert len(quantise.quantised_layers(lm)) == 2 * 7
+    state = lm.model.layers[0].self_attn.k_proj.weight.quant_state
+    assert (state.quant_type, state.nested) == ("nf4", True)
+    assert type(lm.get_output_embeddings()) is torch.nn.Linear
+    assert lm.get_output_embeddings().weight.dtype == torch.float32
+    assert loaded_words(net, run[0]).startswith(
+        "base in NF4, double quantised, fp32 compute: 14 layers;"
+    )
+
+
+@needs_bitsandbytes
+def test_runs_are_the_same_bit_for_bit_and_evaluating_in_between_changes_nothing(
+    load: Load, rows: PackedRows
+) -> None:
+    hashes = []
+    for evaluate in (False, False, True):
+        net = load()
+        train(net, rows, n_steps=5, evaluate=evaluate)
+        hashes.append(weights_sha256(net))
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_packed_documents_learn_as_separate_ones(
+    load: Load, rows: PackedRows, use_dora: bool
+) -> None:
+    packed, alone = (load(dropout=0.0, use_dora=use_dora) for _ in range(2))
+    for net in (packed, alone):
+        train(net, rows, n_steps=2)  # an adapter starts at zero, where a mistake would hide
+        net.zero_grad()
+    PackedLoss(packed)(batch_of(rows)).backward()
+    for row, start, n in ((0, 0, 20), (0, 20, 12), (1, 0, 32)):
+        ids = rows.parts_NL[0][row : row + 1, start : start + n]
+        single = packed_rows(ids, [[n]], [[2, n]])
+        PackedLoss(alone)(Collator(single).batch(np.arange(1))).backward()
+    expected, found = gradients(alone), gradients(packed)
+    assert len(found) >= 12
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-4, rtol=1e-3, msg=name)
+
+
+@needs_bitsandbytes
+def test_checkpointed_activations_give_the_same_gradients(load: Load, rows: PackedRows) -> None:
+    nets = [load(dropout=0.0, checkpoint=on) for on in (False, True)]
+    for net in nets:
+        train(net, rows, n_steps=2)
+        PackedLoss(net)(batch_of(rows)).backward()
+    kept, again = map(gradients, nets)
+    assert kept.keys() == again.keys()
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+@needs_bitsandbytes
+def test_an_adapter_comes_back_from_plain_safetensors(
+    load: Load, rows: PackedRows, run: tuple[TrainPlan, ModelRecord], tmp_path: Path
+) -> None:
+    net = load()
+    train(net, rows, n_steps=5)
+    expected = held_out_loss(PackedLoss(net), rows, micro_batch_size=2)
+    save_file(trainable_state(net), tmp_path / "weights.safetensors")
+    fresh = load()
+    load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
+    assert held_out_loss(PackedLoss(fresh), rows, micro_batch_size=2) == expected
+    net.save_pretrained(tmp_path / "checkpoint")
+    scored = load_for_scoring(tmp_path / "checkpoint", model=run[1], plan=run[0])
+    assert held_out_loss(PackedLoss(scored), rows, micro_batch_size=2) == expected
+
+
+@needs_bitsandbytes
+def test_before_training_the_base_is_scored_in_4_bits_too(
+    load: Load, rows: PackedRows, run: tuple[TrainPlan, ModelRecord]
+) -> None:
+    plan, model = run
+    before = load_for_scoring(None, model=model, plan=plan)
+    untrained = held_out_loss(PackedLoss(load()), rows, micro_batch_size=2)
+    assert held_out_loss(PackedLoss(before), rows, micro_batch_size=2) == untrained
+    original = load_for_scoring(None, model=model, plan=replace(plan, method="lora"))
+    assert held_out_loss(PackedLoss(original), rows, micro_batch_size=2) != untrained
+
+
+def test_a_missing_package_is_one_line_with_the_fix(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantise, "find_spec", lambda name: None)
+    with pytest.raises(TrainingError, match=r"run pip install -r envs/requirements-bitsandbytes"):
+        load()

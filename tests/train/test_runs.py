@@ -1,0 +1,150 @@
+"""Whole runs in one process: early stopping, the best weights, explosions, and a second look."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import LORA
+from tiny_run import made, train
+
+from expertflow.train import checkpoint, processes
+from expertflow.train.assemble import Assignment
+from expertflow.train.model import PackedLoss
+from expertflow.train.replay import replay_step
+from expertflow.train.run import Diverged
+
+
+def steps(assignment: Assignment) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (assignment.state / "steps.jsonl").open()]
+
+
+def test_a_run_stops_early_and_publishes_its_best_weights(tmp_path: Path) -> None:
+    """Random documents are learned by heart, so the held-out loss rises soon."""
+    assignment = made(
+        tmp_path, learning_rate=3e-2, eval_steps=2, patience=3, load_best_model_at_end=True,
+        n_steps=60, save_steps=1000, save_total_limit=1,
+    )  # fmt: skip
+    outcome = train(assignment)
+    losses = {point["step"]: point["loss"] for point in outcome["eval_points"]}
+    lowest = min(losses, key=losses.__getitem__)
+    assert outcome["stopped_early_at_step"] == outcome["n_steps"] == lowest + 6 < 60
+    # The untrained model is not there to be published, however good it is.
+    best = min(set(losses) - {0}, key=losses.__getitem__)
+    assert best < outcome["n_steps"]
+    assert outcome["published_step"] == best
+    directory = checkpoint.best(assignment.state)
+    assert directory is not None and directory.name == f"step-{best:08d}"
+    kept = load_file(directory / checkpoint.WEIGHTS)
+    published = load_file(assignment.state / "final" / "model.safetensors")
+    assert all(torch.equal(published[name], tensor) for name, tensor in kept.items())
+
+
+def test_the_best_weights_are_not_loaded_where_they_are_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is to be loaded")
+
+    monkeypatch.setattr(checkpoint, "restore_weights", refuse)
+    assignment = made(tmp_path, eval_steps=20, load_best_model_at_end=True, n_steps=20)
+    outcome = train(assignment)
+    assert outcome["published_step"] == 20 == outcome["n_steps"]
+
+
+def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> None:
+    """Let the training loss be something else from a step on, one micro-batch a step."""
+    forward, calls = PackedLoss.forward, {"n": 0}
+
+    def broken(self: PackedLoss, batch: Any) -> torch.Tensor:
+        value = forward(self, batch)
+        calls["n"] += self.training
+        worse = self.training and calls["n"] >= step
+        return value * 0 + loss * batch.n_target_tokens if worse else value
+
+    monkeypatch.setattr(PackedLoss, "forward", broken)
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (math.nan, "its loss is nan"),
+        (math.inf, "its loss is inf"),
+        (50.0, r"its loss is 50 nats a token, above 9\.1"),
+    ],
+)
+def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float, problem: str
+) -> None:
+    assignment = made(tmp_path, n_steps=20)
+    broken_at(monkeypatch, step=8, loss=loss)
+    with pytest.raises(Diverged, match=rf"step 8 diverged: {problem}") as caught:
+        train(assignment)
+    assert f"the last good state is {assignment.state}/checkpoints/step-00000005" in str(
+        caught.value
+    )
+    assert "--replay-step 8" in str(caught.value)
+    assert [path.name for path in checkpoint.complete(assignment.state)] == ["step-00000005"]
+    assert [step["step"] for step in steps(assignment)] == [1, 2, 3, 4, 5]
+
+
+def test_the_bar_for_an_explosion_can_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assignment = made(tmp_path, n_steps=10, max_loss=100.0)
+    broken_at(monkeypatch, step=8, loss=50.0)
+    assert train(assignment)["loss_last"] == pytest.approx(50.0, rel=1e-6)
+
+
+def test_a_step_is_looked_at_again_without_a_trace(tmp_path: Path) -> None:
+    """Its micro-batches, run alone from the very weights that the step saw, add up to its loss."""
+    assignment = made(
+        tmp_path,
+        lora=LORA,
+        batch_size=2,
+        gradient_accumulation_steps=2,
+        n_steps=12,
+        save_total_limit=9,
+    )
+    plan = replace(assignment.plan, logging_steps=1)
+    assignment = replace(assignment, plan=plan)
+    train(assignment)
+    before = {p: p.stat().st_mtime_ns for p in assignment.state.rglob("*")}
+    first, *lines = replay_step(assignment, processes.start(plan), 8)
+    assert first == "from the state after step 5 on to step 8"
+    assert len(lines) == 2
+    summed = [float(line.split("loss ")[1].split()[0]) for line in lines]
+    counts = [int(line.split("over ")[1].split()[0]) for line in lines]
+    mean = sum(s * n for s, n in zip(summed, counts, strict=True)) / sum(counts)
+    assert mean == pytest.approx(steps(assignment)[7]["loss"], abs=1e-5)
+    assert all("gradient norm" in line for line in lines)
+    assert {p: p.stat().st_mtime_ns for p in assignment.state.rglob("*")} == before
+
+
+def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
+    assignment = made(tmp_path, n_steps=40)
+    outcome = train(assignment)
+    timed = [step for step in steps(assignment) if step["forward_s"] is not None]
+    assert [step["step"] for step in timed] == [11, 31]
+    for step in timed:
+        parts = sum(step[f"{part}_s"] for part in ("h2d", "forward", "backward", "optimizer"))
+        assert 0 < parts + step["data_wait_s"] <= step["step_s"]
+    assert outcome["sampled_steps"]["n_steps"] == 2
+    mean = sum(step["forward_s"] for step in timed) / 2
+    assert outcome["sampled_steps"]["forward_s"] == pytest.approx(mean)
+
+
+def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
+    """4 x 4 rows equal 16: the loss is divided by the targets of all of them."""
+    losses = []
+    for name, micro, accumulation in (("whole", 16, 1), ("parts", 4, 4)):
+        assignment = made(
+            tmp_path / name, batch_size=micro, gradient_accumulation_steps=accumulation, n_steps=8
+        )
+        train(assignment)
+        losses.append([step["loss"] for step in steps(assignment)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)

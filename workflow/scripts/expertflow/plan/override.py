@@ -1,0 +1,172 @@
+"""Change a resolved plan by hand: every hyper-parameter, under the name it has in a manifest.
+
+What follows from a changed setting is worked out again (global batch, steps, warm-up); what was
+predicted for the old one is dropped, not kept.
+"""
+
+import math
+from dataclasses import fields, replace
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from expertflow.core.errors import ConfigError
+from expertflow.plan.flops import adapter_weights, flops_per_token
+from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, PlanSpec, Reason, TrainPlan
+from expertflow.plan.schedule import steps_per_epoch
+from expertflow.tokens.records import PackingRecord
+
+# Names of a manifest whose field in the plan is called otherwise.
+RENAMED = {
+    "batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "n_accumulation_steps",
+    "gradient_checkpointing": "checkpoint_activations",
+    "max_steps": "n_steps",
+    "warmup_steps": "n_warmup_steps",
+    "lr_decay_steps": "n_decay_steps",
+}
+LOADER = {
+    "loader": "kind",
+    "dataloader_num_workers": "n_workers",
+    "dataloader_prefetch_factor": "n_prefetch_batches",
+    "dataloader_persistent_workers": "persistent_workers",
+}
+LORA = {f"lora_{field.name}": field.name for field in fields(LoraSpec)}
+OWN = ("num_train_epochs", "precision")
+# Settings that decide about data, hardware or money, or that a resolved plan has no more use for.
+NOT_BY_HAND = {
+    "lora", "target_tokens", "min_epochs", "max_epochs", "lr_decay_ratio", "warmup_ratio",
+    "warmup_steps_min", "warmup_steps_max", "override_min_warmup", "bf16", "fp16", "use_sdpa",
+    "group_by_length", "gpu_memory_threshold_small_gb", "gpu_memory_threshold_medium_gb",
+    "gpu_memory_threshold_large_gb", "hardware", "gpu_table", "prices", "price_usd_per_hour",
+    "price_as_of", "max_usd", "max_hours",
+}  # fmt: skip
+
+
+def flags() -> dict[str, Any]:
+    """Give the type of every hyper-parameter that can be set by hand, by its name."""
+    spec, plan = get_type_hints(PlanSpec), get_type_hints(TrainPlan)
+    own = {name: kind for name, kind in spec.items() if name not in NOT_BY_HAND}
+    own["num_train_epochs"], own["precision"] = float, plan["precision"]
+    own |= {name: plan[field] for name, field in RENAMED.items() if name not in own}
+    lora = get_type_hints(LoraSpec)
+    own |= {name: lora[field] for name, field in LORA.items()}
+    return {name: _plain(kind) for name, kind in sorted(own.items())}
+
+
+def override(
+    plan: TrainPlan, changes: dict[str, Any], *, packing: PackingRecord, facts: ModelFacts
+) -> TrainPlan:
+    """Give the plan with some hyper-parameters changed.
+
+    Raises:
+        ConfigError: warm-up would not end before the run does, or an adapter is set for ``full``.
+    """
+    if not changes:
+        return plan
+    direct = {RENAMED.get(k, k): v for k, v in changes.items() if k not in (*LOADER, *LORA, *OWN)}
+    if "precision" in changes:
+        direct["precision"] = changes["precision"]
+    new = replace(plan, **direct, loader=_loader(plan, changes), lora=_lora(plan, changes))
+    new = _counted(plan, new, changes)
+    if new.n_warmup_steps >= new.n_steps:
+        raise ConfigError(
+            f"warm-up of {new.n_warmup_steps} steps is not below the {new.n_steps} steps of the"
+            " run; lower --warmup-steps"
+        )
+    reasons = [r for r in plan.reasons if r.setting not in (*changes, *direct)]
+    reasons += [
+        Reason(setting=name, value=str(value), because="given by hand")
+        for name, value in sorted(changes.items())
+    ]
+    return replace(_without_forecast(plan, new, packing, facts), reasons=tuple(reasons))
+
+
+def _counted(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> TrainPlan:
+    """Work out batch and steps again; intervals that were the whole run or an epoch stay that."""
+    batch = new.micro_batch_size * new.n_accumulation_steps * new.world_size
+    per_epoch = steps_per_epoch(new.n_sequences, batch)
+    steps = new.n_steps
+    longer = "num_train_epochs" in changes or per_epoch != old.n_steps_per_epoch
+    if longer and "max_steps" not in changes:
+        epochs = changes.get("num_train_epochs", old.n_epochs)
+        steps = max(1, math.ceil(epochs * per_epoch - 1e-9))
+    scale = steps / old.n_steps
+    intervals: dict[str, Any] = {}
+    if "save_steps" not in changes and old.save_steps == old.n_steps:
+        intervals["save_steps"] = steps
+    if "eval_steps" not in changes and old.eval_steps == old.n_steps_per_epoch:
+        intervals["eval_steps"] = per_epoch
+    if "warmup_steps" not in changes:
+        intervals["n_warmup_steps"] = int(old.n_warmup_steps * scale)
+    if "lr_decay_steps" not in changes:
+        intervals["n_decay_steps"] = math.ceil(old.n_decay_steps * scale)
+    return replace(
+        new,
+        global_batch_sequences=batch,
+        n_steps_per_epoch=per_epoch,
+        n_steps=steps,
+        n_epochs=steps / per_epoch,
+        may_halve_micro_batch=new.may_halve_micro_batch and "batch_size" not in changes,
+        **intervals,
+    )
+
+
+def _without_forecast(
+    old: TrainPlan, plan: TrainPlan, packing: PackingRecord, facts: ModelFacts
+) -> TrainPlan:
+    """Count parameters and FLOPs again, and predict nothing."""
+    train = packing.train
+    work = flops_per_token(
+        facts,
+        lora=plan.lora,
+        mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
+        supervised_fraction=train.n_target_tokens / train.n_tokens,
+        checkpoint_activations=plan.checkpoint_activations,
+    )
+    base = old.n_params_total - (old.n_params_trainable if old.lora is not None else 0)
+    adapter = adapter_weights(facts, plan.lora)
+    predicted = [f.name for f in fields(plan.cost) if f.name.startswith("predicted_")]
+    reason = "settings were changed by hand, so nothing is predicted"
+    return replace(
+        plan,
+        n_params_total=base + adapter,
+        n_params_trainable=adapter if plan.lora is not None else base,
+        flops_per_token_model=work.model,
+        flops_per_token_hardware=work.hardware,
+        predicted_tokens=round(train.n_tokens * plan.n_epochs),
+        predicted_peak_bytes=None,
+        predicted_peak_reason=reason,
+        cost=replace(plan.cost, **dict.fromkeys(predicted), reason=reason),
+    )
+
+
+def _loader(plan: TrainPlan, changes: dict[str, Any]) -> LoaderPlan:
+    return replace(plan.loader, **{LOADER[k]: v for k, v in changes.items() if k in LOADER})
+
+
+def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
+    wanted = {LORA[name]: value for name, value in changes.items() if name in LORA}
+    if changes.get("method", plan.method) == "full":
+        if wanted:
+            raise ConfigError(f"method full has no adapter; drop --lora-{next(iter(wanted))}")
+        return None
+    if plan.lora is None:
+        missing = [name for name in LORA.values() if name not in wanted]
+        if missing:
+            flag = missing[0].replace("_", "-")
+            raise ConfigError(f"the plan has no adapter settings; give --lora-{flag} as well")
+        return LoraSpec(**wanted)
+    return replace(plan.lora, **wanted)
+
+
+def _plain(kind: Any) -> Any:
+    """Take null out of a type."""
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [part for part in get_args(kind) if part is not type(None)]
+        return kinds[0]
+    return kind
+
+
+def choices(kind: Any) -> tuple[Any, ...] | None:
+    """Give the values that a type allows, where it lists them."""
+    return get_args(kind) if get_origin(kind) is Literal else None

@@ -1,0 +1,58 @@
+"""Turn on what the plan says, and say each switch in words."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from expertflow.plan.records import LoaderPlan, TrainPlan
+
+ON_OFF = {True: "on", False: "off"}
+
+
+def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
+    """Set threads and precision switches; say what is on."""
+    if plan.n_threads is not None:
+        torch.set_num_threads(plan.n_threads)
+    torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
+    if plan.deterministic:
+        # Before the first product: the library reads it once.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return (
+        f"device {device.type}, {torch.get_num_threads()} threads",
+        f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),
+        f"dtype {plan.precision}" + (" with a loss scaler" if plan.precision == "fp16" else ""),
+        f"TF32 {ON_OFF[plan.use_tf32]}",
+        f"activation checkpointing {ON_OFF[plan.checkpoint_activations]}",
+        f"optimizer {plan.optim}",
+        f"schedule {plan.lr_scheduler_type}, {plan.n_warmup_steps} warm-up steps",
+        f"deterministic kernels {ON_OFF[plan.deterministic]}",
+        f"loader {_loader_words(plan.loader)}",
+    )
+
+
+def _loader_words(loader: LoaderPlan) -> str:
+    if loader.kind == "thread":
+        return f"thread, prefetch {loader.n_prefetch_batches}"
+    if not loader.n_workers:
+        return "in the trainer, no workers"
+    kept = ", kept from epoch to epoch" if loader.persistent_workers else ""
+    return f"{loader.n_workers} workers, prefetch {loader.n_prefetch_batches} each{kept}"
+
+
+@contextmanager
+def catching_signals() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM and SIGINT end the run after the current step; give what tells if one came."""
+    came: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [
+        signal.signal(number, lambda received, _: came.append(received)) for number in numbers
+    ]
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

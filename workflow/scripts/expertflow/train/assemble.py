@@ -1,0 +1,171 @@
+"""Assemble a run from its plan: model, optimiser, rows, and where it was when it last stopped."""
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from expertflow.core.errors import TrainingError
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import PackedRows, read_rows
+from expertflow.train import checkpoint
+from expertflow.train.activate import activate
+from expertflow.train.attention import activate_flash_3, describe
+from expertflow.train.clock import Clock
+from expertflow.train.compiled import compile_layers
+from expertflow.train.load import DTYPES, load_for_training, loaded_words
+from expertflow.train.loader import AnyFeed, feed_of
+from expertflow.train.loss import loss_route
+from expertflow.train.model import PackedLoss, causal_lm, head_weight
+from expertflow.train.optimizer import make_optimizer
+from expertflow.train.processes import Processes, wrap
+from expertflow.train.records import ModelRecord
+from expertflow.train.run import Progress, Run
+from expertflow.train.saver import Saver
+from expertflow.train.self_check import check_model
+from expertflow.train.timing import StepTimer
+
+if TYPE_CHECKING:
+    from expertflow.train.on_the_fly import Documents
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """What a run is made from, and where its state is.
+
+    With ``documents`` these are tokenised in every step and the rows are not read.
+    """
+
+    plan: TrainPlan
+    model: ModelRecord
+    rows: Path
+    state: Path
+    documents: "Documents | None" = None
+
+
+def assemble(
+    assignment: Assignment,
+    *,
+    processes: Processes,
+    saver: Saver,
+    stop: Callable[[], bool],
+    directory: Path | None,
+) -> tuple[Run, tuple[str, ...]]:
+    """Make a run, resumed from a checkpoint if there is one; give it and what is on, in words.
+
+    Raises:
+        TrainingError: the model cannot be trained so, or the state is of another run.
+    """
+    plan, state = assignment.plan, assignment.state
+    progress, clock = _progress(state, directory)
+    feed, held_out, data = _data(assignment, processes)
+    words = [*activate(plan, processes.device), data]
+    torch.manual_seed(plan.seed)
+    net = load_for_training(plan, assignment.model, processes.device)
+    words.append(loaded_words(net, plan))
+    loss, more = _loss(net, plan, processes)
+    run = Run(
+        plan=plan,
+        net=net,
+        loss=loss,
+        optimizer=processes.accelerator.prepare_optimizer(make_optimizer(net, plan)),
+        processes=processes,
+        feed=feed,
+        held_out=held_out,
+        state=state,
+        clock=clock,
+        timer=StepTimer(clock, processes.device),
+        saver=saver,
+        stop=stop,
+        progress=progress,
+    )
+    # Dropout differs from process to process; weights that are made here do not.
+    torch.manual_seed(plan.seed + processes.rank)
+    if directory is not None:
+        _resume(run, directory)
+    if processes.is_first and sys.stderr.isatty():
+        run.bar = tqdm(total=plan.n_steps, initial=progress.step, unit="step")
+    for line in (*words, *more):
+        log.info("%s", line)
+    return run, (*words, *more)
+
+
+def _loss(
+    net: Any, plan: TrainPlan, processes: Processes
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """Put the loss around the model, after a look at whether the model suits it; say its routes."""
+    device, smoothing = processes.device, plan.label_smoothing_factor
+    loss = PackedLoss(net, label_smoothing=smoothing)
+    kernel = describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
+    flash = activate_flash_3(device) if device.type == "cuda" else "no CUDA kernels"
+    with processes.accelerator.autocast():
+        checked = check_model(loss)
+        route = loss_route(head_weight(causal_lm(net)), label_smoothing=smoothing)
+    compiled = compile_layers(net) if plan.torch_compile else "compilation off"
+    words = (f"attention {plan.attention}: {kernel}; {flash}", f"loss {route}", checked, compiled)
+    return wrap(loss, plan), words
+
+
+def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, PackedRows, str]:
+    """Give what the run reads, what it is evaluated on, and a line about both.
+
+    Raises:
+        TrainingError: several processes would have to tokenise on the fly.
+    """
+    plan, rows, documents = assignment.plan, assignment.rows, assignment.documents
+    if documents is None:
+        feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
+        said = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
+        return feed, read_rows(rows / "held_out"), said
+    if plan.world_size > 1:
+        raise TrainingError(
+            f"{rows}: holds no packed rows, and {plan.world_size} processes cannot tokenise on the"
+            " fly; run pack_sequences again"
+        )
+    from expertflow.train.on_the_fly import read_on_the_fly
+
+    said = f"data tokenised on the fly, {rows} holds no packed rows"
+    log.warning("%s", said)
+    return (*read_on_the_fly(plan, assignment.model, documents), said)
+
+
+def _progress(state: Path, directory: Path | None) -> tuple[Progress, Clock]:
+    """Give how far the run is; its clock goes on from where it was last seen."""
+    wall = {"wall": checkpoint.last_seen_s(state)}
+    if directory is None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Progress(started_at=now), Clock(wall)
+    saved = checkpoint.read_progress(directory)
+    return Progress.restored(saved), Clock(saved["clock"] | wall)
+
+
+def _resume(run: Run, directory: Path) -> None:
+    """Put weights, optimiser and random numbers back to a checkpoint.
+
+    Raises:
+        TrainingError: the rows of the next step are not those that were due.
+    """
+    progress, processes = run.progress, run.processes
+    saved = checkpoint.restore(
+        directory,
+        model=run.net,
+        optimizer=run.optimizer,
+        scaler=processes.accelerator.scaler,
+        rank=processes.rank,
+        world_size=processes.world_size,
+    )
+    if saved["order_sha256"] != run.feed.order.sha256_of_step(progress.step):
+        raise TrainingError(
+            f"{directory}: was saved before other rows than those that come next; remove"
+            f" {run.state}"
+        )
+    progress.resumed_at.append(progress.step)
+    log.info("resumed after step %d from %s", progress.step, directory)

@@ -1,0 +1,154 @@
+"""One process or several that train together: their start, what they share, what they agree on."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.utils import set_seed
+from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from expertflow.core.errors import TrainingError
+from expertflow.plan.records import TrainPlan
+
+# What a launcher sets for each of its processes.
+RANK = "RANK"
+# A process may wait so long for another that loads a model, or writes a checkpoint of it.
+PATIENCE = timedelta(minutes=30)
+# A step and a checkpoint may be under way when all are told to stop.
+SHUTDOWN_S = 300
+PR_SET_PDEATHSIG = 1
+
+
+class Processes:
+    """The processes that train together, seen from one of them; there may be no other."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.rank: int = accelerator.process_index
+        self.world_size: int = accelerator.num_processes
+        # Flags are agreed on through the host: asking the device would make it wait every step.
+        self._flags = dist.new_group(backend="gloo") if self.world_size > 1 else None
+
+    @property
+    def device(self) -> torch.device:
+        """Give the device of this process."""
+        device: torch.device = self.accelerator.device
+        return device
+
+    @property
+    def is_first(self) -> bool:
+        """Tell whether this process writes what there is to write."""
+        return self.rank == 0
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        """Give each flag as true where it is true in any process; all processes get the same."""
+        if self._flags is None:
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._flags)
+        return [bool(vote) for vote in votes]
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over all processes."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+
+def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
+    """Join the processes of the run.
+
+    Raises:
+        TrainingError: there are more or fewer of them than the plan says.
+    """
+    accelerator = Accelerator(
+        cpu=plan.gpu is None,
+        mixed_precision="no" if plan.precision == "fp32" else plan.precision,
+        log_with=None if plan.report_to == "none" else plan.report_to,
+        project_dir=tracker_directory,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+    if accelerator.num_processes != plan.world_size:
+        raise TrainingError(
+            f"the plan is for {plan.world_size} processes and {accelerator.num_processes} started;"
+            f" use torchrun --nproc-per-node {plan.world_size}, or set training.world_size"
+        )
+    return Processes(accelerator)
+
+
+def seed_all(plan: TrainPlan, processes: Processes) -> None:
+    """Seed weights alike in all processes; dropout differs from one to the next."""
+    set_seed(plan.seed)
+    torch.manual_seed(plan.seed + processes.rank)
+
+
+def is_helper() -> bool:
+    """Tell whether this process was launched beside a first one."""
+    return os.environ.get(RANK, "0") != "0"
+
+
+def relaunch(world_size: int) -> None:
+    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them.
+
+    The launcher gives each a session of its own, so a signal to its group does not reach them: if
+    it is killed, they are told to stop, and save.
+    """
+    if RANK in os.environ:
+        _stop_with_parent()
+    if world_size == 1 or RANK in os.environ:
+        return
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}")
+    # By the environment, as the flag is not known to every torch that is supported.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
+    os.execv(sys.executable, [sys.executable, *launcher, *sys.argv])
+
+
+def _stop_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the parent ends; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def wrap(loss: torch.nn.Module, plan: TrainPlan) -> torch.nn.Module:
+    """Make several processes add up their gradients: as copies of the model, or as shares of it."""
+    if plan.world_size == 1:
+        return loss
+    if plan.parallel == "ddp":
+        return DistributedDataParallel(loss, broadcast_buffers=False, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard
+
+    layers = [m for m in loss.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for module in (*layers, loss):
+        fully_shard(module)
+    return loss
+
+
+def settle(loss: Any) -> None:
+    """Leave shares where an evaluation left whole parameters.
+
+    A forward pass without a backward one keeps those of the root gathered, and a state that is
+    saved then would miss what the optimiser knows of them.
+    """
+    if hasattr(loss, "reshard"):
+        loss.reshard()
+
+
+@contextmanager
+def adding_up(loss: Any, *, now: bool) -> Iterator[None]:
+    """Let gradients be added up over processes in this backward pass, or leave it to a later."""
+    if isinstance(loss, DistributedDataParallel):
+        with nullcontext() if now else loss.no_sync():
+            yield
+        return
+    if hasattr(loss, "set_requires_gradient_sync"):
+        loss.set_requires_gradient_sync(now)
+    yield
