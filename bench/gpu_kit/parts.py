@@ -1,0 +1,140 @@
+"""The parts of the kit by name, in the order in which they are worth their time."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from expertflow.core.errors import HardwareError
+from expertflow.core.records import to_json
+from expertflow.plan.flops import CONVENTION, linear_weights
+from expertflow.train.processes import start
+from gpu_kit.ceilings import ceilings
+from gpu_kit.checks import CHECKS
+from gpu_kit.fixtures import LENGTHS_WORDS, SIZES, make_model, make_rows
+from gpu_kit.kernels import profiled
+from gpu_kit.training import WARM_UP, Session, Variant, Work, plan_of, train
+
+PADDED_ROWS = 4
+PROFILED_STEPS = 3
+
+
+def _variants(method: str) -> dict[str, Variant]:
+    usual = partial(Variant, method=method)
+    return {
+        method: usual(),
+        f"{method}-padded": usual(
+            packing="none", all_rows_loss=True, micro_batch=PADDED_ROWS,
+            changes={"attention": "sdpa", "torch_compile": False, "optim": "adamw_torch",
+                     "group_by_length": False},
+        ),
+        f"{method}-no-compile": usual(changes={"torch_compile": False}),
+        f"{method}-all-rows-loss": usual(all_rows_loss=True),
+        f"{method}-sdpa-mask": usual(changes={"attention": "sdpa"}),
+        f"{method}-checkpointing": usual(flip_checkpointing=True),
+    }  # fmt: skip
+
+
+VARIANTS = {**_variants("lora"), **_variants("full")}
+
+
+def prepare(work: Work) -> dict[str, Any]:
+    """Write model and rows; say what the machine is."""
+    cuda = work.device == "cuda"
+    if cuda and not torch.cuda.is_available():
+        raise HardwareError("--device cuda: torch sees no CUDA device; use --device cpu")
+    size = SIZES[work.model]
+    facts = size.facts
+    needed = 2 * (linear_weights(facts) + 2 * facts.hidden_size * facts.vocab_size)
+    free = shutil.disk_usage(work.folder).free
+    if free < 2 * needed:
+        raise HardwareError(
+            f"{work.folder}: {free / 1e9:.0f} GB free, model and checkpoints need"
+            f" {2 * needed / 1e9:.0f} GB; name another --scratch"
+        )
+    sizes = make_model(work.folder / "model", work.model, device=work.device)
+    packings = {kind: make_rows(work.folder / kind, work.model, packing=kind) for kind in
+                ("bfd", "none")}  # fmt: skip
+    split = packings["bfd"].train
+    return {
+        "sizes": sizes,
+        "packings": {kind: to_json(packing) for kind, packing in packings.items()},
+        "machine": {
+            "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+            "memory_bytes": torch.cuda.get_device_properties(0).total_memory if cuda else None,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "rows": {
+            "lengths": LENGTHS_WORDS,
+            "row_length": size.row_length,
+            "n_rows": split.n_sequences,
+            "n_rows_unpacked": packings["none"].train.n_sequences,
+            "mean_document_tokens": split.n_tokens / split.n_documents,
+            "sum_len_sq_over_sum_len": split.sum_len_sq / split.n_tokens,
+            "supervised_share": split.n_target_tokens / split.n_tokens,
+            "padding_share": 1 - split.n_tokens / (split.n_sequences * size.row_length),
+        },
+        "convention": CONVENTION,
+    }
+
+
+def measure_ceilings(work: Work) -> dict[str, Any]:
+    """Measure products and copies; name the card's peaks beside them."""
+    gpu = work.gpu()
+    size = SIZES[work.model]
+    found = ceilings(size.facts, work.device, tokens=16 * size.row_length)
+    return {
+        **found,
+        "peak_bf16_flops_per_s": gpu.peak_bf16_flops_per_s if gpu else None,
+        "peak_bandwidth_bytes_per_s": gpu.peak_bandwidth_bytes_per_s if gpu else None,
+        "peak_source": gpu.source if gpu else "no peak is known of a CPU",
+    }
+
+
+def profile_steps(work: Work) -> dict[str, Any]:
+    """Profile the default LoRA step."""
+    variant = Variant()
+    plan = plan_of(work, variant)
+    session = Session(work, variant, plan, name="profile", processes=start(plan))
+    try:
+        for _ in range(WARM_UP + 2):
+            session.step()
+        return profiled(session.step, work.device, n_steps=PROFILED_STEPS)
+    finally:
+        session.close()
+
+
+def check(name: str, work: Work) -> dict[str, Any]:
+    """Do a check."""
+    return dataclasses.asdict(CHECKS[name](work))
+
+
+PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
+    "ceilings": measure_ceilings,
+    "route": partial(check, "route"),
+    **{name: partial(train, variant=variant, name=name) for name, variant in VARIANTS.items()},
+    "packed": partial(check, "packed"),
+    "resume": partial(check, "resume"),
+    "profile": profile_steps,
+}
+ORDER = (
+    *("ceilings", "route", "lora", "lora-padded", "packed", "resume", "full"),
+    *("lora-no-compile", "lora-all-rows-loss", "lora-sdpa-mask", "lora-checkpointing", "profile"),
+    *(name for name in VARIANTS if name.startswith("full-")),
+)
+
+
+def run(name: str, work: Work) -> dict[str, Any]:
+    """Run a part; that it does not fit is a result."""
+    if work.device == "cpu":
+        # One thread: a tiny model gains nothing by more, and loses where others are at work.
+        torch.set_num_threads(1)
+    part = prepare if name == "prepare" else PARTS[name]
+    try:
+        return part(work)
+    except (torch.OutOfMemoryError, HardwareError) as error:
+        return {"out_of_memory": " ".join(str(error).split())[:300]}

@@ -1,0 +1,121 @@
+"""The kit's result for people."""
+
+from typing import Any
+
+GIB = 1 << 30
+HEAD = (
+    f"{'part':>20} {'tokens/s':>10} {'x padded':>8} {'step ms (5-95 %)':>22} {'MFU':>6}"
+    f" {'of matmul':>9} {'peak GiB':>8} {'wait':>6} {'first s':>7}  micro-batch"
+)
+
+
+def table(report: dict[str, Any]) -> str:
+    """Write everything that was measured, part by part."""
+    machine, rows, parts = report["machine"], report["rows"], report["parts"]
+    lines = [
+        f"{machine['device']}, torch {machine['torch']}, random Qwen3 {report['model']}",
+        f"rows of {rows['row_length']} tokens: {rows['lengths']}; mean"
+        f" {rows['mean_document_tokens']:.0f} tokens, sum(len^2)/sum(len)"
+        f" {rows['sum_len_sq_over_sum_len']:.0f}, {rows['supervised_share']:.0%} supervised,"
+        f" {rows['padding_share']:.1%} padding when packed",
+        f"FLOPs: {report['convention']}",
+        "MFU: by the table's peak; of matmul: by the large product measured here",
+        "",
+        *_ceilings(parts.get("ceilings", {})),
+        HEAD,
+        *(_training(name, parts) for name, part in parts.items() if _is_training(name, part)),
+        "",
+        *(_check(name, parts[name]) for name in ("route", "packed", "resume") if name in parts),
+        *_profile(parts.get("profile", {})),
+    ]
+    if report["left_out"]:
+        lines.append(f"left out, the budget was spent: {', '.join(report['left_out'])}")
+    return "\n".join(lines)
+
+
+def _is_training(name: str, part: dict[str, Any]) -> bool:
+    return name.split("-")[0] in ("lora", "full")
+
+
+def _problem(part: dict[str, Any]) -> str | None:
+    if "failed" in part:
+        return f"FAILED: {part['failed']}"
+    if "out_of_memory" in part:
+        at = part.get("micro_batch_size")
+        return f"does not fit{f' at micro-batch {at}' if at else ''}: {part['out_of_memory']}"
+    return None
+
+
+def _ceilings(part: dict[str, Any]) -> list[str]:
+    if not part:
+        return []
+    if problem := _problem(part):
+        return [f"ceilings: {problem}", ""]
+    tera = {k: f"{v / 1e12:.1f}" for k, v in part["matmul_by_shape"].items()}
+    peak = part["peak_bf16_flops_per_s"]
+    known = f"{peak / 1e12:.1f} ({part['peak_source']})" if peak else part["peak_source"]
+    copies = {
+        "on the device": part["device_copy_bytes_per_s"],
+        "host to device": part["host_to_device_bytes_per_s"],
+        "device to host": part["device_to_host_bytes_per_s"],
+    }
+    said = (f"{k} {v / 1e9:.1f}" for k, v in copies.items() if v is not None)
+    return [
+        f"products, {part['matmul_dtype']} TFLOP/s: "
+        + ", ".join(f"{k} {v}" for k, v in tera.items()),
+        f"peak of the table, bf16 TFLOP/s: {known}",
+        f"copies, GB/s: {', '.join(said)}",
+        "",
+    ]
+
+
+def _training(name: str, parts: dict[str, Any]) -> str:
+    part = parts[name]
+    if problem := _problem(part):
+        return f"{name:>20} {problem}"
+    padded = parts.get(f"{name.split('-')[0]}-padded", {}).get("tokens_per_s")
+    times = f"{part['tokens_per_s'] / padded:.2f}" if padded else "-"
+    spread = f"{_ms(part['step_s'])} ({_ms(part['step_low_s'])}-{_ms(part['step_high_s'])})"
+    memory = part["peak_memory_bytes"]
+    halved = f", after {part['out_of_memory_at']}" if part["out_of_memory_at"] else ""
+    return (
+        f"{name:>20} {part['tokens_per_s']:>10,.0f} {times:>8} {spread:>22}"
+        f" {_percent(part['mfu']):>6} {_percent(part['mfu_of_measured_matmul']):>9}"
+        f" {'-' if memory is None else f'{memory / GIB:.1f}':>8} {part['data_wait_share']:>6.1%}"
+        f" {part['first_step_s']:>7.1f}  {part['micro_batch_size']}{halved}"
+        + ("" if part["loss_is_finite"] else "  LOSS NOT FINITE")
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _check(name: str, part: dict[str, Any]) -> str:
+    if problem := _problem(part):
+        return f"{name}: {problem}"
+    word = {True: "passed", False: "NOT PASSED", None: "told"}[part["passed"]]
+    return f"{name}: {word}: " + ", ".join(f"{k} {_short(v)}" for k, v in part["figures"].items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2g}"
+    return value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def _profile(part: dict[str, Any]) -> list[str]:
+    if not part:
+        return []
+    if problem := _problem(part):
+        return [f"profile: {problem}"]
+    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in part["share"].items())
+    return [
+        f"profile of lora: {shares}, gaps {part['gap_share']:.1%}; "
+        f"{part['n_kernels_per_step']:.0f} kernels a step of {_ms(part['span_s_per_step'])} ms",
+        *(f"{share:>8.1%} {name}" for name, share in part["longest"].items()),
+    ]

@@ -1,0 +1,291 @@
+"""Train some steps with the project's own loop, and measure them."""
+
+import gc
+import math
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import plan_spec
+
+from expertflow.core.files import read_json_lines
+from expertflow.core.records import from_json
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.records import LoraSpec, TrainPlan
+from expertflow.plan.resolve import plan_training
+from expertflow.tokens.records import PackingRecord
+from expertflow.train import loop
+from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.loader import load_batches
+from expertflow.train.memory import OutOfMemory
+from expertflow.train.processes import Processes, start
+from expertflow.train.saver import Saver
+from expertflow.train.step_log import flush
+from gpu_kit.cards import card
+from gpu_kit.ceilings import wait
+from gpu_kit.fixtures import SIZES, model_record
+from gpu_kit.losses import AllRowsLoss
+
+WARM_UP = 3
+LORA = LoraSpec(
+    r=16, alpha=32, dropout=0.05, use_dora=False, use_rslora=False,
+    targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What every part is given: the machine, the model, and what earlier parts found."""
+
+    folder: Path
+    device: str
+    model: str
+    sizes: dict[str, int]
+    packings: dict[str, Any]
+    peak_tflops: float | None
+    n_steps: int
+    limit_s: float
+    micro_batch: int | None = None
+    matmul_flops_per_s: float | None = None
+
+    def packing(self, name: str) -> PackingRecord:
+        """Give the record of the rows that were packed so."""
+        record: PackingRecord = from_json(PackingRecord, self.packings[name])
+        return record
+
+    def gpu(self) -> GpuFacts | None:
+        """Give the card."""
+        if self.device == "cpu":
+            return None
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return card(torch.cuda.get_device_name(0), memory, peak_tflops=self.peak_tflops)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One way to train: settings that differ from what a plan chooses."""
+
+    method: str = "lora"
+    packing: str = "bfd"
+    changes: dict[str, Any] = field(default_factory=dict)
+    all_rows_loss: bool = False
+    flip_checkpointing: bool = False
+    micro_batch: int | None = None
+
+
+def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
+    """Plan a variant as the product would.
+
+    Micro-batch, checkpointing and compilation are those of the default way by the same method, so
+    that a variant differs from it in what it names and in nothing else.
+    """
+    packing = work.packing(variant.packing)
+    settings: dict[str, Any] = {
+        "method": variant.method, "lora": None if variant.method == "full" else LORA,
+        "max_steps": 10_000, "batch_size": None, "gradient_accumulation_steps": None,
+        "learning_rate": 1e-4, "save_steps": 10_000, "eval_steps": 10_000, "logging_steps": 10,
+        "n_threads": 1 if work.device == "cpu" else None, "warmup_ratio": 0.01,
+    }  # fmt: skip
+    usual = _resolved(work, plan_spec(**settings), work.packing("bfd"))
+    settings["batch_size"] = variant.micro_batch or work.micro_batch or usual.micro_batch_size
+    settings["gradient_checkpointing"] = usual.checkpoint_activations != variant.flip_checkpointing
+    settings["torch_compile"] = usual.torch_compile
+    return _resolved(work, plan_spec(**{**settings, **variant.changes, **changes}), packing)
+
+
+def _resolved(work: Work, spec: Any, packing: PackingRecord) -> TrainPlan:
+    return plan_training(
+        expert="kit", spec=spec, packing=packing, facts=SIZES[work.model].facts,
+        n_params=work.sizes["n_parameters"], gpu=work.gpu(),
+    )  # fmt: skip
+
+
+class Session:
+    """A run that is assembled as a training job does it, and stepped by hand."""
+
+    def __init__(
+        self, work: Work, variant: Variant, plan: TrainPlan, *, name: str, processes: Processes,
+        checkpoint: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.stack = ExitStack()
+        state = work.folder / "states" / name
+        state.mkdir(parents=True, exist_ok=True)
+        assignment = Assignment(
+            plan=plan,
+            model=model_record(work.folder / "model", work.model, work.sizes),
+            rows=work.folder / variant.packing / "packed",
+            state=state,
+        )
+        saver = self.stack.enter_context(Saver(state, keep=2))
+        self.run, self.words = assemble(
+            assignment, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
+        )
+        if variant.all_rows_loss:
+            self.run.loss = AllRowsLoss(self.run.net)
+        if variant.packing == "none":
+            # Rows of one document are cut to the longest of their batch; this is not to be.
+            self.run.feed.collator.cuts = False
+        self.run.loss.train()
+        self.run.clock.started()
+        first, device = self.run.progress.step, self.run.device
+        loader = load_batches(self.run.feed, first, plan=plan.loader, device=device)
+        self.batches = self.stack.enter_context(loader)
+
+    def step(self) -> None:
+        """Do one step of the loop, and fetch losses as often as the plan says."""
+        run = self.run
+        run.pending.append(loop.step(run, self.batches))
+        if run.progress.step % run.plan.logging_steps == 0:
+            flush(run)
+
+    def losses(self) -> list[float]:
+        """Fetch what is pending; give the losses of all steps so far."""
+        flush(self.run)
+        return [line["loss"] for line in read_json_lines(self.run.state / "steps.jsonl")]
+
+    def close(self) -> None:
+        """Stop the loader."""
+        self.stack.close()
+
+
+def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
+    """Measure a variant; out of memory is a result.
+
+    Where the product would go on with half the micro-batch, so does this.
+    """
+    plan = plan_of(work, variant)
+    processes = start(plan)
+    tried: list[int] = []
+    while True:
+        try:
+            measured = _train(work, variant, plan, name, processes)
+            return {**measured, "out_of_memory_at": tried}
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            tried.append(plan.micro_batch_size)
+            said = " ".join(str(error).split())[:300]
+        gc.collect()
+        if work.device == "cuda":
+            torch.cuda.empty_cache()
+        if plan.micro_batch_size == 1 or variant.micro_batch or work.micro_batch:
+            return {"out_of_memory": said, "micro_batch_size": plan.micro_batch_size}
+        plan = plan_of(work, variant, batch_size=plan.micro_batch_size // 2)
+        name = f"{name}-{plan.micro_batch_size}"
+
+
+def _train(
+    work: Work, variant: Variant, plan: TrainPlan, name: str, processes: Processes
+) -> dict[str, Any]:
+    session = Session(work, variant, plan, name=name, processes=processes)
+    try:
+        return {**settings_of(session), **_measured(work, plan, session)}
+    finally:
+        session.close()
+
+
+def settings_of(session: Session) -> dict[str, Any]:
+    """Say what was on."""
+    plan = session.run.plan
+    return {
+        "method": plan.method,
+        "micro_batch_size": plan.micro_batch_size,
+        "n_accumulation_steps": plan.n_accumulation_steps,
+        "row_length": plan.sequence_length_tokens,
+        "attention": plan.attention,
+        "torch_compile": plan.torch_compile,
+        "checkpoint_activations": plan.checkpoint_activations,
+        "activated": list(session.words),
+    }
+
+
+def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
+    cuda, run = work.device == "cuda", session.run
+    loaded = torch.cuda.memory_allocated() if cuda else None
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    start_s = time.perf_counter()
+    session.step()
+    wait(work.device)
+    first_s = time.perf_counter() - start_s
+    for _ in range(WARM_UP - 1):
+        session.step()
+    flush(run)
+    wait(work.device)
+    before = run.progress.n_tokens, run.progress.n_padding, run.clock.seconds["data_wait"]
+    start_s, marks = time.perf_counter(), [_mark(cuda)]
+    while len(marks) <= work.n_steps and (
+        len(marks) < 4 or time.perf_counter() - start_s < work.limit_s
+    ):
+        session.step()
+        marks.append(_mark(cuda))
+    wait(work.device)
+    wall_s = time.perf_counter() - start_s
+    waited_s = run.clock.seconds["data_wait"] - before[2]
+    losses = session.losses()
+    n_tokens = run.progress.n_tokens - before[0]
+    return {
+        "n_steps": len(marks) - 1,
+        "tokens_per_s": n_tokens / wall_s,
+        "padding_share": _share(run.progress.n_padding - before[1], n_tokens),
+        **_utilisation(work, plan, n_tokens / wall_s),
+        **_spread(_steps_s(marks, cuda)),
+        "first_step_s": first_s,
+        "data_wait_share": waited_s / wall_s,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "loaded_memory_bytes": loaded,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "loss_is_finite": all(map(math.isfinite, losses)),
+    }
+
+
+def _share(n_padding: int, n_tokens: int) -> float:
+    return n_padding / max(1, n_padding + n_tokens)
+
+
+def _utilisation(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
+    """Give MFU by the table's peak and by the measured product; null where either is unknown."""
+    flops = tokens_per_s * useful_flops(work, plan)
+    peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None
+    ceiling = work.matmul_flops_per_s
+    return {
+        "model_flops_per_s": flops,
+        "mfu": flops / peak if peak else None,
+        "mfu_of_measured_matmul": flops / ceiling if ceiling else None,
+    }
+
+
+def useful_flops(work: Work, plan: TrainPlan) -> float:
+    """Give the model FLOPs of a token, the same for all variants of a method.
+
+    What a variant computes in vain (all rows of the head, a dense mask, padding, recomputation)
+    counts nothing.
+    """
+    usual = plan_of(work, Variant(method=plan.method))
+    return usual.flops_per_token_model
+
+
+def _mark(cuda: bool) -> Any:
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _steps_s(marks: list[Any], cuda: bool) -> list[float]:
+    return [a.elapsed_time(b) / 1000 if cuda else b - a for a, b in pairwise(marks)]
+
+
+def _spread(steps_s: list[float]) -> dict[str, float]:
+    ordered = sorted(steps_s)
+    return {
+        "step_s": statistics.median(ordered),
+        "step_low_s": ordered[len(ordered) // 20],
+        "step_high_s": ordered[-1 - len(ordered) // 20],
+    }

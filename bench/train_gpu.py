@@ -1,0 +1,177 @@
+"""Measure training on one GPU: what the card can do, what a switch is worth, that all is right.
+
+    python bench/train_gpu.py --model 0.6B [--only lora,lora-padded] [--output result.json]
+    python bench/train_gpu.py --device cpu --model tiny      # the same, small, to try the kit
+
+Needs torch >= 2.11, transformers, peft, accelerate, pyarrow and numpy, and nothing that they do not
+bring. Random weights of a Qwen3's shape learn random ids in documents of realistic lengths, packed
+by the project's own packing and trained by its own loop, from a plan as the product makes it.
+
+Parts, in the order in which they run until the budget is spent:
+- ceilings: large and the model's own matrix products, copies on the device and from the host;
+- route: which attention kernels there are, in words;
+- lora, full: the plan's own settings;
+- ...-padded: one document a row padded to its end, fp32 logits of every row, 4 rows, masks, no
+  compilation, unfused AdamW: a trainer without care, in the same precision;
+- ...-no-compile, -all-rows-loss, -sdpa-mask, -checkpointing: one switch the other way;
+- packed: logits of packed rows against every document alone, and no leak between documents;
+- resume: under deterministic kernels the same SHA-256 of all weights, stopped and resumed or not;
+- profile: GPU time by kind of kernel, and the gaps.
+
+Tokens are those of documents, without padding. MFU counts the FLOPs that the default way needs;
+what a variant computes besides counts nothing. Every part runs in a process of its own: one that
+fails or does not fit says so, and the rest goes on. Step times are those of the device. The first
+step compiles where compilation is on; the caches are the kit's own and begin empty, and what one
+part compiled a later one finds there.
+
+Prints a table; the last line is JSON. Ends with 1 where a part failed or a check did not pass.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gpu_kit import parts
+from gpu_kit.fixtures import SIZES
+from gpu_kit.table import table
+from gpu_kit.training import Work
+
+BUDGET_S = 480
+
+
+def main() -> None:
+    args = parsed()
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=args.scratch, prefix="train-gpu-") as folder:
+        # Empty, so that the first part that compiles says what that takes.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
+        os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")
+        work = Work(
+            folder=Path(folder), device=args.device, model=args.model, sizes={}, packings={},
+            peak_tflops=args.peak_tflops, n_steps=args.steps, limit_s=args.part_limit_s / 4,
+        )  # fmt: skip
+        made = launched("prepare", work, args)
+        if "sizes" not in made:
+            sys.exit(f"error: {made.get('failed') or made['out_of_memory']}")
+        work = dataclasses.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
+        results, left_out = run_parts(work, args, started_s)
+    report = {
+        **made,
+        "model": args.model,
+        "parts": results,
+        "left_out": left_out,
+        "wall_s": time.monotonic() - started_s,
+    }
+    print(table(report))
+    line = json.dumps(report)
+    if args.output:
+        args.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    sys.exit(any(map(is_bad, results.values())))
+
+
+def is_bad(result: dict[str, Any]) -> bool:
+    """Tell whether a part failed, or found something wrong; that it does not fit is neither."""
+    return "failed" in result or False in (result.get("passed"), result.get("loss_is_finite"))
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
+    parser.add_argument("--only", help=f"parts, by commas: {', '.join(parts.ORDER)}")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of a part (20)")
+    parser.add_argument(
+        "--budget-s", type=float, default=BUDGET_S, help=f"start no part after this ({BUDGET_S})"
+    )
+    parser.add_argument("--part-limit-s", type=float, default=180, help="end a part after this")
+    parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak, in place of the table")
+    parser.add_argument("--scratch", type=Path, help="folder for the model and checkpoints")
+    parser.add_argument(
+        "--start", choices=("spawn", "fork"), help="processes (spawn; on a CPU fork)"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    args.parts = args.only.split(",") if args.only else list(parts.ORDER)
+    if unknown := [name for name in args.parts if name not in parts.PARTS]:
+        parser.error(f"--only {', '.join(unknown)}: choose of {', '.join(parts.ORDER)}")
+    return args
+
+
+def run_parts(
+    work: Work, args: argparse.Namespace, started_s: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Run the parts that the budget allows; give their results, and what was left out."""
+    results: dict[str, Any] = {}
+    longest_s = 0.0
+    for name in args.parts:
+        if time.monotonic() - started_s + longest_s > args.budget_s:
+            break
+        begun_s = time.monotonic()
+        results[name] = launched(name, after(work, name, results), args)
+        taken_s = results[name]["part_s"] = time.monotonic() - begun_s
+        longest_s = max(longest_s, taken_s)
+        said = results[name].get("failed") or results[name].get("out_of_memory") or "done"
+        print(f"{name}: {said} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
+    return results, [name for name in args.parts if name not in results]
+
+
+def after(work: Work, name: str, results: dict[str, Any]) -> Work:
+    """Give a part what earlier ones found: the product's speed, and the micro-batch that fits."""
+    usual = results.get("full" if name.startswith("full") else "lora", {})
+    return dataclasses.replace(
+        work,
+        micro_batch=usual.get("micro_batch_size"),
+        matmul_flops_per_s=results.get("ceilings", {}).get("matmul_flops_per_s"),
+    )
+
+
+def launched(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a part in a process of its own; give its result, or why there is none."""
+    # A forked process cannot use CUDA if its parent so much as asked for devices.
+    usual = "fork" if work.device == "cpu" else "spawn"
+    context: Any = multiprocessing.get_context(args.start or usual)
+    process = context.Process(target=child, args=(name, work))
+    process.start()
+    process.join(args.part_limit_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return {"failed": f"ended after {args.part_limit_s:.0f} s, see --part-limit-s"}
+    result = work.folder / f"{name}.json"
+    if process.exitcode == 0 and result.is_file():
+        loaded: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return loaded
+    written = work.folder / f"{name}.log"
+    log = written.read_text(encoding="utf-8", errors="replace") if written.is_file() else ""
+    lines = [line for line in log.splitlines() if line.strip()]
+    print(log, file=sys.stderr)
+    said = lines[-1][:300] if lines else "nothing was said"
+    return {"failed": f"exit {process.exitcode}: {said}"}
+
+
+def child(name: str, work: Work) -> None:
+    """Run a part, its messages in a file, and write its result."""
+    # Left open: what ends the process is said after this function.
+    log = (work.folder / f"{name}.log").open("w", buffering=1, encoding="utf-8")
+    for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+    sys.stdout = sys.stderr = log
+    result = parts.run(name, work)
+    (work.folder / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

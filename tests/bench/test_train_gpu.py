@@ -1,0 +1,162 @@
+"""The GPU kit: whole on a CPU with nothing but its few packages, and what it counts by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import train_gpu
+from gpu_kit import cards, kernels, training
+
+PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
+# What a rented machine with torch and transformers has not, by the names that are imported.
+ABSENT = (
+    *("snakemake", "datasets", "pandas", "jsonschema", "bitsandbytes", "altair", "orjson"),
+    *("pynvml", "fastokens", "sqlglot", "pytest", "hypothesis", "detect_secrets", "vl_convert"),
+)
+# As if the packages were not installed: whoever asks whether they are is told so.
+RUN = """
+import runpy, sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else super().find_spec(name, path, target)
+
+_, absent, *sys.argv = sys.argv
+ABSENT = absent.split(",")
+sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
+    program = ROOT / "bench" / "train_gpu.py"
+    command = [sys.executable, "-c", RUN, ",".join(ABSENT), str(program)]
+    command += ["--device", "cpu", "--model", "tiny", "--steps", "2", "--only", PARTS]
+    command += ["--scratch", str(tmp_path), "--output", str(tmp_path / "result.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert json.loads(done.stdout.splitlines()[-1]) == result
+    parts = result["parts"]
+    assert list(parts) == PARTS.split(",") and result["left_out"] == []
+    assert parts["packed"]["passed"] and parts["resume"]["passed"]
+    for name in ("lora", "lora-padded", "lora-checkpointing", "full"):
+        part = parts[name]
+        assert part["loss_is_finite"] and part["n_steps"] == 2
+        assert part["tokens_per_s"] > 0 and part["mfu_of_measured_matmul"] > 0
+        # What a CPU does not tell is null, never 0.
+        assert part["mfu"] is None and part["peak_memory_bytes"] is None
+    assert parts["lora-padded"]["padding_share"] > 0.5 > parts["lora"]["padding_share"]
+    assert parts["lora"]["loss_first"] == pytest.approx(parts["full"]["loss_first"])
+    assert parts["lora-checkpointing"]["checkpoint_activations"]
+    assert not parts["lora"]["checkpoint_activations"]
+
+
+def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "train_gpu.py"), "--device", "cpu"]
+    command += ["--model", "tiny", "--only", "route,lora", "--budget-s", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["left_out"] == ["route", "lora"]
+    assert "left out, the budget was spent: route, lora" in done.stdout
+
+
+def work(folder: Path, **changes: Any) -> training.Work:
+    settings: dict[str, Any] = {
+        "folder": folder, "device": "cpu", "model": "tiny", "sizes": {}, "packings": {},
+        "peak_tflops": None, "n_steps": 1, "limit_s": 1.0,
+    }  # fmt: skip
+    return training.Work(**{**settings, **changes})
+
+
+def killed(name: str, work: training.Work) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising(name: str, work: training.Work) -> None:
+    raise ValueError("no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [(killed, "exit -9: nothing was said"), (raising, "exit 1: ValueError: no such kernel")],
+)
+def test_a_part_that_dies_is_told_and_the_kit_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Any, said: str
+) -> None:
+    monkeypatch.setattr(train_gpu.parts, "run", part)
+    args = Namespace(start="fork", part_limit_s=60)
+    assert train_gpu.launched("lora", work(tmp_path), args) == {"failed": said}
+
+
+def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan_of(work: Any, variant: Any, batch_size: int = 8) -> Any:
+        return SimpleNamespace(micro_batch_size=batch_size)
+
+    def fits_two(work: Any, variant: Any, plan: Any, *_: Any) -> dict[str, Any]:
+        if plan.micro_batch_size > 2:
+            raise torch.OutOfMemoryError("short of memory")
+        return {"micro_batch_size": plan.micro_batch_size}
+
+    monkeypatch.setattr(training, "plan_of", plan_of)
+    monkeypatch.setattr(training, "start", lambda plan: None)
+    monkeypatch.setattr(training, "_train", fits_two)
+    halved = training.train(work(tmp_path), training.Variant(), "lora")
+    assert halved == {"micro_batch_size": 2, "out_of_memory_at": [8, 4]}
+    # A variant is compared with the default way, so it keeps that one's micro-batch.
+    fixed = training.train(work(tmp_path, micro_batch=8), training.Variant(), "lora-x")
+    assert fixed == {"out_of_memory": "short of memory", "micro_batch_size": 8}
+
+
+def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
+    rows = yaml.safe_load(cards.TABLE.read_text(encoding="utf-8"))["gpus"]
+    assert cards.read_table(cards.TABLE) == rows
+    known = cards.card("NVIDIA H200", 1, peak_tflops=None)
+    assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
+    assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
+    assert cards.card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matmul"),
+        ("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", "attention"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", kernels.REST),
+        ("void at::native::multi_tensor_apply_kernel<...>", kernels.REST),
+    ],
+)
+def test_kernels_are_sorted_by_kind(name: str, kind: str) -> None:
+    assert kernels.kind_of(name) == kind
+
+
+def test_shares_and_gaps_are_of_the_whole_span() -> None:
+    spans = [
+        ("some_gemm", 0.0, 4.0, 4.0),
+        ("flash_fwd", 3.0, 5.0, 2.0),
+        ("triton_poi", 7.0, 10.0, 3.0),
+    ]
+    summed = kernels.summary(spans, n_steps=2)
+    assert summed["gap_share"] == pytest.approx(0.2)
+    assert summed["share"] == pytest.approx({"matmul": 0.4, "attention": 0.2, kernels.REST: 0.3})
+    assert summed["span_s_per_step"] == pytest.approx(5e-6)
