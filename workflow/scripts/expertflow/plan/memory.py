@@ -6,7 +6,7 @@ yet), so the plan says "predicted":
     weights         bytes per parameter of the training dtype
     trainables      fp32: gradient 4 + two moments 8 bytes each
     activations     46-70 h bytes per token and layer; 2 h when checkpointed, plus one layer at peak
-    loss            rows are selected before the head: 10.5 V bytes per supervised token
+    loss            made chunk by chunk, and no logits are kept: 10.5 V bytes per row of a chunk
     reserve         1 GB and 8 % for the allocator and the CUDA context
 """
 
@@ -18,6 +18,8 @@ ACTIVATION_BYTES_PER_HIDDEN = {"full": 70, "lora": 60, "qlora": 60}
 CHECKPOINT_BYTES_PER_HIDDEN = 2
 PEAK_LAYER_BYTES_PER_HIDDEN = 72
 LOSS_BYTES_PER_VOCAB = 10.5
+# Rows of a chunk of the loss on a card: more where the head is trained too.
+LOSS_CHUNK_ROWS = {"full": 1024, "lora": 256, "qlora": 256}
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
@@ -48,5 +50,6 @@ def predict_peak_bytes(
     else:
         layers = facts.n_layers * ACTIVATION_BYTES_PER_HIDDEN[method]
     activations = tokens_per_micro_batch * h * layers
-    loss = tokens_per_micro_batch * supervised_fraction * LOSS_BYTES_PER_VOCAB * facts.vocab_size
+    rows = min(tokens_per_micro_batch * supervised_fraction, LOSS_CHUNK_ROWS[method])
+    loss = rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size
     return int((weights + activations + loss) * (1 + RESERVE_FRACTION) + RESERVE_BYTES)

@@ -76,7 +76,7 @@ def assemble(
         plan=plan,
         net=net,
         loss=loss,
-        optimizer=processes.accelerator.prepare_optimizer(make_optimizer(net, plan)),
+        optimizer=processes.scaled(make_optimizer(net, plan)),
         processes=processes,
         feed=feed,
         held_out=held_out,

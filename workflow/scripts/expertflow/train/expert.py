@@ -1,6 +1,5 @@
 """Bring a run to its end and leave the trained model in its state."""
 
-import gc
 import logging
 import resource
 from collections.abc import Callable
@@ -51,9 +50,7 @@ def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]
                     raise
                 log.warning("%s; going on so after step %d", error, done)
             # Only here, with the error gone, nothing holds on to the tensors any more.
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            processes.accelerator.free_memory()
 
 
 def _attempt(
