@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def made(folder: Path, **changes: Any) -> Path:
     folder.mkdir()
     settings: dict[str, Any] = {
         "n_steps": N_STEPS, "batch_size": 2, "gradient_accumulation_steps": 3, "save_steps": 4,
-        "load_best_model_at_end": False,
+        "save_total_limit": 9,
     }  # fmt: skip
     write_tiny_run(folder, **{**settings, **changes})
     plan = json.loads((folder / "plan.json").read_text())
@@ -85,7 +85,7 @@ def test_what_some_saved_others_resume(
         2: {"world_size": 2, "parallel": "fsdp"},
     }
     first = made(tmp_path / "first", **settings[saved_by])
-    stop_midway(first, signal.SIGTERM)
+    stop_midway(first, tell)
     then = made(tmp_path / "then", **settings[resumed_by])
     [state] = first.glob("state/*")
     # The state is named by its plan, of which the number of processes is a part.
@@ -104,17 +104,17 @@ def test_what_some_saved_others_resume(
     assert losses(then) == pytest.approx(losses(folder), abs=2e-5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_stopped_together_they_end_with_the_same_bits(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_stopped_in_any_way_they_end_with_the_same_bits(tmp_path: Path) -> None:
+    """Killed together, told to stop, or left alone by a launcher that was killed."""
     changes = {"lora": LORA, "world_size": 2}
     straight = finish(made(tmp_path / "straight", **changes))
     stopped = made(tmp_path / "stopped", **changes)
-    stop_midway(stopped, number)
+    for stop in (kill_all, kill_launcher, tell):
+        stop_midway(stopped, stop)
     record = finish(stopped)
     assert record["weights_sha256"] == straight["weights_sha256"]
-    assert len(record["resumed_at_steps"]) == 1
+    assert record["n_sessions"] == 4
+    assert losses(stopped) == losses(tmp_path / "straight")
 
 
 def test_a_wrong_number_of_processes_is_refused(
@@ -136,14 +136,13 @@ def test_a_wrong_number_of_processes_is_refused(
     assert "the plan is for 2 processes and 1 started" in stderr.splitlines()[-1]
 
 
-def stop_midway(folder: Path, number: signal.Signals) -> None:
-    """Signal all processes of a run as soon as its first checkpoint is complete."""
+def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
+    """Stop a run as soon as it has written one more checkpoint."""
+    pattern = "state/*/checkpoints/step-*"
+    n_before = len(list(folder.glob(pattern)))
     process = start(folder)
-    _wait_for(folder, "state/*/checkpoints/step-*", process)
-    if number == signal.SIGTERM:
-        process.send_signal(number)
-    else:
-        kill_all(process)
+    _wait_for(folder, pattern, process, n_before + 1)
+    stop(process)
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert not (folder / "training.json").exists()
@@ -157,8 +156,21 @@ def kill_all(process: subprocess.Popen[str]) -> None:
     psutil.wait_procs(trainers, timeout=60)
 
 
-def _wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+def tell(process: subprocess.Popen[str]) -> None:
+    """Tell the launcher to stop; it tells its trainers."""
+    process.terminate()
+
+
+def kill_launcher(process: subprocess.Popen[str]) -> None:
+    """Kill the launcher alone; its trainers save and end by themselves."""
+    trainers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    _, alive = psutil.wait_procs(trainers, timeout=60)
+    assert not alive
+
+
+def _wait_for(folder: Path, pattern: str, process: subprocess.Popen[str], n_files: int = 1) -> None:
     deadline = time.monotonic() + 90
-    while not list(folder.glob(pattern)):
+    while len(list(folder.glob(pattern))) < n_files:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
         time.sleep(0.005)

@@ -162,6 +162,11 @@ def _resume(run: Run, directory: Path) -> None:
         rank=processes.rank,
         world_size=processes.world_size,
     )
+    if saved["run"] != run.state.name:
+        raise TrainingError(
+            f"{directory}: is of run {saved['run']}, with other settings, rows, model or code;"
+            f" remove {run.state}"
+        )
     if saved["order_sha256"] != run.feed.order.sha256_of_step(progress.step):
         raise TrainingError(
             f"{directory}: was saved before other rows than those that come next; remove"

@@ -90,8 +90,7 @@ def _finish(run: Run, assignment: Assignment, words: tuple[str, ...]) -> dict[st
         run.saver.wait()
         _export(run, Path(assignment.model.path), assignment.state / "final")
     outcome = _outcome(run, assignment, words, published)
-    # The last thing that processes do together.
-    run.processes.accelerator.end_training()
+    run.processes.part()
     return outcome
 
 

@@ -1,9 +1,11 @@
 """One process or several that train together: their start, what they share, what they agree on."""
 
 import ctypes
+import inspect
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -26,6 +28,7 @@ PATIENCE = timedelta(minutes=30)
 # A step and a checkpoint may be under way when all are told to stop.
 SHUTDOWN_S = 300
 PR_SET_PDEATHSIG = 1
+LET_GO_S = 0.2
 
 
 class Processes:
@@ -70,6 +73,15 @@ class Processes:
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
+
+    def part(self) -> None:
+        """Part from the other processes; the last thing that is done together."""
+        if self.world_size > 1:
+            self.accelerator.wait_for_everyone()
+            # gloo's threads let go of finished work under a lock, and need Python's lock for it;
+            # whoever destroys the group holds the one and waits for the other. So let them first.
+            time.sleep(LET_GO_S)
+        self.accelerator.end_training()
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
@@ -131,13 +143,20 @@ def wrap(loss: torch.nn.Module, plan: TrainPlan) -> torch.nn.Module:
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
-        return DistributedDataParallel(loss, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(loss, gradient_as_bucket_view=True, **_without_buffers())
     from torch.distributed.fsdp import fully_shard
 
     layers = [m for m in loss.modules() if isinstance(m, GradientCheckpointingLayer)]
     for module in (*layers, loss):
         fully_shard(module)
     return loss
+
+
+def _without_buffers() -> dict[str, Any]:
+    """Leave buffers alone, as they are the same everywhere, by the name this torch has for it."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return {name: False}
 
 
 def settle(loss: Any) -> None:
