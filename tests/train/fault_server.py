@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "sync": (files, "sync"),
     "sync_directory": (files, "sync_directory"),
     "prune": (checkpoint, "_prune"),
-    "discard": (checkpoint, "_discard"),
+    "hide": (checkpoint, "_hide"),
     "export": (expert, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),
     "publish": (job.publish, "publish"),

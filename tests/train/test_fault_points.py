@@ -25,7 +25,7 @@ STEP_POINTS = [
 CHECKPOINT_POINTS = {
     "enter:take": 3, "exit:take": 3, "enter:save_file": 6, "exit:save_file": 6, "enter:sync": 3,
     "exit:sync": 3, "enter:sync_directory": 3, "exit:sync_directory": 3, "enter:prune": 3,
-    "enter:discard": 1, "exit:discard": 1, "exit:prune": 3,
+    "enter:hide": 1, "exit:hide": 1, "exit:prune": 3,
 }  # fmt: skip
 END_POINTS = ["enter:export", "exit:export", "enter:publish", "exit:publish"]
 METHODS: dict[str, dict[str, Any]] = {
