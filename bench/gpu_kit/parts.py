@@ -121,11 +121,6 @@ PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "resume": partial(check, "resume"),
     "profile": profile_steps,
 }
-ORDER = (
-    *("ceilings", "route", "lora", "lora-padded", "packed", "resume", "full"),
-    *("lora-no-compile", "lora-all-rows-loss", "lora-sdpa-mask", "lora-checkpointing", "profile"),
-    *(name for name in VARIANTS if name.startswith("full-")),
-)
 
 
 def run(name: str, work: Work) -> dict[str, Any]:

@@ -168,6 +168,8 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
         except (OutOfMemory, torch.OutOfMemoryError) as error:
             tried.append(plan.micro_batch_size)
             said = " ".join(str(error).split())[:300]
+        # It holds on to an optimiser that it wraps, and so to the model.
+        processes.accelerator.free_memory()
         gc.collect()
         if work.device == "cuda":
             torch.cuda.empty_cache()

@@ -76,6 +76,13 @@ def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
     assert "left out, the budget was spent: route, lora" in done.stdout
 
 
+def test_every_part_has_its_turn_and_the_profile_comes_before_the_variants() -> None:
+    order = list(train_gpu.ORDER)
+    assert sorted(order) == sorted(train_gpu.parts.PARTS)
+    assert order.index("profile") < order.index("lora-no-compile")
+    assert max(order.index(name) for name in ("lora", "full", "resume")) < order.index("profile")
+
+
 def work(folder: Path, **changes: Any) -> training.Work:
     settings: dict[str, Any] = {
         "folder": folder, "device": "cpu", "model": "tiny", "sizes": {}, "packings": {},
@@ -116,10 +123,15 @@ def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
         return {"micro_batch_size": plan.micro_batch_size}
 
     monkeypatch.setattr(training, "plan_of", plan_of)
-    monkeypatch.setattr(training, "start", lambda plan: None)
+    events: list[str] = []
+    accelerator = SimpleNamespace(free_memory=lambda: events.append("let go"))
+    monkeypatch.setattr(training, "start", lambda plan: SimpleNamespace(accelerator=accelerator))
+    monkeypatch.setattr(training.gc, "collect", lambda: events.append("collected"))
     monkeypatch.setattr(training, "_train", fits_two)
     halved = training.train(work(tmp_path), training.Variant(), "lora")
     assert halved == {"micro_batch_size": 2, "out_of_memory_at": [8, 4]}
+    # What accelerate holds must be let go of first, or there is nothing to collect.
+    assert events == ["let go", "collected"] * 2
     # A variant is compared with the default way, so it keeps that one's micro-batch.
     fixed = training.train(work(tmp_path, micro_batch=8), training.Variant(), "lora-x")
     assert fixed == {"out_of_memory": "short of memory", "micro_batch_size": 8}

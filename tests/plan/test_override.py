@@ -14,6 +14,8 @@ from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import ModelRecord
 
+FOLLOWS = "follows from what was given by hand"
+
 
 class Made:
     def __init__(self, folder: Path, **changes: object) -> None:
@@ -92,3 +94,70 @@ def test_an_adapter_from_nothing_needs_all_its_settings(made: Made) -> None:
 def test_the_loader_is_changed(made: Made) -> None:
     plan = made.changed(loader="workers", dataloader_num_workers=2)
     assert (plan.loader.kind, plan.loader.n_workers) == ("workers", 2)
+    assert {"n_loader_workers", "loader"}.isdisjoint(because(plan, but_not="given by hand"))
+
+
+def because(plan: TrainPlan, *, but_not: str) -> dict[str, str]:
+    return {r.setting: r.because for r in plan.reasons if r.because != but_not}
+
+
+def test_workers_of_the_plan_go_with_their_loader(tmp_path: Path) -> None:
+    made = Made(
+        tmp_path, loader="workers", dataloader_num_workers=2, dataloader_persistent_workers=True
+    )
+    plan = made.changed(loader="thread")
+    assert (plan.loader.n_workers, plan.loader.persistent_workers) == (0, False)
+    assert because(plan, but_not="")["n_loader_workers"] == FOLLOWS
+
+
+def test_what_follows_has_a_reason_of_its_own(made: Made) -> None:
+    plan = made.changed(batch_size=8)
+    stated = {r.setting: (r.value, r.because) for r in plan.reasons}
+    assert stated["n_steps"] == (str(plan.n_steps), FOLLOWS)
+    assert stated["n_warmup_steps"] == (str(plan.n_warmup_steps), FOLLOWS)
+    assert stated["precision"][1] != FOLLOWS
+    kept = because(made.changed(learning_rate=1.0), but_not="given by hand")
+    assert kept == because(made.plan, but_not="")
+
+
+def test_a_changed_share_of_the_work_is_explained_and_not_priced(tmp_path: Path) -> None:
+    made = Made(tmp_path, price_usd_per_hour=2.0)
+    assert made.changed(seed=5).cost.price_usd_per_hour == 2.0
+    plan = made.changed(world_size=2)
+    assert because(plan, but_not="")["parallel"].startswith("2 processes")
+    assert plan.cost.price_usd_per_hour is None
+    assert "for world_size 1" in plan.cost.reason
+
+
+def test_decay_ends_where_warm_up_does(tmp_path: Path) -> None:
+    made = Made(tmp_path, lr_decay_ratio=1.0)
+    plan = made.changed(warmup_steps=30)
+    assert (plan.n_steps, plan.n_decay_steps) == (40, 10)
+    with pytest.raises(ConfigError, match="--lr-decay-steps 11: warm-up leaves 10 of the 40"):
+        made.changed(warmup_steps=30, lr_decay_steps=11)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "qlora", "parallel": "fsdp", "world_size": 2}, "--parallel fsdp cannot share"),
+        ({"min_delta": 0.1}, r"--min-delta 0\.1 has no effect without patience"),
+        ({"dataloader_num_workers": 2}, "--dataloader-num-workers 2: the loader is the thread"),
+        ({"dataloader_persistent_workers": True}, "there are no workers to keep"),
+        ({"lora_targets": ("q_proj", "lm_head")}, "--lora-targets names lm_head"),
+    ],
+)
+def test_contradictions_are_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Made(tmp_path, lora=LORA).changed(**changes)
+    assert "\n" not in str(caught.value)
+    assert "training." not in str(caught.value)
+
+
+def test_a_loader_that_held_nothing_needs_to_be_told_how_much(tmp_path: Path) -> None:
+    made = Made(tmp_path, loader="workers")
+    with pytest.raises(ConfigError, match="give --dataloader-prefetch-factor"):
+        made.changed(loader="thread")
+    assert made.changed(loader="thread", dataloader_prefetch_factor=3).loader.n_prefetch_batches

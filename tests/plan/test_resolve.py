@@ -114,6 +114,23 @@ def test_a_price_is_found_by_the_cards_name() -> None:
     assert plan(card("L4"), prices=prices).cost.price_usd_per_hour is None
 
 
+def test_cards_share_the_hours_and_each_has_its_price() -> None:
+    prices = {"H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"}}
+    one = plan(card("H100 SXM"), prices=prices).cost
+    four = plan(card("H100 SXM"), prices=prices, world_size=4).cost
+    assert one.predicted_hours is not None and four.predicted_hours is not None
+    assert four.predicted_hours == pytest.approx(one.predicted_hours / 4)
+    assert four.price_usd_per_hour == 10.0
+    assert four.predicted_usd == pytest.approx(one.predicted_usd)
+    assert "4 cards" in four.reason and "cards" not in one.reason
+
+
+def test_a_configured_price_is_that_of_the_machine() -> None:
+    cost = plan(card("H100 SXM"), price_usd_per_hour=8.0, world_size=4).cost
+    assert cost.price_usd_per_hour == 8.0
+    assert cost.predicted_usd == pytest.approx(8.0 * (cost.predicted_hours or 0))
+
+
 def test_every_choice_has_its_reason() -> None:
     named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
     assert named >= {"precision", "micro_batch_size", "n_steps", "n_warmup_steps", "attention"}

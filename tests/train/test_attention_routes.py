@@ -13,7 +13,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train import attention, masks
 from expertflow.train.batches import Batch, Collator
-from expertflow.train.model import document_kwargs, padded_bounds
+from expertflow.train.model import document_kwargs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BOUNDS = torch.tensor([0, 10, 17, 32, 52, 57, 64, 64, 64], dtype=torch.int32)
@@ -96,6 +96,35 @@ def test_a_call_a_document_is_attention_within_documents(
     torch.testing.assert_close(out, dense(window, scaling or 8**-0.5))
 
 
+def test_key_heads_are_repeated_on_cuda_only() -> None:
+    query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads())
+    for given, found in zip(
+        (key, value), attention.ungrouped(query, key, value, on_cuda=True), strict=True
+    ):
+        assert found.shape == query.shape
+        # Query heads 0 and 1 share key head 0.
+        for head in range(4):
+            assert torch.equal(found[:, head], given[:, head // 2])
+    assert attention.ungrouped(query, key, value, on_cuda=False) == (key, value)
+    assert attention.ungrouped(query, query, value, on_cuda=True)[0] is query
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    grouped: list[bool] = []
+    usual, ungrouped = attention.scaled_dot_product_attention, attention.ungrouped
+
+    def sdpa(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        grouped.append(options["enable_gqa"])
+        return usual(*tensors, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", sdpa)
+    monkeypatch.setattr(attention, "ungrouped", lambda *t, on_cuda: ungrouped(*t, on_cuda=True))
+    out, _ = attention.attend(MODULE, *heads(), None, sliding_window=window, document_bounds=BOUNDS)
+    torch.testing.assert_close(out, dense(window, 8**-0.5))
+    assert not any(grouped)
+
+
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -175,11 +204,6 @@ def packed_batch(chosen: list[int]) -> Batch:
     ids = np.zeros((3, 32), np.int32)
     rows = packed_rows(ids, [[10, 7, 15], [20, 5], [32]], [[], [], []])
     return Collator(rows).batch(np.array(chosen))
-
-
-def test_bounds_have_one_shape_whatever_the_batch_holds() -> None:
-    found = [padded_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
-    assert found == [[0, 10, 17, 32, 52, 57, 64], [0, 20, 25, 32, 64, 64, 64]]
 
 
 def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any:

@@ -4,6 +4,7 @@ import math
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,27 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
     assert checkpoint.read_progress(second)["points"] == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("device", "n_bytes", "pinned"),
+    [("cuda", 16 << 20, True), ("cuda", (16 << 20) + 1, False), ("cpu", 1, False)],
+)
+def test_only_small_tensors_of_a_card_are_pinned(
+    monkeypatch: pytest.MonkeyPatch, device: str, n_bytes: int, pinned: bool
+) -> None:
+    asked: dict[str, bool] = {}
+
+    def empty(shape: Any, *, dtype: Any, pin_memory: bool) -> Any:
+        asked["pin_memory"] = pin_memory
+        return SimpleNamespace(copy_=lambda whole, **how: asked.update(how))
+
+    monkeypatch.setattr(torch, "empty", empty)
+    whole: Any = SimpleNamespace(
+        device=torch.device(device), nbytes=n_bytes, shape=(), dtype=torch.uint8
+    )
+    checkpoint._host_copy(whole)
+    assert asked == {"pin_memory": pinned, "non_blocking": pinned}
+
+
 def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None:
     files = {path.name for path in saved(tmp_path, step=1).iterdir()}
     assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
@@ -167,7 +189,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     with torch.no_grad():
         net.norm.weight[7] = math.nan
-    with pytest.raises(TrainingError, match=r"norm\.weight is not finite after step 2"):
+    with pytest.raises(checkpoint.NotFinite, match=r"norm\.weight is not finite after step 2"):
         snapshot(net, optimizer, step=2)
     assert names(tmp_path) == [1]
 

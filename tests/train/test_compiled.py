@@ -17,6 +17,7 @@ from expertflow.train.batches import Collator
 from expertflow.train.compiled import compile_layers
 from expertflow.train.model import PackedLoss
 
+FP32 = torch.float32
 LENGTHS = [[10, 7, 15], [20, 5], [3, 3, 3, 3, 3, 3], [32]]
 PAIRS = [[0, 1], [2, 3], [1, 2], [3, 0]]
 
@@ -66,7 +67,7 @@ def test_one_graph_serves_all_layers_and_batches(
         made(FAMILIES["qwen3"], "packed", adapter=adapter, checkpointing=checkpointing)
         for _ in range(2)
     ]
-    said = compile_layers(nets[0], backend="aot_eager")
+    said = compile_layers(nets[0], dtype=FP32, backend="aot_eager")
     assert said == "4 decoder layers compiled, those of a kind as one"
     train_alike(*nets, rows)
     assert not counted["graph_break"]
@@ -78,7 +79,7 @@ def test_layers_of_two_kinds_are_compiled_twice(
     rows: PackedRows, kernel: None, counted: Any
 ) -> None:
     nets = [made(FAMILIES["qwen2, window in two layers"], "packed") for _ in range(2)]
-    compile_layers(nets[0], backend="aot_eager")
+    compile_layers(nets[0], dtype=FP32, backend="aot_eager")
     train_alike(*nets, rows)
     assert counted["stats"]["unique_graphs"] == 2 and not counted["graph_break"]
 
@@ -87,7 +88,9 @@ def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
     rows: PackedRows, counted: Any
 ) -> None:
     nets = [made(FAMILIES["llama"], "packed") for _ in range(2)]
-    assert "without the attention, which loops" in compile_layers(nets[0], backend="aot_eager")
+    assert "without the attention, which loops" in compile_layers(
+        nets[0], dtype=FP32, backend="aot_eager"
+    )
     collator = Collator(rows)
     PackedLoss(nets[0])(collator.batch(np.array([0, 1])))
     first = counted["stats"]["unique_graphs"]
@@ -97,16 +100,36 @@ def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
     assert len(counted["graph_break"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "loops"), [(torch.float32, True), (torch.float16, True), (torch.bfloat16, False)]
+)
+def test_the_route_is_that_of_the_runs_own_products(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, loops: bool
+) -> None:
+    def only_bf16(device: torch.device, dtype: torch.dtype) -> str | None:
+        return None if dtype == torch.bfloat16 else "not here"
+
+    monkeypatch.setattr(attention, "varlen_hindrance", only_bf16)
+    net = made(FAMILIES["llama"], "packed")
+    assert ("without the attention" in compile_layers(net, dtype=dtype)) == loops
+
+
+def test_layers_are_not_cut_again_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    compile_layers(made(FAMILIES["llama"], "packed"), dtype=FP32)
+    assert torch._dynamo.config.optimize_ddp is False
+
+
 def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
     net = made(FAMILIES["llama"], "packed", checkpointing=True)
-    assert compile_layers(net).startswith("layers not compiled")
+    assert compile_layers(net, dtype=FP32).startswith("layers not compiled")
     assert all(module._compiled_call_impl is None for module in net.modules())
 
 
 def test_names_stay(kernel: None) -> None:
     net = made(FAMILIES["qwen3"], "packed", adapter=True)
     names = list(net.state_dict())
-    compile_layers(net)
+    compile_layers(net, dtype=FP32)
     assert list(net.state_dict()) == names
 
 
@@ -114,17 +137,17 @@ def test_a_model_without_known_layers_is_refused() -> None:
     net = made(FAMILIES["qwen3"], "packed")
     net.model.layers = torch.nn.ModuleList()
     with pytest.raises(TrainingError, match="qwen3 has no decoder layers that are known"):
-        compile_layers(net)
+        compile_layers(net, dtype=FP32)
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(TrainingError, match="needs a C\\+\\+ compiler, no-such-compiler"):
-        compile_layers(made(FAMILIES["qwen3"], "packed"))
+        compile_layers(made(FAMILIES["qwen3"], "packed"), dtype=FP32)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_compiled_code_trains_like_the_model(rows: PackedRows, kernel: None) -> None:
     nets = [made(FAMILIES["qwen3"], "packed") for _ in range(2)]
-    compile_layers(nets[0])
+    compile_layers(nets[0], dtype=FP32)
     train_alike(*nets, rows)

@@ -151,6 +151,7 @@ class Gate:
 
 
 def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that runs behind still reads them; waiting for it is no waiting for data."""
     gate = Gate(threading.Event())
     made = BufferGroup.__init__
 
@@ -161,15 +162,21 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(BufferGroup, "__init__", gated)
     feed = made_up_feed()
     wanted = [feed.collator.batch(rows) for rows in feed.between(0, N_STEPS)]
-    with ThreadLoader(feed, 0, n_prefetch=1, device=CPU) as batches:
+    behind = torch.device("meta")  # anything that is not the host
+    with ThreadLoader(feed, 0, n_prefetch=1, device=behind) as batches:
         first, second = next(batches), next(batches)
         time.sleep(0.02)
-        # The first batch was given back, but what reads it has only been queued.
+        # The first batch was worked off, but what reads it has only been queued.
         assert gate.n_recorded == 1
         assert same(first, wanted[0]) and same(second, wanted[1])
-        gate.through.set()
+        opener = threading.Timer(0.05, gate.through.set)
+        opener.start()
+        assert batches.device_wait_s == 0
         assert same(next(batches), wanted[2])
-        assert not same(first, wanted[0])
+        assert gate.through.is_set() and batches.device_wait_s > 0.02
+        assert [same(next(batches), expected) for expected in wanted[3:]] == [True] * (
+            len(wanted) - 3
+        )
 
 
 def test_targets_of_a_step_count_all_ranks() -> None:

@@ -1,9 +1,11 @@
 """Short memory: what is said, what is tried, and that the weights do not care."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from support import LORA
@@ -76,6 +78,9 @@ def test_a_run_goes_on_with_less(
     assert [retry["micro_batch_size"] for retry in retries] == [4, 2]
     # Call 7 is in step 7; the last checkpoint before it is that of step 4.
     assert [retry["after_step"] for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
+    # A second attempt goes on with the first one's clock and counts none of its time twice.
+    age_s = time.time() - psutil.Process().create_time()
+    assert outcome["clock"]["wall"] <= age_s
     assert outcome["n_tokens"] == straight["n_tokens"]
     assert outcome["loss_last"] == pytest.approx(straight["loss_last"], abs=1e-5)
 

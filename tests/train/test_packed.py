@@ -1,10 +1,12 @@
 """A packed row must give what its documents give alone: logits, loss and gradients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_attention_routes import CPU, packed_batch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.core.errors import TrainingError
@@ -14,7 +16,7 @@ from expertflow.tokens.targets import IGNORE
 from expertflow.train import attention
 from expertflow.train.batches import Collator
 from expertflow.train.load import add_adapter, load_base
-from expertflow.train.model import PackedLoss, document_kwargs
+from expertflow.train.model import PackedLoss, document_kwargs, padded_bounds
 
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.
@@ -131,6 +133,32 @@ def test_no_document_learns_its_first_token(rows: PackedRows) -> None:
     # Row 2: 20 supervised tokens less the first, then 3; row 1: 6 + 5 + 12 (17-20 is not covered).
     assert batch.n_target_tokens == (6 + 5 + 12) + (19 + 3)
     assert batch.n_padding_tokens == 7
+
+
+def test_bounds_of_few_documents_have_one_shape_whatever_the_batch_holds() -> None:
+    found = [padded_bounds(packed_batch(chosen), CPU).tolist() for chosen in ([0, 1], [1, 2])]
+    assert found == [[0, 10, 17, 32, 52, 57, 64], [0, 20, 25, 32, 64, 64, 64]]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "n_documents", "n_bounds"),
+    [([1, 2], 129, 256), ([1], 128, 128), ([2], 1, 128), ([0, 2], 257, 384), ([0, 1], 384, 384)],
+)
+def test_bounds_of_many_documents_have_few_shapes(
+    chosen: list[int], n_documents: int, n_bounds: int
+) -> None:
+    lengths = [[1] * 256, [2] * 128, [256]]
+    rows = packed_rows(np.zeros((3, 256), np.int32), lengths, [[], [], []])
+    batch = Collator(rows).batch(np.array(chosen))
+    bounds = padded_bounds(batch, CPU)
+    assert len(batch.cu_seqlens) == n_documents + 1 and len(bounds) == n_bounds + 1
+    assert torch.equal(bounds[: n_documents + 1], batch.cu_seqlens)
+    assert (bounds[n_documents:] == batch.input_ids_BL.numel()).all()
+
+
+def test_no_document_is_lost_where_a_batch_holds_more_than_is_said() -> None:
+    batch = replace(packed_batch([0, 1]), max_documents=2)
+    assert torch.equal(padded_bounds(batch, CPU), batch.cu_seqlens)
 
 
 def test_attention_without_lengths_is_an_error(folder: Path) -> None:

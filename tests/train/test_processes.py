@@ -84,24 +84,14 @@ def test_what_some_saved_others_resume(
         1: {"gradient_accumulation_steps": 6},
         2: {"world_size": 2, "parallel": "fsdp"},
     }
-    first = made(tmp_path / "first", **settings[saved_by])
-    stop_midway(first, tell)
+    run = made(tmp_path / "run", **settings[saved_by])
+    stop_midway(run, tell)
     then = made(tmp_path / "then", **settings[resumed_by])
-    [state] = first.glob("state/*")
-    # The state is named by its plan, of which the number of processes is a part.
-    process = start(then)
-    _wait_for(then, "state/*", process)
-    kill_all(process)
-    process.communicate(timeout=60)
-    [target] = then.glob("state/*")
-    shutil.rmtree(target)
-    shutil.copytree(state, target)
-    for progress in target.glob("checkpoints/*/progress.json"):
-        text = progress.read_text().replace(state.name, target.name)
-        progress.write_text(text)
-    record = finish(then)
+    shutil.copy(then / "plan.json", run / "plan.json")
+    record = finish(run)
     assert 0 < record["resumed_at_steps"][-1] < N_STEPS
-    assert losses(then) == pytest.approx(losses(folder), abs=2e-5)
+    assert losses(run) == pytest.approx(losses(folder), abs=2e-5)
+    assert len(list(run.glob("state/*"))) == 1
 
 
 def test_stopped_in_any_way_they_end_with_the_same_bits(tmp_path: Path) -> None:

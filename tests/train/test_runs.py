@@ -1,9 +1,11 @@
 """Whole runs in one process: early stopping, the best weights, explosions, and a second look."""
 
+import contextlib
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ from safetensors.torch import load_file
 from support import LORA
 from tiny_run import made, train
 
-from expertflow.train import checkpoint, processes
-from expertflow.train.assemble import Assignment
+from expertflow.train import checkpoint, expert, loop, processes
+from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.model import PackedLoss
 from expertflow.train.replay import replay_step
-from expertflow.train.run import Diverged
+from expertflow.train.run import Diverged, PendingStep
+from expertflow.train.saver import Saver
+from expertflow.train.step_log import flush
 
 
 def steps(assignment: Assignment) -> list[dict[str, Any]]:
@@ -74,7 +78,7 @@ def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> Non
     [
         (math.nan, "its loss is nan"),
         (math.inf, "its loss is inf"),
-        (50.0, r"its loss is 50 nats a token, above 9\.1"),
+        (50.0, r"its loss is 50 nats a token, above max_loss 9\.1"),
     ],
 )
 def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
@@ -148,3 +152,65 @@ def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
         train(assignment)
         losses.append([step["loss"] for step in steps(assignment)])
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path) -> None:
+    assignment = made(
+        tmp_path, learning_rate=3e-2, eval_steps=2, n_steps=60, load_best_model_at_end=True,
+        save_total_limit=60,
+    )  # fmt: skip
+    group = processes.start(assignment.plan)
+    with Saver(assignment.state, keep=60) as saver:
+        run, _ = assemble(
+            assignment, processes=group, saver=saver, stop=lambda: False, directory=None
+        )
+        loop.train(run)
+        saver.wait()
+        best = run.progress.best
+        assert best is not None and best.step < 60
+        damaged = assignment.state / "checkpoints" / f"step-{best.step:08d}"
+        (damaged / checkpoint.OPTIMIZER).write_bytes(b"cut")
+        outcome = expert._finish(run, assignment, ())
+    assert outcome["published_step"] != best.step
+    kept = checkpoint.best(assignment.state)
+    assert kept is not None and kept.name == f"step-{outcome['published_step']:08d}"
+    published = load_file(assignment.state / "final" / "model.safetensors")
+    saved = load_file(kept / checkpoint.WEIGHTS)
+    assert all(torch.equal(published[name], tensor) for name, tensor in saved.items())
+
+
+class StuckScaler:
+    """A loss scaler that finds no scale: every step's gradients overflow."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+@pytest.mark.parametrize(("scale", "diverged"), [(0.5, True), (1024.0, False)])
+def test_steps_that_a_scaler_skips_for_ever_end_the_run(
+    tmp_path: Path, scale: float, diverged: bool
+) -> None:
+    assignment = made(tmp_path, n_steps=4)
+    group = processes.start(assignment.plan)
+    with Saver(assignment.state, keep=1) as saver:
+        run, _ = assemble(
+            assignment, processes=group, saver=saver, stop=lambda: False, directory=None
+        )
+        run.processes = SimpleNamespace(  # type: ignore[assignment]
+            accelerator=SimpleNamespace(scaler=StuckScaler(scale)), device=group.device,
+            add_up=group.add_up, is_first=True,
+        )  # fmt: skip
+        line = {
+            "step": 1, "epoch": 0.1, "learning_rate": 1e-3, "n_tokens": 9, "n_target_tokens": 9,
+            "step_s": 0.1, "data_wait_s": 0.0, "elapsed_s": 1.0,
+        }  # fmt: skip
+        skipped = PendingStep(
+            line=line, loss=torch.tensor(4.0), grad_norm=torch.tensor(math.nan), n_padding=0,
+            parts=None,
+        )  # fmt: skip
+        run.pending.append(skipped)
+        with pytest.raises(Diverged) if diverged else contextlib.nullcontext():
+            flush(run)

@@ -39,10 +39,13 @@ class Draft:
 
     def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
         """Predict the peak memory of a micro-batch; null where that cannot be done."""
+        spec = self.spec
         return predict_peak_bytes(
             self.facts,
-            method=self.spec.method,
+            method=spec.method,
             precision=precision,
+            optim=spec.optim,
+            n_shares=spec.world_size if spec.parallel == "fsdp" else 1,
             n_params_total=self.n_params,
             n_params_trainable=self.n_trainable,
             tokens_per_micro_batch=micro_batch * self.packing.sequence_length_tokens,

@@ -1,7 +1,7 @@
 """Change a resolved plan by hand: every hyper-parameter, under the name it has in a manifest.
 
 What follows from a changed setting is worked out again (global batch, steps, warm-up); what was
-predicted for the old one is dropped, not kept.
+predicted for the old one is dropped, not kept. What a manifest may not ask for is refused here too.
 """
 
 import math
@@ -13,6 +13,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.plan.flops import adapter_weights, flops_per_token
 from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, PlanSpec, Reason, TrainPlan
 from expertflow.plan.schedule import steps_per_epoch
+from expertflow.plan.switches import check_parallel
 from expertflow.tokens.records import PackingRecord
 
 # Names of a manifest whose field in the plan is called otherwise.
@@ -27,6 +28,12 @@ RENAMED = {
 LOADER = {
     "loader": "kind",
     "dataloader_num_workers": "n_workers",
+    "dataloader_prefetch_factor": "n_prefetch_batches",
+    "dataloader_persistent_workers": "persistent_workers",
+}
+# What the plan's reasons call the loader's settings, where it is another name than the manifest's.
+LOADER_REASONS = {
+    "dataloader_num_workers": "n_loader_workers",
     "dataloader_prefetch_factor": "n_prefetch_batches",
     "dataloader_persistent_workers": "persistent_workers",
 }
@@ -59,7 +66,7 @@ def override(
     """Give the plan with some hyper-parameters changed.
 
     Raises:
-        ConfigError: warm-up would not end before the run does, or an adapter is set for ``full``.
+        ConfigError: settings contradict each other, e.g. warm-up would not end before the run does.
     """
     if not changes:
         return plan
@@ -68,17 +75,10 @@ def override(
         direct["precision"] = changes["precision"]
     new = replace(plan, **direct, loader=_loader(plan, changes), lora=_lora(plan, changes))
     new = _counted(plan, new, changes)
-    if new.n_warmup_steps >= new.n_steps:
-        raise ConfigError(
-            f"warm-up of {new.n_warmup_steps} steps is not below the {new.n_steps} steps of the"
-            " run; lower --warmup-steps"
-        )
-    reasons = [r for r in plan.reasons if r.setting not in (*changes, *direct)]
-    reasons += [
-        Reason(setting=name, value=str(value), because="given by hand")
-        for name, value in sorted(changes.items())
-    ]
-    return replace(_without_forecast(plan, new, packing, facts), reasons=tuple(reasons))
+    _check(new)
+    return replace(
+        _without_forecast(plan, new, packing, facts), reasons=_reasons(plan, new, changes)
+    )
 
 
 def _counted(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> TrainPlan:
@@ -96,10 +96,12 @@ def _counted(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> TrainPl
         intervals["save_steps"] = steps
     if "eval_steps" not in changes and old.eval_steps == old.n_steps_per_epoch:
         intervals["eval_steps"] = per_epoch
+    warmup = new.n_warmup_steps
     if "warmup_steps" not in changes:
-        intervals["n_warmup_steps"] = int(old.n_warmup_steps * scale)
+        warmup = intervals["n_warmup_steps"] = int(old.n_warmup_steps * scale)
     if "lr_decay_steps" not in changes:
-        intervals["n_decay_steps"] = math.ceil(old.n_decay_steps * scale)
+        decay = math.ceil(old.n_decay_steps * scale)
+        intervals["n_decay_steps"] = min(decay, steps - warmup)
     return replace(
         new,
         global_batch_sequences=batch,
@@ -109,6 +111,81 @@ def _counted(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> TrainPl
         may_halve_micro_batch=new.may_halve_micro_batch and "batch_size" not in changes,
         **intervals,
     )
+
+
+def _check(plan: TrainPlan) -> None:
+    """Refuse settings that contradict each other, in the words of the command line."""
+    left = plan.n_steps - plan.n_warmup_steps
+    if left <= 0:
+        raise ConfigError(
+            f"warm-up of {plan.n_warmup_steps} steps is not below the {plan.n_steps} steps of the"
+            " run; lower --warmup-steps"
+        )
+    if plan.n_decay_steps > left:
+        raise ConfigError(
+            f"--lr-decay-steps {plan.n_decay_steps}: warm-up leaves {left} of the {plan.n_steps}"
+            " steps; lower it"
+        )
+    check_parallel(plan, "--parallel")
+    if plan.min_delta and plan.patience is None:
+        raise ConfigError(
+            f"--min-delta {plan.min_delta:g} has no effect without patience; give --patience, or"
+            " drop it"
+        )
+    _check_loader(plan.loader)
+    if plan.lora is not None and "lm_head" in plan.lora.targets:
+        raise ConfigError(
+            "--lora-targets names lm_head, which the loss reads directly; leave it out"
+        )
+
+
+def _check_loader(loader: LoaderPlan) -> None:
+    if loader.kind == "thread" and loader.n_workers:
+        raise ConfigError(
+            f"--dataloader-num-workers {loader.n_workers}: the loader is the thread, which needs"
+            " none; give --loader workers, or drop it"
+        )
+    if loader.persistent_workers and not loader.n_workers:
+        raise ConfigError(
+            "--dataloader-persistent-workers: there are no workers to keep; give"
+            " --dataloader-num-workers, or drop it"
+        )
+    if not loader.n_prefetch_batches and (loader.kind == "thread" or loader.n_workers):
+        raise ConfigError(
+            "the plan's loader makes every batch when it is asked for; give"
+            " --dataloader-prefetch-factor as well"
+        )
+
+
+def _reasons(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> tuple[Reason, ...]:
+    """Give the reasons that still hold, and new ones for what was changed and what follows."""
+    by_hand = {name: (RENAMED | LOADER_REASONS).get(name, name) for name in sorted(changes)}
+    moved = old.n_steps != new.n_steps or old.n_steps_per_epoch != new.n_steps_per_epoch
+    reasons = []
+    for reason in old.reasons:
+        setting = reason.setting
+        if setting in by_hand.values():
+            continue
+        if setting == "parallel" and "world_size" in changes:
+            reason = check_parallel(new)
+        elif (value := _value(new, setting)) != _value(old, setting) or (
+            moved and setting in ("n_steps", "n_warmup_steps")
+        ):
+            because = "follows from what was given by hand"
+            reason = Reason(setting=setting, value=str(value), because=because)
+        reasons.append(reason)
+    for name in by_hand:
+        value = str(changes[name])
+        reasons.append(Reason(setting=name, value=value, because="given by hand"))
+    return tuple(reasons)
+
+
+def _value(plan: TrainPlan, setting: str) -> object:
+    """Give the value in the plan of what its reasons call ``setting``."""
+    if setting in LOADER_REASONS.values() or setting == "loader":
+        field = {"n_loader_workers": "n_workers", "loader": "kind"}.get(setting, setting)
+        return getattr(plan.loader, field)
+    return getattr(plan, setting)
 
 
 def _without_forecast(
@@ -127,6 +204,11 @@ def _without_forecast(
     adapter = adapter_weights(facts, plan.lora)
     predicted = [f.name for f in fields(plan.cost) if f.name.startswith("predicted_")]
     reason = "settings were changed by hand, so nothing is predicted"
+    cost = replace(plan.cost, **dict.fromkeys(predicted), reason=reason)
+    if plan.world_size != old.world_size:
+        # Whether the price was one card's times their number or a machine's is not known here.
+        reason_cost = f"{reason}; the price was for world_size {old.world_size} and is dropped"
+        cost = replace(cost, price_usd_per_hour=None, price_as_of=None, reason=reason_cost)
     return replace(
         plan,
         n_params_total=base + adapter,
@@ -136,12 +218,19 @@ def _without_forecast(
         predicted_tokens=round(train.n_tokens * plan.n_epochs),
         predicted_peak_bytes=None,
         predicted_peak_reason=reason,
-        cost=replace(plan.cost, **dict.fromkeys(predicted), reason=reason),
+        cost=cost,
     )
 
 
 def _loader(plan: TrainPlan, changes: dict[str, Any]) -> LoaderPlan:
-    return replace(plan.loader, **{LOADER[k]: v for k, v in changes.items() if k in LOADER})
+    given = {LOADER[k]: v for k, v in changes.items() if k in LOADER}
+    loader = replace(plan.loader, **given)
+    # What the plan's own workers brought goes with them; what is given by hand is left to _check.
+    if loader.kind == "thread":
+        loader = replace(loader, n_workers=given.get("n_workers", 0))
+    if loader.n_workers == 0:
+        loader = replace(loader, persistent_workers=given.get("persistent_workers", False))
+    return loader
 
 
 def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import PlanSpec, Reason
+from expertflow.plan.records import PlanSpec, Reason, TrainPlan
 
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
 
@@ -46,8 +46,8 @@ def choose_compile(
     return value, _because("torch_compile", value, reason)
 
 
-def check_parallel(spec: PlanSpec) -> Reason:
-    """Say what the processes share.
+def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") -> Reason:
+    """Say what the processes share; ``name`` is what the user knows the setting by.
 
     Raises:
         ConfigError: 4-bit weights cannot be shared out.
@@ -55,7 +55,7 @@ def check_parallel(spec: PlanSpec) -> Reason:
     if spec.world_size == 1:
         return _because("parallel", "none", "world_size is 1")
     if spec.parallel == "fsdp" and spec.method == "qlora":
-        raise ConfigError("training.parallel fsdp cannot share out 4-bit weights; use ddp")
+        raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
     held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
     return _because(
         "parallel", spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"

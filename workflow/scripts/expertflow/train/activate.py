@@ -20,7 +20,8 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
     if plan.deterministic:
         # Before the first product: the library reads it once.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Not warn_only: with it, FlashAttention's backward pass only warns and stays as it was.
+        torch.use_deterministic_algorithms(True)
     return (
         f"device {device.type}, {torch.get_num_threads()} threads",
         f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),

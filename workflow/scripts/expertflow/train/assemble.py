@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 class Assignment:
     """What a run is made from, and where its state is.
 
-    With ``documents`` these are tokenised in every step and the rows are not read.
+    With ``documents`` these are tokenised in every step and the rows are not read. ``since_start``:
+    whether all that this process did so far belongs to the run and is not booked yet.
     """
 
     plan: TrainPlan
@@ -49,6 +50,7 @@ class Assignment:
     rows: Path
     state: Path
     documents: "Documents | None" = None
+    since_start: bool = True
 
 
 def assemble(
@@ -65,13 +67,19 @@ def assemble(
         TrainingError: the model cannot be trained so, or the state is of another run.
     """
     plan, state = assignment.plan, assignment.state
-    progress, clock = _progress(state, directory)
+    progress, clock = _progress(assignment, directory)
     feed, held_out, data = _data(assignment, processes)
     words = [*activate(plan, processes.device), data]
     torch.manual_seed(plan.seed)
-    net = load_for_training(plan, assignment.model, processes.device)
-    words.append(loaded_words(net, plan))
-    loss, more = _loss(net, plan, processes)
+    try:
+        net = load_for_training(plan, assignment.model, processes.device)
+        words.append(loaded_words(net, plan))
+        loss, more = _loss(net, plan, processes)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"{assignment.model.name} alone does not fit into the memory of this {plan.hardware};"
+            " use method qlora, a smaller model or a larger card"
+        ) from error
     run = Run(
         plan=plan,
         net=net,
@@ -109,7 +117,11 @@ def _loss(
     with processes.accelerator.autocast():
         checked = check_model(loss)
         route = loss_route(head_weight(causal_lm(net)), label_smoothing=smoothing)
-    compiled = compile_layers(net) if plan.torch_compile else "compilation off"
+    compiled = (
+        compile_layers(net, dtype=DTYPES[plan.precision])
+        if plan.torch_compile
+        else "compilation off"
+    )
     words = (f"attention {plan.attention}: {kernel}; {flash}", f"loss {route}", checked, compiled)
     return wrap(loss, plan), words
 
@@ -137,14 +149,16 @@ def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, Packed
     return (*read_on_the_fly(plan, assignment.model, documents), said)
 
 
-def _progress(state: Path, directory: Path | None) -> tuple[Progress, Clock]:
+def _progress(assignment: Assignment, directory: Path | None) -> tuple[Progress, Clock]:
     """Give how far the run is; its clock goes on from where it was last seen."""
-    wall = {"wall": checkpoint.last_seen_s(state)}
+    wall = {"wall": checkpoint.last_seen_s(assignment.state)}
+    since_start = assignment.since_start
     if directory is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return Progress(started_at=now), Clock(wall)
+        return Progress(started_at=now), Clock(wall, since_process_start=since_start)
     saved = checkpoint.read_progress(directory)
-    return Progress.restored(saved), Clock(saved["clock"] | wall)
+    clock = Clock(saved["clock"] | wall, since_process_start=since_start)
+    return Progress.restored(saved), clock
 
 
 def _resume(run: Run, directory: Path) -> None:

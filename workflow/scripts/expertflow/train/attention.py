@@ -124,6 +124,7 @@ def _attend_documents(
 ) -> torch.Tensor:
     batch, _heads, length, _width = heads[0].shape
     query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
+    key, value = ungrouped(query, key, value, on_cuda=query.is_cuda)
     documents = []
     for start, end in pairwise(bounds.tolist()):
         if start == end:
@@ -142,6 +143,27 @@ def _attend_documents(
         documents.append(out_1HND[0].transpose(0, 1))
     out = torch.cat(documents)
     return out.view(batch, length, *out.shape[1:])
+
+
+def ungrouped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, on_cuda: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Repeat keys and values, [L, K, D], for query heads that share them, where SDPA needs it.
+
+    On CUDA memory-efficient attention refuses shared ones, and flash attention does not run where
+    this route is taken: what is left keeps N x N scores. The CPU's kernel takes them as they are.
+    """
+    return _repeated(query, key, value) if on_cuda else (key, value)
+
+
+def _repeated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give every query head a key and a value head of its own."""
+    n_times = query.shape[1] // key.shape[1]
+    if n_times == 1:
+        return key, value
+    return key.repeat_interleave(n_times, dim=1), value.repeat_interleave(n_times, dim=1)
 
 
 def _attend_varlen(
@@ -176,9 +198,8 @@ def _attend_varlen(
         query = query * (scaling * width**0.5)
     if "enable_gqa" in known:
         options["enable_gqa"] = n_heads != key.shape[1]
-    elif n_heads != key.shape[1]:
-        n_times = n_heads // key.shape[1]
-        key, value = (t.repeat_interleave(n_times, dim=1) for t in (key, value))
+    else:
+        key, value = _repeated(query, key, value)
     out = KERNEL.call(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
     result: torch.Tensor = out.view(batch, length, *out.shape[1:])
     return result

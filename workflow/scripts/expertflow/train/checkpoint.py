@@ -32,6 +32,12 @@ log = logging.getLogger(__name__)
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
 # The one key of progress.json that is not the run's own.
 OURS = "checkpoint"
+# Pinned blocks are rounded up to powers of two and stay for the run, so only small ones are used.
+PINNED_BYTES = 16 << 20
+
+
+class NotFinite(TrainingError):
+    """A trained parameter is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +86,18 @@ def take(
     ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of these very weights.
 
     Raises:
-        TrainingError: a trained parameter is not finite.
+        NotFinite: a trained parameter is not.
     """
     step: int = progress["step"]
     if (name := first_not_finite(model)) is not None:
-        raise TrainingError(
+        raise NotFinite(
             f"parameter {name} is not finite after step {step}, so nothing was saved; lower"
             " training.learning_rate or check the data; earlier checkpoints stay"
         )
     several = dist.is_initialized()
     is_whole = not several or dist.get_rank() == 0
-    copy = _host_copy if is_whole else _nothing
+    # Ranks that do not write let go of a gathered tensor at once.
+    copy = _host_copy if is_whole else (lambda _: torch.empty(0))
     device = next(model.parameters()).device
     weights = trainable_state(model, copy)
     tensors, values = optimizer_tensors(optimizer, model, copy)
@@ -115,14 +122,9 @@ def take(
 
 def _host_copy(whole: torch.Tensor) -> torch.Tensor:
     """Begin a copy to the host; on CUDA it is there only after a synchronise."""
-    on_cuda = whole.device.type == "cuda"
-    host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=on_cuda)
-    return host.copy_(whole, non_blocking=on_cuda)
-
-
-def _nothing(whole: torch.Tensor) -> torch.Tensor:
-    """Let go of a gathered tensor at once, on the ranks that do not write."""
-    return torch.empty(0)
+    pinned = whole.device.type == "cuda" and whole.nbytes <= PINNED_BYTES
+    host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=pinned)
+    return host.copy_(whole, non_blocking=pinned)
 
 
 def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path | None:
@@ -227,10 +229,9 @@ def _damage(directory: Path) -> str | None:
         return f"{PROGRESS} cannot be read ({type(error).__name__}: {error})"
     for name, size in sizes.items():
         path = directory / name
-        found = path.stat().st_size if path.is_file() else None
-        if found is None:
+        if not path.is_file():
             return f"{name} is missing"
-        if found != size:
+        if (found := path.stat().st_size) != size:
             return f"{name} has {found} bytes and was written with {size}"
     return None
 

@@ -9,13 +9,20 @@ import psutil
 
 
 class Clock:
-    """Host seconds by part. Wall time starts when the process started, imports included."""
+    """Host seconds by part.
 
-    def __init__(self, earlier: dict[str, float] | None = None) -> None:
+    Wall time starts when the process started, imports included, or now where the process has been
+    at it before.
+    """
+
+    def __init__(
+        self, earlier: dict[str, float] | None = None, *, since_process_start: bool = True
+    ) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float, earlier or {})
         self._earlier_wall = self.seconds.pop("wall", 0.0)
         self._earlier_named = sum(self.seconds.values())
-        self._start = time.perf_counter() - (time.time() - psutil.Process().create_time())
+        age_s = time.time() - psutil.Process().create_time() if since_process_start else 0.0
+        self._start = time.perf_counter() - age_s
 
     @property
     def wall_s(self) -> float:

@@ -11,16 +11,18 @@ from expertflow.core.errors import TrainingError
 from expertflow.train import attention
 from expertflow.train.model import causal_lm, decoder_layers
 
-# Kinds of layer, by training and evaluation, by full and last micro-batch: beyond so many graphs
-# torch would run a layer uncompiled and only warn.
+# Kinds of layer, by training and evaluation, by full and last micro-batch, by the few numbers of
+# documents that bounds are padded to: beyond so many graphs torch would run a layer uncompiled and
+# only warn.
 MAX_GRAPHS = 32
 
 
-def compile_layers(model: Any, *, backend: str = "inductor") -> str:
+def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
     """Compile each decoder layer in place for the shapes it meets; say in a line what was done.
 
     Names of parameters stay, and so does checkpointing. Attention that loops over documents cannot
-    be in a graph; it splits that of each layer, and a checkpointed layer cannot be split.
+    be in a graph; it splits that of each layer, and a checkpointed layer cannot be split. Whether
+    it loops follows from ``dtype``, in which the run does its products.
 
     Raises:
         TrainingError: there are no layers, or nothing to compile with.
@@ -34,11 +36,13 @@ def compile_layers(model: Any, *, backend: str = "inductor") -> str:
         )
     device = next(lm.parameters()).device
     own = lm.config._attn_implementation == attention.NAME
-    loops = own and attention.varlen_hindrance(device, torch.bfloat16) is not None
+    loops = own and attention.varlen_hindrance(device, dtype) is not None
     if loops and any(layer.gradient_checkpointing for layer in layers):
         return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
     _check_tools(device)
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
+    # Layers are graphs of their own already; DDP's optimiser would cut them again at its buckets.
+    torch._dynamo.config.optimize_ddp = False
     for layer in layers:
         layer.compile(dynamic=False, backend=backend)
     left_out = ", without the attention, which loops over documents" if loops else ""

@@ -6,6 +6,7 @@ import time
 
 from expertflow.train import checkpoint
 from expertflow.train.heldout import held_out_loss
+from expertflow.train.memory import memory_advice
 from expertflow.train.processes import settle
 from expertflow.train.records import EvalPoint
 from expertflow.train.run import Diverged, Interrupted, Run
@@ -23,8 +24,7 @@ def after_step(run: Run) -> None:
     plan, progress = run.plan, run.progress
     improved = False
     if progress.step % plan.logging_steps == 0 or run.is_over:
-        with run.clock.part("steps"):
-            flush(run)
+        flush(run)
     if progress.step % plan.eval_steps == 0 or run.is_over:
         improved = evaluate(run)
     overdue = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
@@ -46,7 +46,8 @@ def evaluate(run: Run) -> bool:
     flush(run)
     plan, progress, processes = run.plan, run.progress, run.processes
     start, best = time.perf_counter(), progress.best
-    with run.clock.part("eval"), processes.accelerator.autocast():
+    scope = memory_advice(plan, run.device)
+    with run.clock.part("eval"), scope, processes.accelerator.autocast():
         loss, n_targets = held_out_loss(
             run.loss,
             run.held_out,
@@ -62,7 +63,8 @@ def evaluate(run: Run) -> bool:
             f" training.learning_rate ({plan.learning_rate:g}); earlier checkpoints are in"
             f" {run.state}"
         )
-    seconds = time.perf_counter() - start
+    run.fetched_at_s = time.perf_counter()
+    seconds = run.fetched_at_s - start
     progress.eval_points.append(
         EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)
     )
@@ -105,12 +107,15 @@ def save(run: Run) -> None:
             "run": run.state.name,
             "order_sha256": run.feed.order.sha256_of_step(run.progress.step),
         }
-        snapshot = checkpoint.take(
-            model=run.net,
-            optimizer=run.optimizer,
-            scaler=run.processes.accelerator.scaler,
-            progress=saved,
-        )
+        try:
+            snapshot = checkpoint.take(
+                model=run.net,
+                optimizer=run.optimizer,
+                scaler=run.processes.accelerator.scaler,
+                progress=saved,
+            )
+        except checkpoint.NotFinite as error:
+            raise Diverged(str(error)) from error
         if run.processes.is_first:
             run.saver.submit(snapshot)
-    run.saved_at_s = run.clock.wall_s
+    run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()

@@ -1,5 +1,6 @@
 """Bring a run to its end and leave the trained model in its state."""
 
+import gc
 import logging
 import resource
 from collections.abc import Callable
@@ -36,21 +37,31 @@ def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]
     """
     state = assignment.state
     _init_trackers(assignment, processes)
+    first = True
     with catching_signals() as stop:
         while True:
             plan = memory.lowered(assignment.plan, state)
             try:
-                return _attempt(replace(assignment, plan=plan), processes, stop)
+                now = replace(assignment, plan=plan, since_start=first)
+                return _attempt(now, processes, stop)
             except memory.OutOfMemory as error:
                 newest = checkpoint.newest(state)
                 done = 0 if newest is None else checkpoint.read_progress(newest)["step"]
                 noted = memory.note_retry(plan, state, after_step=done, message=str(error))
-                # Other processes wait for this one, so only a new start gets all together again.
-                if not noted or plan.world_size > 1:
+                if not noted:
                     raise
+                if plan.world_size > 1:
+                    # The others wait for this one, so only a new start gets all together again.
+                    raise memory.OutOfMemory(
+                        f"{error}; run again: it goes on so, after step {done}"
+                    ) from error
                 log.warning("%s; going on so after step %d", error, done)
             # Only here, with the error gone, nothing holds on to the tensors any more.
+            first = False
             processes.accelerator.free_memory()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
 
 def _attempt(
@@ -106,6 +117,7 @@ def _outcome(
         "n_steps": progress.step,
         "stopped_early_at_step": progress.stopped_early_at,
         "published_step": published,
+        "world_size": run.processes.world_size,
         "micro_batch_size": run.plan.micro_batch_size,
         "n_accumulation_steps": run.plan.n_accumulation_steps,
         "memory_retries": to_json(memory.retries(assignment.state)),
@@ -146,10 +158,15 @@ def _choose_weights(run: Run) -> int:
     run.saver.wait()
     run.processes.accelerator.wait_for_everyone()
     directory = checkpoint.best(run.state)
-    assert directory is not None, "the best evaluation was saved when it was made"
+    if directory is None:
+        log.warning("no checkpoint of the best weights is whole; the last ones count")
+        return step
+    found: int = checkpoint.read_progress(directory)["step"]
+    if found != best.step:
+        log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
     checkpoint.restore_weights(directory, model=run.net)
-    log.info("the weights after step %d are the best; they count", best.step)
-    return best.step
+    log.info("the weights after step %d are the best that were saved; they count", found)
+    return found
 
 
 def _export(run: Run, base: Path, target: Path) -> None:
@@ -170,9 +187,7 @@ def _export(run: Run, base: Path, target: Path) -> None:
 def _whole(run: Run) -> dict[str, torch.Tensor]:
     """Gather what is to be written from the shares of all processes: the adapter, or everything."""
     adapter = run.plan.lora is not None
+    # A head that is tied to the embedding has a name in the state, and no parameter of its own.
     wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}
-    return {
-        name: gathered(tensor).cpu()
-        for name, tensor in run.net.state_dict().items()
-        if name in wanted or not adapter
-    }
+    state = run.net.state_dict()
+    return {name: gathered(tensor).cpu() for name, tensor in state.items() if name in wanted}

@@ -1,13 +1,27 @@
 """The trainer's command line: every hyper-parameter as a flag, for a run by hand."""
 
 import argparse
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 from expertflow.core import cli
-from expertflow.plan.override import choices, flags
+from expertflow.core.errors import ConfigError
+from expertflow.plan.override import LORA, choices, flags
 
 RECORDS = ("plan", "packing", "model", "staging")
+SCHEMA = Path(__file__).parents[3] / "schemas" / "expert.schema.yaml"
+# Flags that no manifest has, and the setting of a manifest whose rules they follow.
+RULED_BY = {"warmup_steps": "warmup_steps_max", "lr_decay_steps": "max_steps"}
+# Flags whose values their type lists in full.
+UNRULED = ("precision",)
+PROBLEMS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMinimum": "above",
+    "exclusiveMaximum": "below",
+}
 
 
 def trainer_parser(description: str | None) -> argparse.ArgumentParser:
@@ -52,9 +66,55 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def changes_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Give the hyper-parameters that were set by hand."""
+    """Give the hyper-parameters that were set by hand.
+
+    Raises:
+        ConfigError: a value that a manifest may not have either.
+    """
     given = {name: getattr(args, name) for name in flags()}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        _check(given)
+    return given
+
+
+def rules() -> dict[str, Any]:
+    """Give the JSON Schema of every flag's value, as manifests have it, by the flag's name."""
+    # Here, as a run without changes by hand needs none of it.
+    import yaml
+
+    text = SCHEMA.read_text(encoding="utf-8")
+    settings = yaml.safe_load(text)["$defs"]["training"]["properties"]
+    adapter = settings["lora"]["properties"]
+    return {
+        name: adapter[LORA[name]] if name in LORA else settings[RULED_BY.get(name, name)]
+        for name in flags()
+        if name not in UNRULED
+    }
+
+
+def _check(given: dict[str, Any]) -> None:
+    import jsonschema
+
+    schemas = rules()
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{flag} {value}: must be a finite number")
+        if name in UNRULED:
+            continue
+        plain = list(value) if isinstance(value, tuple) else value
+        for error in jsonschema.Draft202012Validator(schemas[name]).iter_errors(plain):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            problems = " and ".join(_problems(error)) or error.message
+            raise ConfigError(f"{flag} {shown}: must be {problems}")
+
+
+def _problems(error: Any) -> Iterator[str]:
+    """Give in words what a value must be; of alternatives, the one that its type is of."""
+    for part in (error, *(error.context or ())):
+        if part.validator in PROBLEMS:
+            yield f"{PROBLEMS[part.validator]} {part.validator_value}"
 
 
 def _add_flag(group: Any, name: str, kind: Any) -> None:

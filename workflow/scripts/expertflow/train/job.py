@@ -32,7 +32,7 @@ from expertflow.train.run import Diverged
 
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 MONITOR_STOP_S = 60
-DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
+DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +85,23 @@ def run_job(job: TrainingJob) -> bool:
 def replay_job(job: TrainingJob, number: int) -> Iterator[str]:
     """Look at one step of the job again; give lines to read.
 
-    The job's state may be that of one run, whatever code and settings it was named by.
+    The job's state has to be that of one run, which keeps the plan it was made by: settings given
+    with the request have no say. In several processes, the first one's micro-batches are told.
+
+    Raises:
+        TrainingError: it is not.
     """
-    assignment, _ = _assignment(job)
-    if (job.state / PREFLIGHT).is_file():
-        assignment = replace(assignment, state=job.state)
-    with checkpoint.locked(assignment.state):
+    if not (job.state / PLAN).is_file():
+        raise TrainingError(
+            f"{job.state}: is no state of a run; give the one that the message names, as"
+            " --state state/EXPERT/NAME"
+        )
+    assignment, _ = _assignment(replace(job, plan=job.state / PLAN, changes={}))
+    assignment = replace(assignment, state=job.state)
+    if processes.is_helper():
+        list(replay_step(assignment, processes.start(assignment.plan), number))
+        return
+    with checkpoint.locked(job.state):
         yield from replay_step(assignment, processes.start(assignment.plan), number)
 
 
@@ -121,6 +132,7 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
         publish.check_inputs_unmoved(packing, assignment.rows)
     checkpoint.remove_partials(state)
     readings = preflight(plan, state)
+    write_record(state / PLAN, plan)
     write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
     try:
         with watched(state, interval_s=plan.collection_interval_seconds):

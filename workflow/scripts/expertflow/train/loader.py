@@ -6,6 +6,7 @@ until the next one is asked for.
 
 import queue
 import signal
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
@@ -123,9 +124,12 @@ class BufferGroup:
     def fill(self, collator: Collator, todo: Iterator[Rows]) -> list[Batch]:
         """Make the next micro-batches; fewer, down to none, at the end."""
         parts = list(islice(todo, self._n_batches))
-        if parts and self._done is not None:
-            self._done.synchronize()
         return collator.batches(parts, self._buffers) if parts else []
+
+    def wait(self) -> None:
+        """Wait until the device has done all that reads the buffers."""
+        if self._done is not None:
+            self._done.synchronize()
 
     def used(self) -> None:
         """Note that whatever reads the buffers has been queued."""
@@ -136,8 +140,11 @@ class BufferGroup:
 class ThreadLoader(Iterator[Batch]):
     """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
 
-    Two groups of buffers take turns: the thread fills one while the trainer works off the other.
-    What fails in the thread is raised in the trainer.
+    Groups of buffers take turns: the thread fills one while the trainer works off the other, and
+    the device, which runs behind, a third. What fails in the thread is raised in the trainer.
+
+    ``device_wait_s`` are the seconds in which the trainer waited for the device to be done with a
+    group: it is busy then, and short of nothing.
     """
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
@@ -146,7 +153,8 @@ class ThreadLoader(Iterator[Batch]):
         self._filled: queue.SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = (
             queue.SimpleQueue()
         )
-        for _ in range(2):
+        self._on_cpu, self.device_wait_s = device.type == "cpu", 0.0
+        for _ in range(2 if device.type == "cpu" else 3):
             self._free.put(BufferGroup(feed, n_prefetch, device))
         self._batches = self._in_turn()
 
@@ -169,11 +177,21 @@ class ThreadLoader(Iterator[Batch]):
         return next(self._batches)
 
     def _in_turn(self) -> Iterator[Batch]:
+        before: BufferGroup | None = None
         while (filled := self._filled.get()) is not None:
             group, batches = filled
             yield from batches
             group.used()
-            self._free.put(group)
+            if self._on_cpu:
+                self._free.put(group)
+                continue
+            if before is not None:
+                # The device has all of this group still to do, so it does not idle meanwhile.
+                start = time.perf_counter()
+                before.wait()
+                self.device_wait_s += time.perf_counter() - start
+                self._free.put(before)
+            before = group
         self._filling.result()
 
     def _fill(self) -> None:

@@ -31,6 +31,7 @@ def train(run: Run) -> None:
     run.loss.train()
     run.clock.started()
     run.saved_at_s = run.clock.wall_s
+    run.fetched_at_s = time.perf_counter()
     if run.progress.step == 0:
         evaluate(run)
     first = run.progress.step
@@ -79,8 +80,7 @@ def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[
     total, n_padding = torch.zeros((), device=run.device), 0
     weights = run.feed.weights(run.progress.step)
     for i, weight in enumerate(weights):
-        with run.clock.part("data_wait"):
-            batch = next(batches)
+        batch = _next(run, batches)
         with run.timer.part("h2d"):
             batch = on_device(batch, run.device)
         with memory_advice(run.plan, run.device), adding_up(run.loss, now=i == len(weights) - 1):
@@ -91,6 +91,15 @@ def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[
         total += loss.detach()
         n_padding += batch.n_padding_tokens if weight else 0
     return total, n_padding
+
+
+def _next(run: Run, batches: Iterator[Batch]) -> Batch:
+    """Take the next batch; waiting for a device that is busy is no waiting for data."""
+    before = getattr(batches, "device_wait_s", 0.0)
+    with run.clock.part("data_wait"):
+        batch = next(batches)
+    run.clock.seconds["data_wait"] -= getattr(batches, "device_wait_s", 0.0) - before
+    return batch
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

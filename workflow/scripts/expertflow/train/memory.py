@@ -71,9 +71,12 @@ def retries(state: Path) -> tuple[MemoryRetry, ...]:
 
 
 def lowered(plan: TrainPlan, state: Path) -> TrainPlan:
-    """Give the plan as this run goes on with it, after what it learned about memory."""
+    """Give the plan as this run goes on with it, after what it learned about memory.
+
+    A micro-batch that was asked for stays as it is.
+    """
     known = retries(state)
-    if not known:
+    if not known or not plan.may_halve_micro_batch:
         return plan
     last = known[-1]
     return replace(

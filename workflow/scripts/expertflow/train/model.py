@@ -12,6 +12,9 @@ from expertflow.train.batches import Batch
 from expertflow.train.loss import summed_loss
 from expertflow.train.masks import masks
 
+# Numbers of documents that are told apart: few shapes to compile for, and few empty documents.
+DOCUMENTS_STEP = 128
+
 
 class PackedLoss(torch.nn.Module):
     """A model with its loss: what is called in a step, and wrapped for several processes."""
@@ -105,11 +108,15 @@ def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) 
 
 
 def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Give the bounds of documents in a shape that all batches share, for the compiler.
+    """Give the bounds of documents in one of a few shapes, for the compiler.
 
-    What follows the last document are empty ones.
+    What follows the last document are empty ones, up to the next multiple of ``DOCUMENTS_STEP`` or
+    to the most that a batch can hold. Not always to the most: the kernel's backward pass has
+    memory and blocks for empty ones too.
     """
-    size, end = max(batch.max_documents + 1, len(batch.cu_seqlens)), batch.input_ids_BL.numel()
+    n_documents, end = len(batch.cu_seqlens) - 1, batch.input_ids_BL.numel()
+    n_rounded = -(-n_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
+    size = max(n_documents, min(n_rounded, batch.max_documents)) + 1
     bounds = torch.full((size,), end, dtype=torch.int32, device=device)
     bounds[: len(batch.cu_seqlens)].copy_(batch.cu_seqlens, non_blocking=True)
     return bounds

@@ -48,7 +48,16 @@ class Documents:
             kind="workers", n_workers=0, n_prefetch_batches=0, persistent_workers=False
         )
         n_epochs = plan.n_steps / per_epoch
-        return replace(plan, n_steps_per_epoch=per_epoch, n_epochs=n_epochs, loader=inline)
+        return replace(
+            plan,
+            n_steps_per_epoch=per_epoch,
+            n_epochs=n_epochs,
+            loader=inline,
+            eval_steps=per_epoch if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
+            # Rows are of many lengths, and in the order of their numbers.
+            torch_compile=False,
+            group_by_length=False,
+        )
 
     def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
         """Give the documents of one split.

@@ -29,10 +29,12 @@ def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk = shutil.disk_usage(state).free
+    # A run that is resumed has some of its checkpoints already.
+    there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
     # The newest ones, the best, the one that is being written, and the model.
     needed = one * (plan.save_total_limit + 3)
-    if free_disk < needed:
+    if free_disk + there < needed:
         raise HardwareError(
             f"{state}: {free_disk / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
             f" {plan.save_total_limit + 2} checkpoints and the model; free some, or lower"

@@ -85,15 +85,16 @@ class Processes:
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
-    """Join the processes of the run.
+    """Join the processes of the run; the one with a directory for them has its trackers.
 
     Raises:
         TrainingError: there are more or fewer of them than the plan says.
     """
+    tracked = plan.report_to != "none" and tracker_directory is not None
     accelerator = Accelerator(
         cpu=plan.gpu is None,
         mixed_precision="no" if plan.precision == "fp32" else plan.precision,
-        log_with=None if plan.report_to == "none" else plan.report_to,
+        log_with=plan.report_to if tracked else None,
         project_dir=tracker_directory,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )

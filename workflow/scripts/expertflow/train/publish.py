@@ -22,10 +22,12 @@ from expertflow.train.records import (
     TrainingRecord,
 )
 
-# Fields of a plan that leave the trained weights as they are.
+# Fields of a plan that leave the trained weights as they are, or, how a global batch is shared out,
+# but for rounding and the random numbers of dropout: another number of processes can go on.
 _DECIDES_NOTHING = (
     "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "loader",
-    "report_to", "max_loss",
+    "report_to", "world_size", "parallel", "micro_batch_size", "n_accumulation_steps",
+    "may_halve_micro_batch",
 )  # fmt: skip
 
 
@@ -92,7 +94,6 @@ def training_record(
         gpu_name=monitor.gpu_name if not on_cpu else None,
         precision=plan.precision,
         attention=plan.attention,
-        world_size=plan.world_size,
         seed=plan.seed,
         n_params_total=plan.n_params_total,
         n_params_trainable=plan.n_params_trainable,
@@ -117,8 +118,9 @@ def training_record(
 
 _SAME_NAMES = (
     "started_at", "device", "n_threads", "n_steps", "stopped_early_at_step", "published_step",
-    "micro_batch_size", "n_accumulation_steps", "checkpoint_write_s", "n_checkpoint_bytes",
-    "n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first", "loss_last", "n_saves",
+    "world_size", "micro_batch_size", "n_accumulation_steps", "checkpoint_write_s",
+    "n_checkpoint_bytes", "n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first",
+    "loss_last", "n_saves",
     "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "peak_host_rss_bytes",
     "weights_sha256",
 )  # fmt: skip

@@ -16,6 +16,7 @@ from expertflow.train.loop import on_device, step
 from expertflow.train.processes import Processes
 from expertflow.train.run import Run
 from expertflow.train.saver import Saver
+from expertflow.train.weights import gathered
 
 
 def replay_step(assignment: Assignment, processes: Processes, number: int) -> Iterator[str]:
@@ -59,7 +60,8 @@ def _alone(run: Run, batches: Iterator[Batch]) -> Iterator[str]:
         with accelerator.autocast():
             loss = run.loss(batch) / max(1, batch.n_target_tokens)
         accelerator.backward(loss)
-        yield f"{_words(batch, float(loss.detach()))}; {_gradient_words(run.net)}"
+        scale = accelerator.scaler.get_scale() if accelerator.scaler else 1.0
+        yield f"{_words(batch, float(loss.detach()))}; {_gradient_words(run.net, scale)}"
 
 
 def _words(batch: Batch, loss: float) -> str:
@@ -68,13 +70,13 @@ def _words(batch: Batch, loss: float) -> str:
     return f"rows {rows}: loss {loss:.6g}{state} over {batch.n_target_tokens} targets"
 
 
-def _gradient_words(net: Any) -> str:
+def _gradient_words(net: Any, scale: float) -> str:
     """Give the norm of the gradient, or the first parameter whose gradient is not finite."""
     squares = 0.0
     for name, parameter in net.named_parameters():
         if parameter.grad is None:
             continue
-        norm = float(torch.linalg.vector_norm(parameter.grad.float()))
+        norm = float(torch.linalg.vector_norm(gathered(parameter.grad).float())) / scale
         if not math.isfinite(norm):
             return f"the gradient of {name} is not finite"
         squares += norm * norm

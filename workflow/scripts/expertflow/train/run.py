@@ -95,6 +95,7 @@ class Run:
     progress: Progress
     pending: list["PendingStep"] = field(default_factory=list)
     saved_at_s: float = 0.0
+    fetched_at_s: float = 0.0
     bar: Any = None
 
     @property

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -30,16 +31,26 @@ def flush(run: Run) -> None:
     if not run.pending:
         return
     pending, run.pending = run.pending, []
-    records = [_record(step, *values) for step, values in _fetched(run, pending)]
+    with run.clock.part("steps"):
+        fetched = _fetched(run, pending)
+    _set_times(run, pending)
+    records = [_record(step, *values) for step, values in fetched]
     for record in records:
         _check(run, record)
         _book(run, record)
     if not run.processes.is_first:
         return
-    kept = records if run.plan.track_per_step_metrics else records[-1:]
+    kept = [record for record in records if _is_kept(run, record)]
     with (run.state / STEPS_FILE).open("a", encoding="utf-8") as stream:
         stream.writelines(json.dumps(asdict(record)) + "\n" for record in kept)
     _tell(run, records)
+
+
+def _is_kept(run: Run, record: StepRecord) -> bool:
+    """Keep every step, or one line for each logging interval and the last."""
+    plan = run.plan
+    due = record.step % plan.logging_steps == 0 or record.step == plan.n_steps
+    return plan.track_per_step_metrics or due
 
 
 def cut(run: Run) -> None:
@@ -60,6 +71,19 @@ def _fetched(run: Run, pending: list[PendingStep]) -> list[tuple[PendingStep, tu
     return list(zip(pending, zip(losses, norms, strict=True), strict=True))
 
 
+def _set_times(run: Run, pending: list[PendingStep]) -> None:
+    """Give steps their share of the time since the last fetch, where the device runs behind.
+
+    The host's own times are how long it took to ask for a step, not to do it.
+    """
+    now_s = time.perf_counter()
+    if run.device.type == "cuda":
+        share_s, end_s = (now_s - run.fetched_at_s) / len(pending), run.clock.wall_s
+        for i, step in enumerate(reversed(pending)):
+            step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
+    run.fetched_at_s = now_s
+
+
 def _record(step: PendingStep, loss: float, grad_norm: float) -> StepRecord:
     parts = step.parts() if step.parts else {}
     return StepRecord(
@@ -76,14 +100,16 @@ def _record(step: PendingStep, loss: float, grad_norm: float) -> StepRecord:
 def _check(run: Run, record: StepRecord) -> None:
     """Stop a run whose loss says that it learns nothing any more."""
     # A loss scaler skips steps whose gradients overflow; that is its way of finding its scale.
-    skipped = record.grad_norm is None and run.processes.accelerator.scaler is not None
+    # Below 1 it has found none, and would skip steps until the end.
+    scaler = run.processes.accelerator.scaler
+    skipped = record.grad_norm is None and scaler is not None and scaler.get_scale() >= 1
     limit = _limit(run, record)
     if math.isfinite(record.loss) and record.loss <= limit:
         if record.grad_norm is not None or skipped:
             return
         problem = f"its loss is {record.loss:.4g} and its gradient norm is not finite"
     elif math.isfinite(record.loss):
-        problem = f"its loss is {record.loss:.4g} nats a token, above {limit:.4g}"
+        problem = f"its loss is {record.loss:.4g} nats a token, above max_loss {limit:.4g}"
     else:
         problem = f"its loss is {record.loss}"
     rows = run.feed.order.rows_of_step(record.step - 1).tolist()

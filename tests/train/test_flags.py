@@ -1,0 +1,61 @@
+"""The trainer's flags take what a manifest may say, and nothing else."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from expertflow.core.errors import ConfigError
+from expertflow.plan.override import flags
+from expertflow.train.flags import UNRULED, changes_of, rules, trainer_parser
+
+
+def changes(*arguments: str) -> dict[str, Any]:
+    return changes_of(trainer_parser("a test").parse_args(["--code", "c", *arguments]))
+
+
+def test_every_flag_has_a_rule_of_the_manifest() -> None:
+    assert set(rules()) == set(flags()) - set(UNRULED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning-rate=-0.001"], "--learning-rate -0.001: must be above 0"),
+        (["--learning-rate=nan"], "--learning-rate nan: must be a finite number"),
+        (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
+        (["--logging-steps", "0"], "--logging-steps 0: must be at least 1"),
+        (["--warmup-steps=-3"], "--warmup-steps -3: must be at least 0"),
+        (["--lr-decay-steps", "0"], "--lr-decay-steps 0: must be at least 1"),
+        (["--max-loss", "0"], "--max-loss 0: must be above 0"),
+        (["--label-smoothing-factor", "3"], "--label-smoothing-factor 3: must be below 1"),
+        (["--lora-dropout", "1"], "--lora-dropout 1: must be below 1"),
+        (["--seed=-1", "--batch-size", "4"], "--seed -1: must be at least 0"),
+    ],
+)
+def test_a_value_that_no_manifest_may_have_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        changes(*arguments)
+    assert str(caught.value) == message
+
+
+def test_values_that_a_manifest_may_have_are_given_on() -> None:
+    wanted = {
+        "batch_size": 4, "learning_rate": 3e-6, "lora_targets": ("q_proj", "v_proj"),
+        "max_loss": 9.0, "patience": 2, "precision": "bf16", "torch_compile": False,
+        "warmup_steps": 0, "attention": "sdpa", "dataloader_num_workers": 0,
+    }  # fmt: skip
+    given = changes(
+        *("--batch-size", "4", "--learning-rate", "3e-6", "--lora-targets", "q_proj", "v_proj"),
+        *("--max-loss", "9", "--patience", "2", "--precision", "bf16", "--no-torch-compile"),
+        *("--warmup-steps", "0", "--attention", "sdpa", "--dataloader-num-workers", "0"),
+    )
+    assert given == wanted
+
+
+def test_the_schema_is_not_read_where_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("yaml", "jsonschema"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert changes() == {}
+    with pytest.raises(ImportError):
+        changes("--seed", "1")
