@@ -244,3 +244,14 @@ def described(schema: dict[str, Any], where: str = "") -> list[str]:
 def test_every_setting_is_described() -> None:
     assert described(SCHEMAS.expert) == []
     assert described(SCHEMAS.config) == []
+
+
+def test_whole_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
+    """Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts."""
+    sources = [{"name": "s", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
+    own = {"training": {"logging_steps": "5"}, "sources": sources}
+    given = {"training": {"max_steps": "30"}, "experts": {"e": own}}
+    settings = load_config(given, SCHEMAS)
+    assert settings["training"]["max_steps"] == 30
+    assert settings["experts"]["e"]["training"]["logging_steps"] == 5
+    assert settings["experts"]["e"]["sources"][0]["revision"] == "1234567"

@@ -27,6 +27,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 # true as a string, too.
 # A commit id such as 1234e56 has neither, and stays a text.
 FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
+INTEGER = re.compile(r"[+-]?\d+")
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
@@ -85,9 +86,21 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _integers(value: Any) -> Any:
+    """Give texts that are whole numbers as such: Snakemake leaves them texts inside an object.
+
+    Sources are left alone, where a revision or a name may be made of digits.
+    """
+    if isinstance(value, dict):
+        return {k: item if k == "sources" else _integers(item) for k, item in value.items()}
+    if isinstance(value, list):
+        return [_integers(item) for item in value]
+    return int(value) if isinstance(value, str) and INTEGER.fullmatch(value) else value
+
+
 def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
-    config = scalars(config, words=WORDS)
+    config = _integers(scalars(config, words=WORDS))
     validate.check(config, schemas.config, where="config/config.yaml")
     result: dict[str, Any] = validate.with_defaults(config, schemas.config)
     return result
