@@ -121,7 +121,7 @@ def main() -> None:
         return work(args.worker)
     if not args.environments:
         parser.error("--environments is required")
-    built = environment("huggingface", args.environments)
+    built = environment("trl", args.environments)
     if built.problem:
         sys.exit(f"error: TRL cannot be installed: {built.problem}")
     documents = make_documents(np.random.default_rng(0))
@@ -138,8 +138,7 @@ def main() -> None:
         command = [str(built.python), __file__, "--worker", str(folder)]
         subprocess.run(command, check=True)
         results = json.loads((folder / "results.json").read_text())
-    names = ("trl", "transformers", "accelerate", "datasets", "torch")
-    report(results, {name: versions(built.python)[name] for name in names})
+    report(results, versions(built))
 
 
 def report(results: list[dict[str, Any]], packages: dict[str, str]) -> None:
