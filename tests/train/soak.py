@@ -23,8 +23,8 @@ from support import write_tiny_run
 from test_fault_points import METHODS, N_STEPS, Trainers
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-# Beyond what any of the runs takes when it is left alone; some are killed before they start.
-LONGEST_S = 4.0
+# About what the longest of the runs takes when it is left alone; some are killed as they start.
+LONGEST_S = 2.0
 
 
 def main() -> None:
