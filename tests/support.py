@@ -96,9 +96,6 @@ def write_tiny_run(
 
     ``changes`` are those of the training settings.
     """
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     from expertflow.tokens.pack import pack_sequences
 
     rng = np.random.default_rng(0)
@@ -115,16 +112,7 @@ def write_tiny_run(
     packing = pack_sequences(
         expert="tiny", spec=spec, shards=[shard], keep=keep, output=folder / "packed"
     )
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder / "base_model")
-    facts = ModelFacts(
-        n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
-        vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
-    )  # fmt: skip
+    facts = _write_tiny_model(folder / "base_model")
     method = "full" if lora is None else "lora"
     settings = {"method": method, "lora": lora, "max_steps": n_steps, **changes}
     plan = plan_training(
@@ -150,3 +138,20 @@ def write_tiny_run(
     (folder / "model.json").write_text(json.dumps({**model, "facts": to_json(facts)}))
     for name, record in (("packing", packing), ("plan", plan), ("staging", staging)):
         write_record(folder / f"{name}.json", record)
+
+
+def _write_tiny_model(folder: Path) -> ModelFacts:
+    """Write a random 2-layer Qwen3; give its shape."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return ModelFacts(
+        n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
+        vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 import made_up_records as pieces
 import made_up_series as series
 
-from expertflow.plan.records import CostPlan
+from expertflow.plan.records import CostPlan, TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.train.records import (
     NOT_ON_CPU,
@@ -78,8 +78,29 @@ def make_cpu_inputs() -> ReportInputs:
             "peak_memory_allocated_bytes": NOT_ON_CPU, "peak_memory_reserved_bytes": NOT_ON_CPU,
         },
     )  # fmt: skip
-    plan = replace(
-        gpu.plan,
+    return replace(
+        gpu,
+        spec=pieces.make_spec("demo"),
+        datasets=pieces.make_datasets("demo"),
+        documents=pieces.make_documents("demo"),
+        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
+                      licence=None),
+        plan=_cpu_plan(gpu.plan),
+        training=training,
+        packing=replace(gpu.packing, sequence_length_tokens=512),
+        staging=replace(gpu.staging, target=None, n_bytes_copied=None, copy_bytes_per_s=None,
+                        reason="no scratch disk is configured; rows are read where they are"),
+        monitor=series.make_cpu_monitor(),
+        evaluation=pieces.make_evaluation(before=(0, 6.203), after=(37, 2.11)),
+        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
+        samples=series.make_cpu_samples(),
+    )  # fmt: skip
+
+
+def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
+    """Plan sixty steps on a CPU."""
+    return replace(
+        gpu,
         method="full", lora=None, hardware="cpu", gpu=None, n_steps=60, n_steps_per_epoch=30,
         n_warmup_steps=6, n_epochs=2.0, precision="fp32", use_tf32=False, micro_batch_size=8,
         n_accumulation_steps=2, global_batch_sequences=16, sequence_length_tokens=512,
@@ -92,21 +113,4 @@ def make_cpu_inputs() -> ReportInputs:
             predicted_usd_low=None, predicted_usd_high=None,
             reason="no speed is known for this CPU",
         ),
-    )  # fmt: skip
-    return replace(
-        gpu,
-        spec=pieces.make_spec("demo"),
-        datasets=pieces.make_datasets("demo"),
-        documents=pieces.make_documents("demo"),
-        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
-                      licence=None),
-        plan=plan,
-        training=training,
-        packing=replace(gpu.packing, sequence_length_tokens=512),
-        staging=replace(gpu.staging, target=None, n_bytes_copied=None, copy_bytes_per_s=None,
-                        reason="no scratch disk is configured; rows are read where they are"),
-        monitor=series.make_cpu_monitor(),
-        evaluation=pieces.make_evaluation(before=(0, 6.203), after=(37, 2.11)),
-        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
-        samples=series.make_cpu_samples(),
     )  # fmt: skip

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import logging
 import math
@@ -17,12 +18,15 @@ from expertflow.train.optimizer import make_optimizer
 from expertflow.train.weights import weights_sha256
 
 PLAN = train_plan()
+EIGHT_BIT = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
 RUNS = [
     ("full", "adamw_torch_fused", torch.float32),
     ("full", "adamw_torch", torch.bfloat16),
-    ("full", "adamw_8bit", torch.float32),
+    pytest.param("full", "adamw_8bit", torch.float32, marks=EIGHT_BIT),
     ("lora", "adamw_torch_fused", torch.bfloat16),
-    ("lora", "adamw_8bit", torch.bfloat16),
+    pytest.param("lora", "adamw_8bit", torch.bfloat16, marks=EIGHT_BIT),
     ("dora", "adamw_torch_fused", torch.float32),
 ]
 
@@ -47,8 +51,6 @@ def names(state: Path) -> list[int]:
 def test_a_checkpoint_that_is_put_back_and_saved_again_is_the_same(
     tmp_path: Path, method: str, optim: str, dtype: torch.dtype
 ) -> None:
-    if optim == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
     plan = train_plan(optim=optim)
     net, optimizer = trained(plan, method, dtype=dtype)
     first = checkpoint.write(tmp_path / "a", snapshot(net, optimizer, step=3), keep=1)
@@ -67,8 +69,6 @@ def test_a_checkpoint_that_is_put_back_and_saved_again_is_the_same(
 def test_a_resumed_run_goes_on_bit_by_bit(
     tmp_path: Path, method: str, optim: str, dtype: torch.dtype
 ) -> None:
-    if optim == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
     plan = train_plan(optim=optim)
     net, optimizer = trained(plan, method, dtype=dtype)
     random.gauss(0, 1)  # leaves a second number behind

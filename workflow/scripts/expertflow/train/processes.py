@@ -16,10 +16,10 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import set_seed
 from torch.nn.parallel import DistributedDataParallel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
+from expertflow.train.model import PackedLoss, causal_lm, decoder_layers
 
 # What a launcher sets for each of its processes.
 RANK = "RANK"
@@ -139,7 +139,7 @@ def _stop_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def wrap(loss: torch.nn.Module, plan: TrainPlan) -> torch.nn.Module:
+def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     """Make several processes add up their gradients: as copies of the model, or as shares of it."""
     if plan.world_size == 1:
         return loss
@@ -147,8 +147,7 @@ def wrap(loss: torch.nn.Module, plan: TrainPlan) -> torch.nn.Module:
         return DistributedDataParallel(loss, gradient_as_bucket_view=True, **_without_buffers())
     from torch.distributed.fsdp import fully_shard
 
-    layers = [m for m in loss.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for module in (*layers, loss):
+    for module in (*decoder_layers(causal_lm(loss.model)), loss):
         fully_shard(module)
     return loss
 
