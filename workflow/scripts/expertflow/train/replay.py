@@ -13,7 +13,7 @@ from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.batches import Batch
 from expertflow.train.loader import load_batches
 from expertflow.train.loop import on_device, step
-from expertflow.train.processes import Processes
+from expertflow.train.processes import Processes, adding_up
 from expertflow.train.run import Run
 from expertflow.train.saver import Saver
 from expertflow.train.weights import gathered
@@ -52,14 +52,18 @@ def replay_step(assignment: Assignment, processes: Processes, number: int) -> It
 
 
 def _alone(run: Run, batches: Iterator[Batch]) -> Iterator[str]:
-    """Run the micro-batches of the next step one by one, each with gradients of its own."""
-    accelerator = run.processes.accelerator
+    """Run the micro-batches of the next step one by one, each with gradients of its own.
+
+    Where the model is shared out, a gradient is the mean over what all processes ran.
+    """
+    accelerator, shared = run.processes.accelerator, run.plan.parallel == "fsdp"
     for _ in run.feed.weights(run.progress.step):
         batch = on_device(next(batches), run.device)
         run.optimizer.zero_grad(set_to_none=True)
-        with accelerator.autocast():
-            loss = run.loss(batch) / max(1, batch.n_target_tokens)
-        accelerator.backward(loss)
+        with adding_up(run.loss, now=shared):
+            with accelerator.autocast():
+                loss = run.loss(batch) / max(1, batch.n_target_tokens)
+            accelerator.backward(loss)
         scale = accelerator.scaler.get_scale() if accelerator.scaler else 1.0
         yield f"{_words(batch, float(loss.detach()))}; {_gradient_words(run.net, scale)}"
 
