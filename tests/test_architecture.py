@@ -36,6 +36,7 @@ PUBLIC = {
     "stage.copy",
     "hardware.monitor",
     "hardware.probe",
+    "plan.cost_records",
     "plan.flops",
     "plan.override",
     "train.load",

@@ -22,7 +22,8 @@ from expertflow.evaluate.records import (
 )
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import CostPlan, LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
+from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.records import (
@@ -39,6 +40,7 @@ from expertflow.train.records import (
     EvalPoint,
     ModelRecord,
     SampledSteps,
+    SavePoint,
     TimeSpent,
     TrainingRecord,
 )
@@ -221,6 +223,9 @@ def make_training() -> TrainingRecord:
                   eval_s=EVAL_S)
         for s in range(0, N_STEPS + 1, EVAL_EVERY)
     )  # fmt: skip
+    saves = tuple(
+        SavePoint(step=s, elapsed_s=61.0 + STEP_S * s, save_s=9.5) for s in range(300, 1801, 300)
+    )
     epochs = (
         EpochSummary(epoch=1, steps=900, loss_mean=0.86, eval_loss=points[3].loss,
                      tokens=48_060_000, seconds=1_258.0, tokens_per_s=38_203.5),
@@ -239,10 +244,12 @@ def make_training() -> TrainingRecord:
         sampled_steps=SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
                                    optimizer_s=0.07),
         n_tokens=96_120_000, n_target_tokens=31_800_000, n_padding_tokens=1_740_000,
-        loss_first=2.10, loss_last=0.53, eval_points=points, epoch_summaries=epochs, time=time,
+        loss_first=2.10, loss_last=0.53, eval_points=points, save_points=saves,
+        epoch_summaries=epochs, time=time,
         n_sessions=2, resumed_at_steps=(600,), n_saves=6,
         peak_memory_allocated_bytes=58_900_000_000, peak_memory_reserved_bytes=61_500_000_000,
-        peak_host_rss_bytes=9_800_000_000, packing_sha256="2b" * 32, weights_sha256="8b" * 32,
+        peak_host_rss_bytes=9_800_000_000, measured_peak_flops_per_s=None,
+        packing_sha256="2b" * 32, weights_sha256="8b" * 32,
         checkpoint_path="results/expert-sql/checkpoint",
         steps_path="results/expert-sql/steps.jsonl", gpu_path="results/expert-sql/gpu.jsonl",
         versions={"torch": "2.9.1+cu128", "transformers": "5.23.0", "peft": "0.18.0"},

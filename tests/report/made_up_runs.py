@@ -5,12 +5,14 @@ from dataclasses import replace
 import made_up_records as pieces
 import made_up_series as series
 
-from expertflow.plan.records import CostPlan, TrainPlan
+from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
     EvalPoint,
+    SavePoint,
     TimeSpent,
 )
 
@@ -64,6 +66,7 @@ def make_cpu_inputs() -> ReportInputs:
             EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
             EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
         ),
+        save_points=(SavePoint(step=60, elapsed_s=94.0, save_s=0.4),),
         epoch_summaries=(
             EpochSummary(epoch=1, steps=30, loss_mean=4.4, eval_loss=3.05, tokens=237_000,
                          seconds=44.1, tokens_per_s=5_374.1),
@@ -72,6 +75,7 @@ def make_cpu_inputs() -> ReportInputs:
         ),
         peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
         peak_host_rss_bytes=1_210_000_000,
+        measured_peak_flops_per_s=None,
         unavailable={
             "sampled_steps": "the run had too few steps for one to be timed",
             "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,

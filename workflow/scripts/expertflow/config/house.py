@@ -11,8 +11,8 @@ from typing import Any
 
 from expertflow.config import digest, specs
 from expertflow.config.guard import fail, note, one_line
-from expertflow.config.load import Schemas, load_config, load_expert, read_yaml
-from expertflow.config.validate import check
+from expertflow.config.hardware_tables import HardwareTables
+from expertflow.config.load import Schemas, load_config, load_expert
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import read_record, to_json
@@ -50,6 +50,7 @@ class House:
         self.schemas = Schemas.read(self.workflow_dir / "schemas")
         self.config = load_config(config, self.schemas)
         self.directories = [Path("config"), basedir / "config"]
+        self._hardware = HardwareTables(self.config, self.directories, self.workflow_dir)
         self._hashes = HashCache(Path("state/hashes.json"))
         self._experts: dict[str, dict[str, Any]] = {}
         self._locks: dict[str, ExpertLock] = {}
@@ -226,22 +227,7 @@ class House:
         return specs.packing_spec(self.expert(name))
 
     def _spec_plan_training(self, name: str, _: Any) -> Any:
-        hardware = "cpu" if self.config["preset"] == "demo" else self.config["hardware"]
-        names = [row["name"] for row in self._gpu_table]
-        if hardware not in ("auto", "cpu") and not any(
-            specs.is_card(row, hardware) for row in self._gpu_table
-        ):
-            raise ConfigError(
-                f"hardware is {hardware!r}: no such row in config/hardware/gpus.yaml; use auto,"
-                f" cpu, or one of {', '.join(names)}"
-            )
-        return specs.plan_spec(
-            self.expert(name),
-            hardware=hardware,
-            gpu_table=self._gpu_table,
-            prices=read_yaml(self._hardware_file("prices.yaml"))["prices"] or {},
-            price=(self.config["price_usd_per_hour"], self.config["price_as_of"]),
-        )
+        return self._hardware.plan_spec(self.expert(name))
 
     def _spec_stage_to_nvme(self, name: str, _: Any) -> Any:
         return specs.stage_spec(self.config)
@@ -286,15 +272,3 @@ class House:
         if self.main:
             self._hashes.save()
         return found
-
-    @functools.cached_property
-    def _gpu_table(self) -> list[dict[str, Any]]:
-        path = self._hardware_file("gpus.yaml")
-        table = read_yaml(path)
-        schema = read_yaml(self.workflow_dir / "schemas" / "hardware.schema.yaml")
-        check(table, schema, where=str(path))
-        return list(table["gpus"])
-
-    def _hardware_file(self, name: str) -> Path:
-        found = [d / "hardware" / name for d in self.directories]
-        return next((path for path in found if path.is_file()), found[-1])

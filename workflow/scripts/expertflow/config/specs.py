@@ -23,6 +23,7 @@ from expertflow.data.settings import (
 )
 from expertflow.data.shapes import category_name
 from expertflow.evaluate.records import EvaluationSpec
+from expertflow.plan.cost_records import Claim, HardwareChoice
 from expertflow.plan.records import LoraSpec, PlanSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StageSpec
@@ -146,15 +147,20 @@ def plan_spec(
     gpu_table: list[Settings],
     prices: dict[str, Settings],
     price: tuple[float | None, str | None],
+    compare: list[Settings],
 ) -> PlanSpec:
     """Give the settings of ``plan_training``.
 
-    Of the tables it takes the row that is named, or all while the card is not known yet. ``price``
-    is the one of the configuration, which wins over ``prices``.
+    Of the tables it takes the rows of the card that is named and of those to compare it with, or
+    all while the card is not known yet. ``price`` is the one of the configuration, which wins over
+    ``prices``.
     """
     training = dict(expert["training"])
     lora = training.pop("lora")
-    cards = [row for row in gpu_table if hardware == "auto" or is_card(row, hardware)]
+    wanted = {hardware, *(choice["name"] for choice in compare)}
+    cards = [
+        row for row in gpu_table if hardware == "auto" or any(is_card(row, name) for name in wanted)
+    ]
     names = PlanSpec.__dataclass_fields__
     chosen = {key: _auto(value) for key, value in training.items() if key in names}
     return PlanSpec(
@@ -171,6 +177,9 @@ def plan_spec(
         },
         price_usd_per_hour=price[0],
         price_as_of=price[1],
+        system=expert["system"],
+        claims=tuple(from_json(Claim, claim, where="claims") for claim in expert["claims"]),
+        compare=tuple(from_json(HardwareChoice, choice, where="compare") for choice in compare),
     )
 
 

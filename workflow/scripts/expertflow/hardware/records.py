@@ -37,7 +37,12 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """One reading. ``utilization_percent`` means "some kernel was running", no more."""
+    """One reading. ``utilization_percent`` means "some kernel was running", no more.
+
+    ``tensor_active_percent`` and ``sm_active_percent`` are the card's own counters (GPM) over the
+    time since the reading before. ``throttle_reasons`` names what held the clocks back just then.
+    Disk figures are this machine's counters since the reading before.
+    """
 
     elapsed_s: float
     utilization_percent: float | None
@@ -47,13 +52,27 @@ class GpuSample:
     energy_j: float | None
     cpu_percent: float | None
     ram_used_bytes: int | None
+    tensor_active_percent: float | None = None
+    sm_active_percent: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonitorRecord:
-    """A monitored stretch of time. ``unavailable`` maps a null figure to its reason."""
+    """A monitored stretch of time. ``unavailable`` maps a null figure to its reason.
 
-    configured_interval_s: float
+    ``configured_interval_s`` is null where the monitor chose its own. ``temperature_limits_c`` are
+    the device's (``slowdown``, ``shutdown``, ``max_operating``), ``throttle_s`` the seconds by
+    cause, ``monitor_cpu_fraction`` what the monitor itself took of one core.
+    """
+
+    configured_interval_s: float | None
     effective_interval_s: float | None
     n_samples: int
     simulated: bool
@@ -71,3 +90,16 @@ class MonitorRecord:
     assessment: tuple[str, ...]
     unavailable: dict[str, str]
     processes: tuple[dict[str, Any], ...] = ()
+    tensor_active_percent: Stats | None = None
+    sm_active_percent: Stats | None = None
+    sm_clock_mhz: Stats | None = None
+    memory_clock_mhz: Stats | None = None
+    pcie_rx_bytes_per_s: Stats | None = None
+    pcie_tx_bytes_per_s: Stats | None = None
+    throttle_s: dict[str, float] | None = None
+    temperature_limits_c: dict[str, float] | None = None
+    energy_source: str | None = None
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
+    monitor_cpu_fraction: float | None = None
+    wall_s: float | None = None

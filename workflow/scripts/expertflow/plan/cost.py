@@ -7,7 +7,8 @@ estimate, and without a price no dollars.
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import CostPlan, PlanSpec
+from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.records import PlanSpec
 
 MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
 

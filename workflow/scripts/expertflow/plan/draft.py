@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.cost_records import Calibration, MemoryParts, MemoryTrace
 from expertflow.plan.flops import adapter_weights
 from expertflow.plan.memory import predict_peak_bytes
 from expertflow.plan.records import ModelFacts, PlanSpec, Reason
@@ -19,6 +20,8 @@ class Draft:
     facts: ModelFacts
     n_params: int
     gpu: GpuFacts | None
+    trace: MemoryTrace | None = None
+    calibration: Calibration | None = None
     reasons: list[Reason] = field(default_factory=list)
 
     def because(self, setting: str, value: object, reason: str) -> None:
@@ -36,6 +39,12 @@ class Draft:
     def supervised_fraction(self) -> float:
         """Give the share of packed tokens that are targets."""
         return self.packing.train.n_target_tokens / self.packing.train.n_tokens
+
+    def memory_parts(
+        self, micro_batch: int, precision: str, checkpoint: bool
+    ) -> MemoryParts | None:
+        """Take the predicted peak apart; null where it cannot be."""
+        return None
 
     def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
         """Predict the peak memory of a micro-batch; null where that cannot be done."""

@@ -202,9 +202,10 @@ def _without_forecast(
     )
     base = old.n_params_total - (old.n_params_trainable if old.lora is not None else 0)
     adapter = adapter_weights(facts, plan.lora)
-    predicted = [f.name for f in fields(plan.cost) if f.name.startswith("predicted_")]
+    kept = ("price_usd_per_hour", "price_as_of", "reason", "calibrated")
+    nulls: dict[str, Any] = {f.name: None for f in fields(plan.cost) if f.name not in kept}
     reason = "settings were changed by hand, so nothing is predicted"
-    cost = replace(plan.cost, **dict.fromkeys(predicted), reason=reason)
+    cost = replace(plan.cost, **nulls, calibrated=False, reason=reason)
     if plan.world_size != old.world_size:
         # Whether the price was one card's times their number or a machine's is not known here.
         reason_cost = f"{reason}; the price was for world_size {old.world_size} and is dropped"

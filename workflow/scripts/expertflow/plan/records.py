@@ -4,6 +4,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.cost_records import (
+    Claim,
+    ClaimCheck,
+    CostPlan,
+    HardwareChoice,
+    HardwareOption,
+    MemoryParts,
+)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Schedule = Literal["cosine", "linear", "constant_with_warmup", "warmup_stable_decay"]
@@ -105,30 +113,19 @@ class PlanSpec:
     price_as_of: str | None
     max_usd: float | None
     max_hours: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostPlan:
-    """What a run should cost. Hours and dollars are null where speed or price is unknown."""
-
-    price_usd_per_hour: float | None
-    price_as_of: str | None
-    predicted_hours: float | None
-    predicted_hours_low: float | None
-    predicted_hours_high: float | None
-    predicted_usd: float | None
-    predicted_usd_low: float | None
-    predicted_usd_high: float | None
-    reason: str
+    system: str | None
+    claims: tuple[Claim, ...]
+    compare: tuple[HardwareChoice, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Why a setting has its value."""
+    """Why a setting has its value, and which one the set-up that this expert replaces had."""
 
     setting: str
     value: str
     because: str
+    source_value: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +149,8 @@ class TrainPlan:
     ``may_halve_micro_batch``: whether a run that is out of memory may go on with half of it and
     twice the accumulation. ``max_loss`` is in nats a target; null: twice what
     guessing gives, or twice the loss of the first step, whichever is more.
+
+    ``collection_interval_seconds`` is null where the monitor chooses its own.
 
     ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
     figure adds what gradient checkpointing computes again.
@@ -201,7 +200,7 @@ class TrainPlan:
     logging_steps: int
     report_to: Tracker
     n_threads: int | None
-    collection_interval_seconds: float
+    collection_interval_seconds: float | None
     track_per_step_metrics: bool
     loader: LoaderPlan
     group_by_length: bool
@@ -216,3 +215,6 @@ class TrainPlan:
     predicted_peak_reason: str
     cost: CostPlan
     reasons: tuple[Reason, ...]
+    memory: MemoryParts | None = None
+    options: tuple[HardwareOption, ...] = ()
+    claims: tuple[ClaimCheck, ...] = ()

@@ -10,6 +10,7 @@ from typing import Any
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import plan_cost
+from expertflow.plan.cost_records import Calibration, MemoryTrace
 from expertflow.plan.draft import Draft
 from expertflow.plan.flops import CONVENTION, flops_per_token
 from expertflow.plan.loader import choose_grouping, choose_loader
@@ -21,14 +22,13 @@ from expertflow.plan.switches import Attention, check_parallel, choose_attention
 from expertflow.tokens.records import PackingRecord
 
 WANTED_GLOBAL_BATCH = 16
-DEFAULT_INTERVAL_S = 1.0
 # Settings that the plan takes over from the manifest as they are.
 CARRIED = (
     *("method", "lora", "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "label_smoothing_factor", "max_loss"),
     *("save_every_minutes", "save_total_limit", "load_best_model_at_end", "patience", "min_delta"),
     *("logging_steps", "report_to", "world_size", "parallel", "deterministic", "n_threads"),
-    *("track_per_step_metrics", "seed"),
+    *("track_per_step_metrics", "seed", "collection_interval_seconds"),
 )
 PEAK_REASON = "prior from per-layer figures; no calibration run yet"
 
@@ -41,14 +41,16 @@ def plan_training(
     facts: ModelFacts,
     n_params: int,
     gpu: GpuFacts | None,
+    trace: MemoryTrace | None = None,
+    calibration: Calibration | None = None,
 ) -> TrainPlan:
-    """Resolve a run.
+    """Resolve a run; ``trace`` and ``calibration`` sharpen what it should take, where there are any.
 
     Raises:
         ConfigError: warm-up would not end, or the budget is exceeded.
         HardwareError: a micro-batch of one row does not fit the card.
     """
-    draft = Draft(expert, spec, packing, facts, n_params, gpu)
+    draft = Draft(expert, spec, packing, facts, n_params, gpu, trace, calibration)
     precision = _precision(draft)
     micro, checkpoint = choose_micro_batch(draft, precision)
     accumulation = _accumulation(draft, micro)
@@ -81,7 +83,6 @@ def plan_training(
         checkpoint_activations=checkpoint,
         save_steps=spec.save_steps or steps,
         eval_steps=spec.eval_steps or per_epoch,
-        collection_interval_seconds=spec.collection_interval_seconds or DEFAULT_INTERVAL_S,
         loader=_loader(draft),
         group_by_length=_grouping(draft),
         n_params_total=n_params + (draft.n_trainable if spec.lora else 0),
@@ -89,6 +90,7 @@ def plan_training(
         predicted_tokens=tokens,
         predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
         predicted_peak_reason=_peak_reason(facts),
+        memory=draft.memory_parts(micro, precision, checkpoint),
         **_work(draft, tokens, checkpoint),
         reasons=tuple(draft.reasons),
         **{name: getattr(spec, name) for name in CARRIED},

@@ -8,7 +8,7 @@ from expertflow.train import checkpoint
 from expertflow.train.heldout import held_out_loss
 from expertflow.train.memory import memory_advice
 from expertflow.train.processes import settle
-from expertflow.train.records import EvalPoint
+from expertflow.train.records import EvalPoint, SavePoint
 from expertflow.train.run import Diverged, Interrupted, Run
 from expertflow.train.step_log import flush
 
@@ -96,6 +96,7 @@ def out_of_patience(points: list[EvalPoint], patience: int | None, min_delta: fl
 def save(run: Run) -> None:
     """Take a checkpoint of the current step; it is written while training goes on."""
     flush(run)
+    start, elapsed_s = time.perf_counter(), run.clock.wall_s
     with run.clock.part("checkpoint"):
         # One snapshot at a time: two would be twice the host memory.
         run.saver.wait()
@@ -119,3 +120,6 @@ def save(run: Run) -> None:
         if run.processes.is_first:
             run.saver.submit(snapshot)
     run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()
+    run.progress.save_points.append(
+        SavePoint(step=run.progress.step, elapsed_s=elapsed_s, save_s=run.fetched_at_s - start)
+    )

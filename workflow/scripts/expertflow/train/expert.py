@@ -126,6 +126,7 @@ def _outcome(
         "n_target_tokens": progress.n_targets,
         "n_padding_tokens": progress.n_padding,
         "eval_points": to_json(progress.eval_points),
+        "save_points": to_json(progress.save_points),
         "epochs": progress.epochs,
         "loss_first": progress.loss_first,
         "loss_last": progress.loss_last,

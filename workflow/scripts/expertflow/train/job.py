@@ -135,7 +135,7 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
     write_record(state / PLAN, plan)
     write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
     try:
-        with watched(state, interval_s=plan.collection_interval_seconds):
+        with watched(state, interval_s=plan.collection_interval_seconds or 1.0):
             group = processes.start(plan, tracker_directory=str(state))
             outcome = train_expert(assignment, group)
     except Diverged as error:
@@ -148,6 +148,7 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
         remove(state / "checkpoints")
         raise
     outcome["versions"] = readings["versions"]
+    outcome["measured_peak_flops_per_s"] = readings["measured_peak_flops_per_s"]
     write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
     return outcome
 

@@ -58,6 +58,7 @@ def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
         "tf32_supported": torch.cuda.get_device_capability() >= (8, 0)
         if plan.gpu is not None
         else None,
+        "measured_peak_flops_per_s": None,
         "versions": found,
     }
 

@@ -18,6 +18,7 @@ from expertflow.train.records import (
     MemoryRetry,
     ModelRecord,
     SampledSteps,
+    SavePoint,
     TimeSpent,
     TrainingRecord,
 )
@@ -25,9 +26,9 @@ from expertflow.train.records import (
 # Fields of a plan that leave the trained weights as they are, or, how a global batch is shared out,
 # but for rounding and the random numbers of dropout: another number of processes can go on.
 _DECIDES_NOTHING = (
-    "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "loader",
-    "report_to", "world_size", "parallel", "micro_batch_size", "n_accumulation_steps",
-    "may_halve_micro_batch",
+    "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory", "options",
+    "claims", "collection_interval_seconds", "loader", "report_to", "world_size", "parallel",
+    "micro_batch_size", "n_accumulation_steps", "may_halve_micro_batch",
 )  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def training_record(
         memory_retries=tuple(MemoryRetry(**entry) for entry in outcome["memory_retries"]),
         sampled_steps=SampledSteps(**sampled) if (sampled := outcome["sampled_steps"]) else None,
         eval_points=points,
+        save_points=tuple(SavePoint(**point) for point in outcome["save_points"]),
         epoch_summaries=epoch_summaries(outcome["epochs"], points, plan.n_steps_per_epoch),
         time=time_spent(outcome["clock"], on_cpu=on_cpu),
         n_sessions=1 + len(outcome["resumed_at_steps"]),
@@ -109,6 +111,7 @@ def training_record(
         steps_path=str(outputs["steps.jsonl"]),
         gpu_path=str(outputs["gpu.jsonl"]),
         versions=outcome["versions"],
+        measured_peak_flops_per_s=outcome["measured_peak_flops_per_s"],
         unavailable=unavailable,
         activated=tuple(outcome["activated"]),
         resumed_at_steps=tuple(outcome["resumed_at_steps"]),

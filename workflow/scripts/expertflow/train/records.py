@@ -106,6 +106,15 @@ class EvalPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavePoint:
+    """A checkpoint taken after ``step`` steps: when on the run's clock, and how long it waited."""
+
+    step: int
+    elapsed_s: float
+    save_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochSummary:
     """One entry per epoch started. The last one may be partial."""
 
@@ -148,6 +157,7 @@ class TrainingRecord:
 
     ``n_steps`` are those that were done, ``published_step`` the one whose weights are published.
     ``checkpoint_write_s`` is what writing took in the last session, beside training.
+    ``measured_peak_flops_per_s`` is what one large product reached on a card without a known peak.
     """
 
     expert: str
@@ -180,6 +190,7 @@ class TrainingRecord:
     loss_first: float
     loss_last: float
     eval_points: tuple[EvalPoint, ...]
+    save_points: tuple[SavePoint, ...]
     epoch_summaries: tuple[EpochSummary, ...]
     time: TimeSpent
     n_sessions: int
@@ -190,6 +201,7 @@ class TrainingRecord:
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     peak_host_rss_bytes: int
+    measured_peak_flops_per_s: float | None
     packing_sha256: str
     weights_sha256: str
     checkpoint_path: str

@@ -14,7 +14,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.clock import Clock
 from expertflow.train.loader import AnyFeed
 from expertflow.train.processes import Processes
-from expertflow.train.records import EvalPoint
+from expertflow.train.records import EvalPoint, SavePoint
 from expertflow.train.saver import Saver
 from expertflow.train.timing import StepTimer
 
@@ -42,6 +42,7 @@ class Progress:
     n_saves: int = 0
     resumed_at: list[int] = field(default_factory=list)
     eval_points: list[EvalPoint] = field(default_factory=list)
+    save_points: list[SavePoint] = field(default_factory=list)
     epochs: dict[str, list[float]] = field(default_factory=dict)
     sampled: dict[str, float] = field(default_factory=dict)
     loss_first: float = math.nan
@@ -69,6 +70,7 @@ class Progress:
         """Take up what a checkpoint kept."""
         known = {key.name: saved[key.name] for key in fields(cls)}
         known["eval_points"] = [EvalPoint(**point) for point in known["eval_points"]]
+        known["save_points"] = [SavePoint(**point) for point in known["save_points"]]
         return cls(**known)
 
 

@@ -1,0 +1,149 @@
+"""What a run should take: time, money, memory, and what others said that it takes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What somebody says a run takes, in the words of their log; null where nothing is said.
+
+    ``duration`` is a text such as ``46:47``, ``parts_hours`` what a total is said to be made of.
+    """
+
+    text: str
+    n_steps: int | None = None
+    n_documents: int | None = None
+    n_epochs: float | None = None
+    batch_size: int | None = None
+    steps_per_s: float | None = None
+    tokens_per_step: float | None = None
+    duration: str | None = None
+    hours: float | None = None
+    usd_per_hour: float | None = None
+    usd: float | None = None
+    parts_hours: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareChoice:
+    """So many cards of one kind, to be compared with others."""
+
+    name: str
+    n_gpus: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What a short run of the same plan on the same card took.
+
+    ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles.
+    ``peak_memory_bytes`` is null on a CPU. The key names what the figures hold for.
+    """
+
+    expert: str
+    hardware: str
+    key: str
+    n_warmup_steps: int
+    n_timed_steps: int
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    save_s: float
+    eval_s: float
+    startup_s: float
+    tokens_per_step: float
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostPlan:
+    """What a run should cost. Hours and dollars are null where speed or price is unknown.
+
+    The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
+    measured are null and not in it. ``calibrated`` tells whether the band is a measured one.
+    """
+
+    price_usd_per_hour: float | None
+    price_as_of: str | None
+    predicted_hours: float | None
+    predicted_hours_low: float | None
+    predicted_hours_high: float | None
+    predicted_usd: float | None
+    predicted_usd_low: float | None
+    predicted_usd_high: float | None
+    reason: str
+    calibrated: bool = False
+    mfu_fraction: float | None = None
+    step_hours: float | None = None
+    save_hours: float | None = None
+    eval_hours: float | None = None
+    startup_hours: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareOption:
+    """What the same work should take on other hardware.
+
+    ``remark`` says what is unknown, or why it does not fit. ``usd_per_hour`` is the price of all
+    its cards.
+    """
+
+    name: str
+    n_gpus: int
+    fits: bool | None
+    micro_batch_size: int | None
+    checkpoint_activations: bool | None
+    hours: float | None
+    hours_low: float | None
+    hours_high: float | None
+    usd_per_hour: float | None
+    price_as_of: str | None
+    usd: float | None
+    usd_low: float | None
+    usd_high: float | None
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimCheck:
+    """A claim held against its own arithmetic: what it says, and what follows from its numbers."""
+
+    text: str
+    holds: bool
+    finding: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryParts:
+    """Of what the predicted peak consists, in bytes; they add up to it.
+
+    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment.
+    """
+
+    model_bytes: int
+    optimizer_bytes: int
+    step_bytes: int
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLine:
+    """Bytes of a step as a line over the tokens of a micro-batch, for one way to run the layers.
+
+    ``step_bytes_fixed`` and ``step_bytes_per_token`` are activations, gradients in flight and the
+    loss at the worst moment; ``optimizer_bytes`` gradients and moments that stay.
+    """
+
+    checkpoint_activations: bool
+    model_bytes: int
+    optimizer_bytes: int
+    step_bytes_fixed: int
+    step_bytes_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryTrace:
+    """What a step without data or device showed: live bytes, layer by layer."""
+
+    precision: str
+    lines: tuple[MemoryLine, ...]
