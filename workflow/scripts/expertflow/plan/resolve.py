@@ -44,7 +44,7 @@ def plan_training(
     trace: MemoryTrace | None = None,
     calibration: Calibration | None = None,
 ) -> TrainPlan:
-    """Resolve a run; ``trace`` and ``calibration`` sharpen what it should take, where there are any.
+    """Resolve a run; ``trace`` and ``calibration`` sharpen what it should take, if there are any.
 
     Raises:
         ConfigError: warm-up would not end, or the budget is exceeded.
