@@ -15,6 +15,7 @@ FLOORS = [
     {"train"},
     {"evaluate"},
     {"export"},
+    {"studies"},
     {"report"},
     {"config"},
 ]
@@ -34,14 +35,22 @@ PUBLIC = {
     "tokens.tokenise",
     "tokens.arrow",
     "stage.copy",
+    "hardware.gpu_table",
     "hardware.monitor",
     "hardware.probe",
+    "plan.cost",
+    "plan.calibrated",
     "plan.cost_records",
     "plan.flops",
     "plan.override",
+    "plan.resolve",
+    "plan.switches",
+    "train.job",
     "train.load",
     "train.model",
     "train.heldout",
+    "train.processes",
+    "train.trace_memory",
 }
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
@@ -51,11 +60,14 @@ CONFIG_MAY_USE = {
     "data.cache_scan",
     "data.shapes",
     "data.checks.registry",
+    "hardware.gpu_table",
+    "plan.switches",
+    "train.base",
 }
 DOORS = {
     "torch": ("train/", "export/", "evaluate/generate.py", "evaluate/expert.py"),
-    "pynvml": ("hardware/nvml.py",),
-    "altair": ("report/charts.py",),
+    "pynvml": ("hardware/nvml",),
+    "altair": ("report/charts.py", "report/charts_frame.py"),
 }
 FILES = sorted((ROOT / "expertflow").rglob("*.py"))
 

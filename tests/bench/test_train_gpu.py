@@ -139,7 +139,9 @@ def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
 
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
     rows = yaml.safe_load(cards.TABLE.read_text(encoding="utf-8"))["gpus"]
-    assert cards.read_table(cards.TABLE) == rows
+    read = cards.read_table(cards.TABLE)
+    # The sources of single figures stand on a line of their own, which the kit leaves out.
+    assert read == [{k: v for k, v in row.items() if k != "sources"} for row in rows]
     known = cards.card("NVIDIA H200", 1, peak_tflops=None)
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None

@@ -1,48 +1,90 @@
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import SCRIPTS
 
-from expertflow.core.records import to_json
+from expertflow.core.errors import DataError
+from expertflow.core.records import read_record, to_json
 from expertflow.hardware import monitor as monitoring
-from expertflow.hardware.monitor import read_samples, summarise
-from expertflow.hardware.records import GpuSample
+from expertflow.hardware import sampler
+from expertflow.hardware.card import Card, no_card
+from expertflow.hardware.monitor import compact, read_samples
+from expertflow.hardware.nvml import NO_DRIVER, Gpus
+from expertflow.hardware.pace import Pace
+from expertflow.hardware.records import GpuSample, MonitorRecord
+from expertflow.hardware.summary import summarise as summarise_card
+
+TRACE = Path(__file__).parent / "data" / "trace.jsonl"
+H100 = Card(
+    gpu_name="SIMULATED H100", memory_total_bytes=80 * 10**9, power_limit_w=700.0, n_gpus=1,
+    temperature_limits_c={"slowdown": 89.0, "max_operating": 85.0},
+)  # fmt: skip
 
 
-def sample(elapsed_s: float, busy: float | None) -> GpuSample:
-    return GpuSample(
-        elapsed_s=elapsed_s, utilization_percent=busy, memory_used_bytes=None, temperature_c=None,
-        power_w=None, energy_j=None if busy is None else 100 * elapsed_s, cpu_percent=50.0,
-        ram_used_bytes=10**9,
-    )  # fmt: skip
+def sample(elapsed_s: float, busy: float | None, **figures: Any) -> GpuSample:
+    given = {
+        "elapsed_s": elapsed_s, "utilization_percent": busy, "memory_used_bytes": None,
+        "temperature_c": None, "power_w": None,
+        "energy_j": None if busy is None else 100 * elapsed_s, "cpu_percent": 50.0,
+        "ram_used_bytes": 10**9,
+    }  # fmt: skip
+    return GpuSample(**{**given, **figures})
+
+
+def summarise(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
+    return summarise_card(samples, card=card or no_card(NO_DRIVER), pace=Pace(1.0))
+
+
+def remarks(busy: float = 95, n: int = 20, **figures: Any) -> str:
+    """Give what is said of a card whose readings are all alike."""
+    return " | ".join(summarise([sample(t, busy, **figures) for t in range(n)], H100).assessment)
 
 
 def test_what_was_not_measured_is_null_with_a_reason() -> None:
-    record = summarise([sample(0, None), sample(1, None)], interval_s=1, device=None)
+    record = summarise([sample(0, None), sample(1, None)])
     assert record.any_kernel_percent is None
     assert record.energy_j is None
     assert record.unavailable["any_kernel_percent"] == "no NVIDIA driver on this machine"
     assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
 
 
+def test_every_null_figure_has_a_reason() -> None:
+    may_be_null = {"configured_interval_s", "epoch_s"}
+    for samples in ([], [sample(0, None)], [sample(0, 1), sample(1, 1)]):
+        record = summarise(samples, H100 if samples and samples[0].energy_j is not None else None)
+        nulls = {name for name, value in to_json(record).items() if value is None}
+        assert nulls - may_be_null - {"driver"} <= record.unavailable.keys()
+        assert not {name for name in record.unavailable if name not in nulls}
+
+
 def test_energy_is_the_difference_of_the_counter() -> None:
-    record = summarise([sample(t, 80.0) for t in (1, 2, 5)], interval_s=1, device=None)
-    assert record.energy_j == pytest.approx(400)
+    record = summarise([sample(t, 80.0) for t in (1, 2, 5)])
+    assert (record.energy_j, record.energy_source) == (pytest.approx(400), "counter")
     assert record.any_kernel_percent is not None
     assert (record.any_kernel_percent.mean, record.assessment) == (80.0, ())
 
 
-def test_no_energy_is_taken_across_a_pause() -> None:
+def test_nothing_is_taken_across_a_pause() -> None:
     first = [sample(t, 80.0) for t in (1, 2)]
-    pause = replace(sample(3, 80.0), energy_j=None)
-    after = [replace(sample(t, 80.0), energy_j=10.0 * t) for t in (4, 5)]
-    record = summarise([*first, pause, *after], interval_s=1, device=None)
-    assert record.energy_j == pytest.approx(100 + 10)
+    after = [sample(t, 80.0, energy_j=10.0 * t, starts=t == 104) for t in (104, 106)]
+    record = summarise([*first, *after])
+    assert record.energy_j == pytest.approx(100 + 20)
+    assert record.wall_s == pytest.approx(1 + 2)
+
+
+def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
+    readings = [0.0, None, 50.0, 5.0, 15.0]
+    record = summarise([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
+    assert record.energy_j == pytest.approx(50 + 10)
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -51,33 +93,194 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
     assert [s.elapsed_s for s in read_samples(path)] == [1]
 
 
-def test_an_idle_card_is_remarked_upon() -> None:
-    record = summarise([sample(t, 8.0) for t in range(5)], interval_s=1, device=None)
-    assert "some kernel was running 8 % of the time" in record.assessment[0]
+def test_a_reading_is_written_without_what_it_lacks_and_read_back_whole(tmp_path: Path) -> None:
+    full = sample(
+        1, 2.0, throttle_reasons=("sw_thermal",), lost={"power_w": "Timeout"}, starts=True
+    )
+    for reading in (full, sample(1, None), replace(full, throttle_reasons=())):
+        path = tmp_path / "gpu.jsonl"
+        path.write_text(json.dumps(compact(reading)))
+        assert read_samples(path) == [reading]
+    assert "sm_clock_mhz" not in compact(full)
+
+
+def test_an_idle_card_is_remarked_upon_as_any_kernel() -> None:
+    assert "no kernel at all was running 92 % of the time (any kernel 8 %)" in remarks(busy=8.0)
+
+
+def test_small_kernels_show_in_power_not_in_utilisation() -> None:
+    assert "power was 30% of its limit" in remarks(power_w=210.0)
+    assert remarks(power_w=650.0) == ""
+
+
+def test_busy_multiprocessors_without_tensor_work_wait_for_memory() -> None:
+    text = remarks(power_w=650.0, sm_active_percent=90.0, tensor_active_percent=10.0)
+    assert "tensor cores 10 % of the time: kernels wait for memory" in text
+    assert remarks(power_w=650.0, sm_active_percent=90.0, tensor_active_percent=50.0) == ""
+
+
+def test_a_full_card_is_remarked_upon() -> None:
+    assert "memory was 99% full" in remarks(power_w=650.0, memory_used_bytes=79 * 10**9)
+
+
+def test_heat_is_judged_by_the_cards_own_limits_and_cool_is_no_fault() -> None:
+    assert "reached 84 °C and its own limit (max operating) is 85 °C" in remarks(
+        power_w=650.0, temperature_c=84.0
+    )
+    assert remarks(power_w=650.0, temperature_c=35.0) == ""
+
+
+def test_throttling_by_heat_counts_from_one_percent() -> None:
+    hot, cool = ("hw_slowdown", "hw_thermal"), ("gpu_idle", "application_clocks")
+
+    def assessed(n_hot: int) -> tuple[str, ...]:
+        samples = [
+            sample(t, 95.0, power_w=650.0, throttle_reasons=hot if 0 < t <= n_hot else cool)
+            for t in range(201)
+        ]
+        record = summarise(samples, H100)
+        assert record.throttle_s is not None and record.throttle_s["thermal"] == n_hot
+        assert record.throttle_s["hw_slowdown"] == 0
+        return record.assessment
+
+    assert assessed(2) == ()
+    assert "heat held the clocks back 1.5% of the time (by sampled reasons)" in assessed(3)[0]
+
+
+def test_few_samples_say_nothing() -> None:
+    assert remarks(busy=8.0, n=9) == ""
+    assert remarks(busy=8.0, n=10) != ""
+
+
+def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
+    outputs = []
+    for name in ("a.json", "b.json"):
+        command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--replay", str(TRACE)]
+        command += ["--facts", str(TRACE.with_suffix(".json")), "--output", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        outputs.append((tmp_path / name).read_bytes())
+    assert outputs[0] == outputs[1]
+    record = read_record(MonitorRecord, tmp_path / "a.json")
+    assert record.simulated and record.remarks == ("replayed from trace.jsonl",)
+    assert "SIMULATED" in done.stdout and "replayed from" in done.stdout
+    assert (record.gpu_name, record.n_samples) == ("SIMULATED H100 80GB HBM3", 60)
+    # 20 s of 200 J, then two stretches' 39 gaps at 600 W, less the gap between them.
+    assert record.energy_j == pytest.approx(20 * 200 + 38 * 600)
+    assert record.throttle_s is not None and record.throttle_s["thermal"] == pytest.approx(3)
+    assert "heat held the clocks back" in " ".join(record.assessment)
+
+
+def test_a_replay_of_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such trace"):
+        monitoring.replay(tmp_path / "none.jsonl", None)
+    (tmp_path / "x.jsonl").write_text('{"a": 1}')
+    with pytest.raises(DataError, match="not a reading of the monitor"):
+        monitoring.replay(tmp_path / "x.jsonl", None)
+
+
+def test_two_records_are_compared(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--compare"]
+    for name, busy in (("before", 40.0), ("after", 90.0)):
+        record = summarise([sample(t, busy) for t in range(20)], H100)
+        (tmp_path / f"{name}.json").write_text(json.dumps(to_json(record)))
+        command.append(str(tmp_path / f"{name}.json"))
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    row = next(line for line in shown.split("\n") if "any kernel" in line)
+    assert row.split()[-4:] == ["40.0", "90.0", "+50.0", "+125.0%"]
+    assert "before: no kernel at all was running 60 %" in shown
+    assert "tensor" not in shown
 
 
 def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "gpu.jsonl"
-    for offset in (0.0, 100.0):
+    for seen_s in (0.0, 100.0):
         count = itertools.count()
-        monitoring.monitor(
+        record = monitoring.monitor(
             output,
-            interval_s=0.01,
+            pace=Pace(0.01),
             duration_s=None,
-            offset_s=offset,
+            zero_s=time.time() - seen_s,
+            goes_on=seen_s > 0,
             stop=lambda count=count: next(count) > 40,
         )
-    times = [s.elapsed_s for s in read_samples(output)]
+    samples = read_samples(output)
+    times = [s.elapsed_s for s in samples]
     assert times == sorted(times)
     assert times[0] < 1 and times[-1] > 100
+    assert sum(s.starts for s in samples) == 2
+    assert record.wall_s is not None and record.wall_s < 50
+    assert record.monitor_cpu_fraction is not None and record.monitor_cpu_fraction > 0
 
 
 def test_the_script_runs_beside_anything_and_exits_0_without_a_gpu(tmp_path: Path) -> None:
-    output = tmp_path / "m.json"
+    output = tmp_path / "deep" / "m.json"
     command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--duration", "0.5"]
     command += ["--interval", "0.1", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    hidden = {**os.environ, "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=True, env=hidden
+    )
     record = json.loads(output.read_text())
-    assert json.loads(done.stdout) == record
+    assert "No GPU figures" in done.stdout
+    # Without a terminal, plain lines as readings come.
+    assert sum("RAM" in line for line in done.stderr.split("\n")) == record["n_samples"]
     assert record["n_samples"] >= 3
-    assert record["ram_used_bytes"]["max"] > 0
+    assert record["ram_used_bytes"]["max"] > 0 and record["wall_s"] > 0.3
+
+
+def test_a_signal_ends_it_with_a_summary(tmp_path: Path) -> None:
+    output = tmp_path / "m.json"
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--quiet", "--output", str(output)]
+    process = subprocess.Popen([*command, "--interval", "0.05"])
+    wait_for(tmp_path / "m.jsonl")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert json.loads(output.read_text())["n_samples"] >= 1
+
+
+def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    output = tmp_path / "m.json"
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--quiet"]
+    command += ["--interval", "0.05", "--output", str(output), "--with-parent"]
+    started = (
+        "import os, subprocess, time;"
+        f" subprocess.Popen([*{command!r}, str(os.getpid())]); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", started])
+    wait_for(tmp_path / "m.jsonl")
+    parent.kill()
+    parent.wait()
+    wait_for(output)
+    assert json.loads(output.read_text())["n_samples"] >= 1
+
+
+def test_disks_are_read_once_a_second_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(sampler.time, "monotonic", lambda: now_s)
+
+    monkeypatch.setattr(sampler, "disk_counters", lambda: (int(1000 * now_s), 0))
+    taken, readings = sampler.Sampler(Gpus(reason=NO_DRIVER)), []
+    for i in range(31):
+        now_s = 100 + i / 10
+        readings.append(taken.take(elapsed_s=now_s).disk_read_bytes)
+    known = {i: value for i, value in enumerate(readings) if value is not None}
+    assert len(known) == 3
+    # 100 bytes pass from one reading to the next.
+    assert sum(known.values()) == pytest.approx(100 * max(known), abs=3)
+
+
+def test_without_an_output_it_refuses() -> None:
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--duration", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and "--output is missing" in done.stderr
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file has content."""
+    for _ in range(600):
+        if path.is_file() and path.stat().st_size:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support import LORA
 from tiny_run import made, train
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train import checkpoint, memory, processes
+from expertflow.train import checkpoint, expert, memory, processes
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.memory import OutOfMemory, advice, halved
 from expertflow.train.model import PackedLoss
@@ -93,6 +94,15 @@ def test_a_batch_that_was_asked_for_is_not_changed(
     with pytest.raises(OutOfMemory, match=r"set training\.batch_size to 2"):
         train(assignment)
     assert memory.retries(assignment.state) == ()
+
+
+def test_a_failed_attempt_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, partial(done.append, name))
+    expert._let_go()
+    assert done == ["empty_cache", "reset_peak_memory_stats"]
 
 
 def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import logging
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,78 @@ def test_readings_are_taken_before_training(plan: TrainPlan, tmp_path: Path) -> 
     readings = preflight(plan, tmp_path / "state")
     assert readings["free_disk_bytes"] > readings["needed_disk_bytes"] > 0
     assert readings["bf16_supported"] is None
+    machine = readings["machine"]
+    assert machine["ram_usable_bytes"] > 0 and machine["n_cpus_usable"] == readings["n_cpus"]
+    assert readings["free_memory_bytes"] <= machine["ram_usable_bytes"]
+    assert readings["rows_read_bytes_per_s"] is None and readings["rows_read_method"]
+    # Nothing is written to disks just before a training.
+    assert all(place["read_bytes_per_s"] is None for place in machine["scratch"])
+
+
+def test_the_rows_are_read_for_their_speed(
+    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "file_read_speed", lambda file: (5e8, f"how: {file.name}"))
+    readings = preflight(plan, tmp_path / "state", tmp_path / "rows.arrow")
+    assert readings["rows_read_bytes_per_s"] == 5e8
+    assert readings["rows_read_method"] == "how: rows.arrow"
+
+
+def card(monkeypatch: pytest.MonkeyPatch, name: str = "H100 SXM", *, bf16: bool = True) -> None:
+    """Let torch see a card."""
+    cuda = module.torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "get_device_name", lambda: name)
+    # Asked plainly, torch counts what it imitates.
+    monkeypatch.setattr(cuda, "is_bf16_supported", lambda including_emulation=True: (
+        bf16 or including_emulation
+    ))  # fmt: skip
+
+
+def test_a_card_without_bf16_is_refused(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    card(monkeypatch, "Tesla T4", bf16=False)
+    with pytest.raises(HardwareError, match=r"Tesla T4 has none; .* hardware=auto"):
+        module._check_gpu(replace(plan, precision="bf16"), H100)
+    assert module._check_gpu(replace(plan, precision="fp16"), H100) == "Tesla T4"
+
+
+def test_another_card_than_the_plans_is_said(
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for name in (H100.name, "NVIDIA L4"):
+        card(monkeypatch, name)
+        module._check_gpu(plan, H100)
+    assert caplog.messages == ["the plan is for H100 SXM, the card is NVIDIA L4"]
+
+
+def test_a_card_that_others_hold_is_refused_by_name(
+    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card(monkeypatch)
+    monkeypatch.setattr(module, "free_gpu_memory_bytes", lambda n_gpus: 5 * 10**9)
+    held = "GPU 0 has 5.0 GB free; held by python (pid 7, 70.0 GB)"
+    monkeypatch.setattr(module, "short_of_memory", lambda needed, n_gpus: held)
+    wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
+    with pytest.raises(
+        HardwareError, match=r"needs 40\.0 GB .* held by python \(pid 7, 70\.0 GB\)"
+    ):
+        preflight(wanted, tmp_path / "state")
+
+
+def test_only_an_unknown_peak_is_measured(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measured(device: object, dtype: object) -> float:
+        seen.append((str(device), str(dtype)))
+        return 1e12
+
+    monkeypatch.setattr(module, "measured_matmul_flops_per_s", measured)
+    unknown = replace(plan, gpu=H100, precision="bf16")
+    assert module._measured_peak(unknown) == 1e12
+    assert seen == [("cuda", "torch.bfloat16")]
+    known = replace(H100, peak_bf16_flops_per_s=1.0)
+    assert module._measured_peak(replace(unknown, gpu=known)) is None
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused(

@@ -48,6 +48,26 @@ def test_a_run_stops_early_and_publishes_its_best_weights(tmp_path: Path) -> Non
     assert all(torch.equal(published[name], tensor) for name, tensor in kept.items())
 
 
+def test_trackers_end_before_the_clock_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker may wait for its network at the end, and that is time of the run."""
+    done: list[str] = []
+    assignment = made(tmp_path, n_steps=2)
+    group = processes.start(assignment.plan)
+    group.accelerator.trackers = [SimpleNamespace(finish=lambda: done.append("tracker"))]
+    outcome_of = expert._outcome
+
+    def told(*arguments: Any) -> dict[str, Any]:
+        done.append("clock")
+        return outcome_of(*arguments)
+
+    monkeypatch.setattr(expert, "_outcome", told)
+    outcome = expert.train_expert(assignment, group)
+    assert done == ["tracker", "clock"]
+    assert "other" in outcome["clock"]
+
+
 def test_the_best_weights_are_not_loaded_where_they_are_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,51 +1,44 @@
 #!/usr/bin/env python3
-"""Watch GPU, CPU and memory beside any training, and say what the figures suggest.
+"""Watch GPU, CPU, memory and disks beside any training, and say what the figures suggest.
 
     python workflow/scripts/monitor_gpu.py --duration 60 --interval 1 --output monitor.json
+    python workflow/scripts/monitor_gpu.py --compare before.json after.json
+    python workflow/scripts/monitor_gpu.py --replay old.jsonl --facts old.json --output x.json
 
 "Any kernel" is the driver's utilisation: some kernel was running, which says nothing of how well
-the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C.
+the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C. See docs/monitoring.md.
 """
 
 import argparse
-import os
-import signal
 from pathlib import Path
 
-from rich.console import Console
-
 from expertflow.core import cli
-from expertflow.core.records import write_record
-from expertflow.hardware.monitor import monitor
+from expertflow.hardware import desk
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--duration", type=float, help="seconds; default: until stopped")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
-    parser.add_argument("--output", type=Path, required=True, help="JSON summary to write")
-    parser.add_argument("--samples", type=Path, help="JSONL of samples; default: beside the output")
-    parser.add_argument("--offset", type=float, default=0.0, help="clock at the start, seconds")
-    parser.add_argument("--with-parent", action="store_true", help="end when the parent does")
-    parser.add_argument("--quiet", action="store_true", help="print nothing")
-    args = parser.parse_args()
-    came: list[int] = []
-    parent = os.getppid()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: came.append(received))
-    record = monitor(
-        args.samples or args.output.with_suffix(".jsonl"),
-        interval_s=args.interval,
-        duration_s=args.duration,
-        offset_s=args.offset,
-        stop=lambda: bool(came) or (args.with_parent and os.getppid() != parent),
-    )
-    write_record(args.output, record)
-    if not args.quiet:
-        Console().print_json(args.output.read_text(encoding="utf-8"))
+    add = parser.add_argument
+    add("--duration", type=float, help="seconds; default: until stopped")
+    add("--interval", type=float, help="seconds between readings; default: 1, less beside --steps")
+    add("--output", type=Path, help="JSON summary to write")
+    add("--samples", type=Path, help="JSONL of readings; default: beside the output")
+    add("--gpu", help="index as nvidia-smi counts, or UUID; default: the first visible one")
+    add("--n-gpus", type=int, help="only the first ones; default: all visible")
+    add("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two summaries")
+    add("--replay", type=Path, metavar="JSONL", help="sum up recorded readings again")
+    add("--facts", type=Path, help="summary that says what card a replayed series is of")
+    add("--zero", type=float, help="Unix time at which the clock stood at 0; default: now")
+    add("--go-on", action="store_true", help="add to the readings that are there")
+    add("--steps", type=Path, help="the trainer's log of steps: at least 20 readings an epoch")
+    add("--steps-per-epoch", type=int, help="steps of an epoch")
+    add("--with-parent", type=int, metavar="PID", help="end when this parent does")
+    add("--quiet", action="store_true", help="print nothing")
+    desk.serve(parser.parse_args(), parser.error)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    # What is watched may count its cards by speed: the record remarks on it.
+    cli.run(main, by_bus=False)

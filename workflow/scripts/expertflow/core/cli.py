@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -61,8 +62,14 @@ def spec_from_text(cls: type[T], text: str) -> T:
     return result
 
 
-def run(main: Callable[[], None]) -> NoReturn:
-    """Run a script's main function; turn a user's error into one line on stderr and exit code 1."""
+def run(main: Callable[[], None], *, by_bus: bool = True) -> NoReturn:
+    """Run a script's main function; turn a user's error into one line on stderr and exit code 1.
+
+    ``by_bus``: CUDA counts cards as the driver does, unless the user's environment says otherwise.
+    """
+    if by_bus:
+        # Else it counts by speed, and the card watched is not the one in use. Before CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         main()

@@ -50,9 +50,15 @@ def read_record(cls: type[T], path: Path) -> T:
 
 
 def read_part(cls: type[T], path: Path, key: str) -> T:
-    """Read one key of a record, without knowing the rest of it."""
-    value = json.loads(path.read_text(encoding="utf-8"))[key]
-    part: T = from_json(cls, value, where=f"{path}.{key}")
+    """Read one key of a record, without knowing the rest of it.
+
+    Raises:
+        DataError: the record does not have the key, or not of this form.
+    """
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or key not in record:
+        raise DataError(f"{path}: key {key!r} is missing; run the stage that writes it")
+    part: T = from_json(cls, record[key], where=f"{path}.{key}")
     return part
 
 

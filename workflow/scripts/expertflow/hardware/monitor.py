@@ -1,161 +1,150 @@
-"""Sample the machine beside whatever runs on it, and sum up what was seen.
+"""Watch the machine beside whatever runs on it, and sum up what was seen.
 
-On a machine without an NVIDIA GPU the card's figures are null with the reason, and CPU and memory
-are recorded all the same. Energy is the difference of the card's own counter, not a sum of powers.
+On a machine without an NVIDIA GPU the card's figures are null with the reason, and CPU, memory and
+disks are recorded all the same. Energy is the difference of the card's own counter, not a sum of
+powers.
 """
 
-import itertools
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from expertflow.core.errors import DataError
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import to_json
-from expertflow.hardware.nvml import NO_DRIVER, Device, open_device
-from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.core.records import read_record, to_json, write_record
+from expertflow.hardware.card import Card, at_the_end, describe, from_record, no_card
+from expertflow.hardware.nvml import open_gpus
+from expertflow.hardware.pace import Pace
+from expertflow.hardware.records import GpuSample, MonitorRecord
+from expertflow.hardware.sampler import Sampler
+from expertflow.hardware.summary import summarise
 
-GPU_FIGURES = (
-    "gpu_name",
-    "driver",
-    "memory_total_bytes",
-    "power_limit_w",
-    "any_kernel_percent",
-    "memory_used_bytes",
-    "temperature_c",
-    "power_w",
-    "energy_j",
-)
-# Bands that earlier set-ups worked by; the report shows them as reference.
-BUSY_PERCENT, FULL_FRACTION = 60.0, 0.95
-
-
-def take_sample(device: Device | None, *, elapsed_s: float) -> GpuSample:
-    """Read everything once."""
-    return GpuSample(
-        elapsed_s=round(elapsed_s, 3),
-        utilization_percent=device.utilization_percent() if device else None,
-        memory_used_bytes=device.memory_used_bytes() if device else None,
-        temperature_c=device.temperature_c() if device else None,
-        power_w=device.power_w() if device else None,
-        energy_j=device.energy_j() if device else None,
-        cpu_percent=psutil.cpu_percent(interval=None),
-        ram_used_bytes=psutil.virtual_memory().used,
-    )
+LONGEST_NAP_S = 0.2
+_OPTIONAL = {
+    f.name: f.default if f.default is not MISSING else {}
+    for f in fields(GpuSample)
+    if f.default is not MISSING or f.default_factory is not MISSING
+}
+Watcher = Callable[[GpuSample, Card], None]
 
 
 def monitor(
     output: Path,
     *,
-    interval_s: float,
+    pace: Pace,
     duration_s: float | None,
-    offset_s: float,
+    zero_s: float | None,
+    goes_on: bool,
     stop: Callable[[], bool],
+    gpu: str | None = None,
+    n_gpus: int | None = None,
+    watcher: Watcher | None = None,
 ) -> MonitorRecord:
-    """Append one JSON line per sample to ``output`` until the time is over or ``stop`` says so.
+    """Append one JSON line per reading to ``output`` until the time is over or ``stop`` says so.
 
-    ``offset_s`` is where this stretch starts on the run's clock; a resumed run goes on with its
-    file, and the summary covers all of it.
+    ``zero_s`` is the moment (Unix time) at which the clock of what is watched stood at zero; null:
+    now. A resumed run ``goes_on`` with its file, and the summary covers all of it. ``gpu`` picks a
+    card that is not the first visible one, ``n_gpus`` takes the first ones only.
     """
-    device = open_device()
-    psutil.cpu_percent(interval=None)
-    start = time.monotonic()
-    n = 0
-    with output.open("a" if offset_s else "w", encoding="utf-8") as stream:
-        while not stop() and (duration_s is None or time.monotonic() - start < duration_s):
-            sample = take_sample(device, elapsed_s=offset_s + time.monotonic() - start)
-            if n == 0:
-                # Where a stretch begins the energy counter is left out: no difference is taken
-                # across a pause, a reboot, or to another card.
-                sample = replace(sample, energy_j=None)
-            stream.write(json.dumps(to_json(sample)) + "\n")
-            stream.flush()
-            n += 1
-            due = start + n * interval_s
-            while not stop() and (left := due - time.monotonic()) > 0:
-                time.sleep(min(left, 0.2))
-    return summarise(read_samples(output), interval_s=interval_s, device=device)
+    with open_gpus(gpu, n_gpus) as gpus:
+        card, sampler = describe(gpus), Sampler(gpus)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if goes_on:
+            _end_last_line(output)
+        start, cpu_s = time.monotonic(), time.process_time()
+        offset_s = 0.0 if zero_s is None else time.time() - zero_s
+        end = None if duration_s is None else start + duration_s
+        with output.open("a" if goes_on else "w", encoding="utf-8") as stream:
+            going = True
+            while going:
+                sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
+                stream.write(json.dumps(compact(sample)) + "\n")
+                stream.flush()
+                if watcher is not None:
+                    watcher(sample, card)
+                # The stretch ends with a reading, so that counters cover all of it.
+                going = not stop() and (end is None or time.monotonic() < end)
+                taken_at = offset_s + time.monotonic() - start - sample.elapsed_s
+                if going:
+                    _nap(pace.interval_s() - taken_at, end, stop)
+        wall_s = time.monotonic() - start
+        fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
+        card = at_the_end(card, gpus)
+    return summarise(read_samples(output), card=card, pace=pace, monitor_cpu_fraction=fraction)
 
 
-def summarise(
-    samples: Sequence[GpuSample], *, interval_s: float, device: Device | None
-) -> MonitorRecord:
-    """Sum up samples; figures without readings are null and have a reason."""
-    unavailable = dict(device.unavailable) if device else dict.fromkeys(GPU_FIGURES, NO_DRIVER)
-    facts = _device_facts(device)
-    stats: dict[str, Any] = {
-        "any_kernel_percent": _stats([s.utilization_percent for s in samples]),
-        "memory_used_bytes": _stats([s.memory_used_bytes for s in samples]),
-        "temperature_c": _stats([s.temperature_c for s in samples]),
-        "power_w": _stats([s.power_w for s in samples]),
-        "cpu_percent": _stats([s.cpu_percent for s in samples[1:]]),
-        "ram_used_bytes": _stats([s.ram_used_bytes for s in samples]),
+def replay(trace: Path, facts: Path | None) -> MonitorRecord:
+    """Sum up a recorded series again; ``facts`` is the record of the card it was taken from.
+
+    Raises:
+        DataError: the trace is missing or holds no readings.
+    """
+    if not trace.is_file():
+        raise DataError(f"{trace}: no such trace; give the .jsonl that the monitor wrote")
+    samples = read_samples(trace)
+    if not samples:
+        raise DataError(f"{trace}: holds no readings; give the .jsonl that the monitor wrote")
+    if facts is None:
+        card = no_card("a replay cannot ask the card; give its record with --facts")
+        pace = Pace()
+    else:
+        record = read_record(MonitorRecord, facts)
+        card = from_record(record)
+        pace = Pace(record.configured_interval_s, epoch_s=record.epoch_s)
+    return summarise(samples, card=card, pace=pace, remarks=(f"replayed from {trace.name}",))
+
+
+def write_missing_record(
+    path: Path, samples: Path, *, configured_s: float | None, reason: str
+) -> None:
+    """Write a record where the monitor left none: what its readings tell, nulls with the reason."""
+    pace = Pace(configured_s)
+    write_record(path, summarise(read_samples(samples), card=no_card(reason), pace=pace))
+
+
+def _end_last_line(path: Path) -> None:
+    """Close a line that a crash cut short, so that it takes no later reading with it."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb+") as stream:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read() != b"\n":
+                stream.write(b"\n")
+
+
+def compact(sample: GpuSample) -> dict[str, Any]:
+    """Give a reading as JSON without the figures that it does not have."""
+    return {
+        name: value
+        for name, value in to_json(sample).items()
+        if name not in _OPTIONAL or value != _OPTIONAL[name]
     }
-    spent = [
-        b.energy_j - a.energy_j
-        for a, b in itertools.pairwise(samples)
-        if a.energy_j is not None and b.energy_j is not None
-    ]
-    gaps = sorted(b.elapsed_s - a.elapsed_s for a, b in itertools.pairwise(samples))
-    for name, value in stats.items():
-        if value is None:
-            unavailable.setdefault(name, "no samples were taken")
-    return MonitorRecord(
-        configured_interval_s=interval_s,
-        effective_interval_s=gaps[len(gaps) // 2] if gaps else None,
-        n_samples=len(samples),
-        simulated=False,
-        energy_j=sum(spent) if spent else None,
-        assessment=tuple(assess(stats["any_kernel_percent"], stats["memory_used_bytes"], facts)),
-        unavailable=unavailable,
-        processes=tuple(device.processes()) if device else (),
-        **facts,
-        **stats,
-    )
-
-
-def assess(busy: Stats | None, memory: Stats | None, facts: dict[str, Any]) -> list[str]:
-    """Say in words what the figures suggest; nothing where nothing was measured."""
-    remarks = []
-    if busy is not None and busy.mean < BUSY_PERCENT:
-        remarks.append(
-            f"some kernel was running {busy.mean:.0f} % of the time: look at data wait, evaluation"
-            " and start-up before the model"
-        )
-    total = facts["memory_total_bytes"]
-    if memory is not None and total and memory.max > FULL_FRACTION * total:
-        remarks.append(
-            f"memory was {memory.max / total:.0%} full: a smaller micro-batch at the same global"
-            " batch leaves room"
-        )
-    return remarks
 
 
 def read_samples(path: Path) -> list[GpuSample]:
-    """Read a file of samples."""
-    return [GpuSample(**sample) for sample in read_json_lines(path)]
+    """Read a file of readings; a line that a crash cut short is left out.
+
+    Raises:
+        DataError: a line is none of the monitor's.
+    """
+    samples = []
+    for line in read_json_lines(path):
+        try:
+            reasons = line.get("throttle_reasons")
+            line["throttle_reasons"] = None if reasons is None else tuple(reasons)
+            samples.append(GpuSample(**line))
+        except (AttributeError, TypeError) as error:
+            raise DataError(f"{path}: not a reading of the monitor: {line!s:.60}") from error
+    return samples
 
 
-def _device_facts(device: Device | None) -> dict[str, Any]:
-    return {
-        "gpu_name": device.name() if device else None,
-        "driver": device.driver() if device else None,
-        "memory_total_bytes": device.memory_total_bytes() if device else None,
-        "power_limit_w": device.power_limit_w() if device else None,
-    }
-
-
-def _stats(values: Sequence[float | None]) -> Stats | None:
-    known = sorted(float(v) for v in values if v is not None)
-    if not known:
-        return None
-
-    def at(fraction: float) -> float:
-        return known[min(len(known) - 1, int(fraction * len(known)))]
-
-    mean = sum(known) / len(known)
-    return Stats(mean=mean, min=known[0], max=known[-1], p5=at(0.05), p50=at(0.5), p95=at(0.95))
+def _nap(left_s: float, end: float | None, stop: Callable[[], bool]) -> None:
+    """Sleep in short naps, so that a wish to stop is soon heard."""
+    due = time.monotonic() + left_s
+    if end is not None:
+        due = min(due, end)
+    while not stop() and (left_s := due - time.monotonic()) > 0:
+        time.sleep(min(left_s, LONGEST_NAP_S))

@@ -1,107 +1,97 @@
-"""The only door to NVML. A figure that the driver does not support is null, with its reason."""
+"""The door to NVML: open the cards that a job sees."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import pynvml
 
+from expertflow.hardware.nvml_device import Device
+from expertflow.hardware.visible import MIG_MODE, gpu_index, visible_gpus
+
 NO_DRIVER = "no NVIDIA driver on this machine"
+SIMULATED = "SIMULATED"
 
 
-@dataclass(slots=True)
-class Device:
-    """One GPU, asked through NVML. ``unavailable`` collects what it does not tell, and why."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpus:
+    """The cards that a job sees; ``reason`` where there are none."""
 
-    index: int = 0
-    handle: Any = None
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-    def ask(self, what: str, question: Callable[[], Any]) -> Any:
-        """Ask the driver; give null and note the reason where it has no answer."""
-        if what in self.unavailable:
-            return None
-        try:
-            return question()
-        except pynvml.NVMLError as error:
-            self.unavailable[what] = str(error)
-            return None
-
-    def name(self) -> str | None:
-        """Give the name the driver reports."""
-        value = self.ask("gpu_name", lambda: pynvml.nvmlDeviceGetName(self.handle))
-        return None if value is None else str(value)
-
-    def driver(self) -> str | None:
-        """Give the driver's version."""
-        value = self.ask("driver", pynvml.nvmlSystemGetDriverVersion)
-        return None if value is None else str(value)
-
-    def memory_total_bytes(self) -> int | None:
-        """Give the card's memory."""
-        info = self.ask("memory_total_bytes", lambda: pynvml.nvmlDeviceGetMemoryInfo(self.handle))
-        return None if info is None else int(info.total)
-
-    def memory_used_bytes(self) -> int | None:
-        """Give the memory in use by all processes."""
-        info = self.ask("memory_used_bytes", lambda: pynvml.nvmlDeviceGetMemoryInfo(self.handle))
-        return None if info is None else int(info.used)
-
-    def compute_capability(self) -> str | None:
-        """Give the compute capability, e.g. 9.0."""
-        pair = self.ask(
-            "compute_capability", lambda: pynvml.nvmlDeviceGetCudaComputeCapability(self.handle)
-        )
-        return None if pair is None else f"{pair[0]}.{pair[1]}"
-
-    def utilization_percent(self) -> float | None:
-        """Give the share of the last sampling period in which any kernel was running."""
-        rates = self.ask(
-            "any_kernel_percent", lambda: pynvml.nvmlDeviceGetUtilizationRates(self.handle)
-        )
-        return None if rates is None else float(rates.gpu)
-
-    def temperature_c(self) -> float | None:
-        """Give the GPU's temperature."""
-        sensor = pynvml.NVML_TEMPERATURE_GPU
-        value = self.ask(
-            "temperature_c", lambda: pynvml.nvmlDeviceGetTemperature(self.handle, sensor)
-        )
-        return None if value is None else float(value)
-
-    def power_w(self) -> float | None:
-        """Give the power drawn now."""
-        value = self.ask("power_w", lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle))
-        return None if value is None else value / 1000
-
-    def power_limit_w(self) -> float | None:
-        """Give the enforced power limit."""
-        value = self.ask(
-            "power_limit_w", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)
-        )
-        return None if value is None else value / 1000
-
-    def energy_j(self) -> float | None:
-        """Give the energy counter, which starts with the driver: use differences."""
-        value = self.ask(
-            "energy_j", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)
-        )
-        return None if value is None else value / 1000
-
-    def processes(self) -> list[dict[str, Any]]:
-        """List who holds memory on the card."""
-        found = self.ask(
-            "processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        )
-        return [{"pid": p.pid, "memory_used_bytes": p.usedGpuMemory} for p in found or []]
+    devices: tuple[Device, ...] = ()
+    driver: str | None = None
+    reason: str | None = None
+    simulated: bool = False
+    remarks: tuple[str, ...] = ()
 
 
-def open_device(index: int = 0) -> Device | None:
-    """Open a GPU; null where there is no driver or no such card."""
+@contextmanager
+def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[Gpus]:
+    """Open the cards that CUDA_VISIBLE_DEVICES leaves, or the one ``which`` names, for a block.
+
+    ``which`` is an index as nvidia-smi counts, or a UUID; ``n_gpus`` takes the first ones only.
+    NVML counts who has opened it, so blocks may lie inside each other.
+    """
+    if (reason := _refused()) is not None:
+        yield Gpus(reason=reason)
+        return
+    gpus = Gpus()
+    try:
+        gpus = _find(which, n_gpus)
+        yield gpus
+    finally:
+        with suppress(pynvml.NVMLError):
+            for device in gpus.devices:
+                device.close()
+            pynvml.nvmlShutdown()
+
+
+def _refused() -> str | None:
+    """Open NVML; say why where it does not open."""
     try:
         pynvml.nvmlInit()
-        if index >= pynvml.nvmlDeviceGetCount():
-            return None
-        return Device(index=index, handle=pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError:
-        return None
+    except pynvml.NVMLError as error:
+        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return NO_DRIVER if error.value in absent else f"NVML: {error}"
+    return None
+
+
+def _find(which: str | None, n_gpus: int | None) -> Gpus:
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return Gpus(reason=f"NVML: {error}")
+    devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
+    uuids = [device.ask("uuid", pynvml.nvmlDeviceGetUUID) for device in devices]
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    remarks: tuple[str, ...] = ()
+    if which is not None:
+        index = gpu_index(which, uuids)
+        indexes: tuple[int, ...] = () if index is None else (index,)
+        reason = f"no GPU {which} here" if index is None else None
+    else:
+        seen = visible_gpus(setting, uuids)
+        indexes, reason = seen.indexes, seen.reason
+        remarks = _order_remarks(setting, [device.name() for device in devices])
+    chosen = tuple(devices[i] for i in indexes)[:n_gpus]
+    if any(device.is_split() for device in chosen):
+        # Its figures are of all instances together, and a job has one of them.
+        chosen, reason = (), MIG_MODE
+    if not chosen and reason is None:
+        reason = "the NVIDIA driver finds no GPU"
+    names = [device.name() or "" for device in chosen]
+    simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
+    return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
+
+
+def _order_remarks(setting: str | None, names: list[str | None]) -> tuple[str, ...]:
+    """Warn where CUDA may count unlike NVML: by speed, unless told to go by the bus."""
+    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    by_uuid = setting is not None and setting.strip().startswith("GPU-")
+    if by_bus or by_uuid or len(set(names)) < 2:
+        return ()
+    return (
+        "cards of several kinds: CUDA counts them by speed and the driver by the bus, so the card"
+        " watched may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name a UUID",
+    )

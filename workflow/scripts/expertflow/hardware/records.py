@@ -1,6 +1,6 @@
 """What a machine is, and what was seen of it while something ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -8,7 +8,8 @@ from typing import Any
 class GpuFacts:
     """A card as a planner sees it. Null where no source gives the figure.
 
-    ``peak_*`` are dense figures, without sparsity; ``source`` says where each row comes from.
+    ``peak_*`` are dense figures, without sparsity. ``sources`` says of each known figure, by its
+    field's name, where it comes from; ``source`` sums that up in one line.
     """
 
     name: str
@@ -21,6 +22,7 @@ class GpuFacts:
     power_limit_w: float | None
     source: str
     driver_names: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,12 @@ class GpuSample:
 
     ``tensor_active_percent`` and ``sm_active_percent`` are the card's own counters (GPM) over the
     time since the reading before. ``throttle_reasons`` names what held the clocks back just then.
-    Disk figures are this machine's counters since the reading before.
+    RAM is the whole machine's. Disk figures are this machine's counters since the last reading that
+    had them, some 1 s ago.
+
+    ``starts`` marks the first reading of a stretch: no difference is taken to the one before it.
+    ``violation_s`` are the card's own counters of time lost, by cause. ``*_all_*`` add up all
+    cards watched. ``lost`` names figures that the driver failed to give this once, and its reason.
     """
 
     elapsed_s: float
@@ -61,6 +68,12 @@ class GpuSample:
     throttle_reasons: tuple[str, ...] | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
+    starts: bool = False
+    simulated: bool = False
+    violation_s: dict[str, float] | None = None
+    energy_all_j: float | None = None
+    power_all_w: float | None = None
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +82,14 @@ class MonitorRecord:
 
     ``configured_interval_s`` is null where the monitor chose its own. ``temperature_limits_c`` are
     the device's (``slowdown``, ``shutdown``, ``max_operating``), ``throttle_s`` the seconds by
-    cause, ``monitor_cpu_fraction`` what the monitor itself took of one core.
+    cause (``power``, ``thermal``, ``sync_boost``, ``board_limit``, ``reliability``,
+    ``hw_slowdown``), ``monitor_cpu_fraction`` what the monitor took of one core in its last
+    stretch. ``n_lost_readings`` counts readings that failed for once, by figure.
+
+    Statistics are over time. Figures are of the first visible card of the ``n_gpus`` watched (all
+    visible ones, or as many as a run uses); ``*_all_*`` add those up. RAM is the whole machine's.
+    ``wall_s`` is the time watched, pauses left out. ``epoch_s`` is an epoch's length where the
+    monitor chose its interval by it. ``remarks`` qualify the record, not the machine.
     """
 
     configured_interval_s: float | None
@@ -103,3 +123,75 @@ class MonitorRecord:
     disk_write_bytes: int | None = None
     monitor_cpu_fraction: float | None = None
     wall_s: float | None = None
+    throttle_source: str | None = None
+    n_gpus: int | None = None
+    energy_all_j: float | None = None
+    power_all_w: Stats | None = None
+    n_lost_readings: dict[str, int] = field(default_factory=dict)
+    epoch_s: float | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSeen:
+    """A card as its driver describes it. ``index`` is NVML's, in the order of the bus.
+
+    bf16 and TF32 follow from the compute capability: tensor cores have both from 8.0 on.
+    ``listed_as`` is its name in config/hardware/gpus.yaml, null where its peaks are not known.
+    """
+
+    index: int
+    name: str | None
+    listed_as: str | None
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    compute_capability: str | None
+    supports_bf16: bool | None
+    supports_tf32: bool | None
+    power_limit_w: float | None
+    temperature_limits_c: dict[str, float] | None
+    unavailable: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScratchFacts:
+    """A place where a copy of the rows could lie. ``asked_by`` says why it was looked at.
+
+    ``read_bytes_per_s`` is measured, one stream in order; ``read_method`` says how, or why not.
+    """
+
+    path: str
+    asked_by: str
+    file_system: str | None
+    is_memory: bool
+    is_rotational: bool | None
+    free_bytes: int
+    total_bytes: int
+    read_bytes_per_s: float | None
+    read_method: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineFacts:
+    """A machine as a job on it may use it.
+
+    ``n_cpus_usable`` is the least of affinity and cgroup quota, ``ram_usable_bytes`` of the memory
+    and the cgroup's limit. ``unavailable`` maps a null figure to its reason; it says of ``gpus``
+    why there are none.
+    """
+
+    cpu_model: str | None
+    n_cpus_physical: int | None
+    n_cpus_logical: int
+    n_cpus_affinity: int
+    cpu_quota_cpus: float | None
+    n_cpus_usable: int
+    ram_total_bytes: int
+    ram_limit_bytes: int | None
+    ram_usable_bytes: int
+    driver: str | None
+    gpus: tuple[GpuSeen, ...]
+    scratch: tuple[ScratchFacts, ...]
+    simulated: bool
+    unavailable: dict[str, str]
+    remarks: tuple[str, ...] = ()

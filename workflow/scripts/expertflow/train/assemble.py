@@ -17,7 +17,7 @@ from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train import checkpoint
 from expertflow.train.activate import activate
 from expertflow.train.attention import activate_flash_3, describe
-from expertflow.train.clock import Clock
+from expertflow.train.clock import Clock, process_age_s
 from expertflow.train.compiled import compile_layers
 from expertflow.train.load import DTYPES, load_for_training, loaded_words
 from expertflow.train.loader import AnyFeed, feed_of
@@ -42,7 +42,8 @@ class Assignment:
     """What a run is made from, and where its state is.
 
     With ``documents`` these are tokenised in every step and the rows are not read. ``since_start``:
-    whether all that this process did so far belongs to the run and is not booked yet.
+    whether all that this process did so far belongs to the run and is not booked yet. ``seen_s`` is
+    where the run's clock stood when this process took it up; null: ask the state.
     """
 
     plan: TrainPlan
@@ -51,6 +52,7 @@ class Assignment:
     state: Path
     documents: "Documents | None" = None
     since_start: bool = True
+    seen_s: float | None = None
 
 
 def assemble(
@@ -151,8 +153,12 @@ def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, Packed
 
 def _progress(assignment: Assignment, directory: Path | None) -> tuple[Progress, Clock]:
     """Give how far the run is; its clock goes on from where it was last seen."""
-    wall = {"wall": checkpoint.last_seen_s(assignment.state)}
     since_start = assignment.since_start
+    # A second attempt of this process is charged with what the first one took.
+    seen_s = assignment.seen_s
+    if seen_s is None:
+        seen_s = checkpoint.last_seen_s(assignment.state)
+    wall = {"wall": seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return Progress(started_at=now), Clock(wall, since_process_start=since_start)

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 import psutil
 
 
+def process_age_s() -> float:
+    """Give the seconds since this process was started."""
+    return time.time() - psutil.Process().create_time()
+
+
 class Clock:
     """Host seconds by part.
 
@@ -21,7 +26,7 @@ class Clock:
         self.seconds: defaultdict[str, float] = defaultdict(float, earlier or {})
         self._earlier_wall = self.seconds.pop("wall", 0.0)
         self._earlier_named = sum(self.seconds.values())
-        age_s = time.time() - psutil.Process().create_time() if since_process_start else 0.0
+        age_s = process_age_s() if since_process_start else 0.0
         self._start = time.perf_counter() - age_s
 
     @property

@@ -37,6 +37,9 @@ def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]
     """
     state = assignment.state
     _init_trackers(assignment, processes)
+    if assignment.seen_s is None:
+        # Once for all attempts: what the first one took is in this process's age.
+        assignment = replace(assignment, seen_s=checkpoint.last_seen_s(state))
     first = True
     with catching_signals() as stop:
         while True:
@@ -59,9 +62,7 @@ def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]
             # Only here, with the error gone, nothing holds on to the tensors any more.
             first = False
             processes.accelerator.free_memory()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            _let_go()
 
 
 def _attempt(
@@ -83,6 +84,14 @@ def _attempt(
         return _finish(run, assignment, words)
 
 
+def _let_go() -> None:
+    """Give memory back after a failed attempt, whose peak is not that of the run."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def _init_trackers(assignment: Assignment, processes: Processes) -> None:
     """Open what the run is reported to besides its own log, with the settings of the plan."""
     if assignment.plan.report_to == "none":
@@ -100,7 +109,10 @@ def _finish(run: Run, assignment: Assignment, words: tuple[str, ...]) -> dict[st
     with run.clock.part("checkpoint"):
         run.saver.wait()
         _export(run, Path(assignment.model.path), assignment.state / "final")
-    outcome = _outcome(run, assignment, words, published)
+        sha256 = weights_sha256(run.net)
+    with run.clock.part("other"):
+        run.processes.end_trackers()
+    outcome = {**_outcome(run, assignment, words, published), "weights_sha256": sha256}
     run.processes.part()
     return outcome
 
@@ -138,7 +150,6 @@ def _outcome(
         "peak_memory_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "peak_memory_reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
         "peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "weights_sha256": weights_sha256(run.net),
     }
 
 

@@ -1,11 +1,7 @@
 """The training job: lock the state, watch the machine, train or find it done, publish."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,6 @@ from typing import Any
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, write_text
 from expertflow.core.records import read_record, write_record
-from expertflow.hardware.monitor import read_samples, summarise
-from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
 from expertflow.stage.copy import ensure_staged
@@ -29,9 +23,8 @@ from expertflow.train.preflight import preflight
 from expertflow.train.records import ModelRecord
 from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged
+from expertflow.train.watch import watched
 
-MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
-MONITOR_STOP_S = 60
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
 
 
@@ -73,10 +66,10 @@ def run_job(job: TrainingJob) -> bool:
             plan=plan,
             packing=packing,
             model=model,
-            monitor=read_record(MonitorRecord, state / "monitor.json"),
             outcome=outcome,
             outputs=outputs,
             fingerprint=state.name,
+            on_the_fly=assignment.documents is not None,
         )
     write_record(job.output, record)
     return True
@@ -131,13 +124,15 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
     if not on_the_fly:
         publish.check_inputs_unmoved(packing, assignment.rows)
     checkpoint.remove_partials(state)
-    readings = preflight(plan, state)
+    rows = None if on_the_fly else assignment.rows / "train" / ROWS_FILE
+    readings = preflight(plan, state, rows)
     write_record(state / PLAN, plan)
     write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
     try:
-        with watched(state, interval_s=plan.collection_interval_seconds or 1.0):
+        seen_s = checkpoint.last_seen_s(state)
+        with watched(state, plan, seen_s=seen_s):
             group = processes.start(plan, tracker_directory=str(state))
-            outcome = train_expert(assignment, group)
+            outcome = train_expert(replace(assignment, seen_s=seen_s), group)
     except Diverged as error:
         write_text(state / DIVERGED, str(error))
         raise
@@ -147,8 +142,8 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
     except TrainingError:
         remove(state / "checkpoints")
         raise
-    outcome["versions"] = readings["versions"]
-    outcome["measured_peak_flops_per_s"] = readings["measured_peak_flops_per_s"]
+    for key in ("versions", "gpu_name", "measured_peak_flops_per_s"):
+        outcome[key] = readings[key]
     write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
     return outcome
 
@@ -164,45 +159,6 @@ def _refuse_diverged(state: Path) -> None:
     verdict = state / DIVERGED
     if verdict.is_file():
         raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
-
-
-@contextmanager
-def watched(state: Path, *, interval_s: float) -> Iterator[None]:
-    """Run the monitor as a process of its own beside the block.
-
-    A resumed run goes on with its file of samples, at the time where the last session ended. The
-    monitor is a witness: if it fails, the run goes on, and the record says what is missing.
-    """
-    offset = checkpoint.last_seen_s(state)
-    command = [sys.executable, str(MONITOR), "--interval", str(interval_s)]
-    command += ["--samples", str(state / "gpu.jsonl"), "--offset", str(offset)]
-    command += ["--output", str(state / "monitor.json"), "--quiet", "--with-parent"]
-    # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
-    # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
-    monitor = subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        monitor.send_signal(signal.SIGTERM)
-        try:
-            monitor.wait(MONITOR_STOP_S)
-        except subprocess.TimeoutExpired:
-            monitor.kill()
-            monitor.wait()
-    _ensure_monitor_record(state, interval_s=interval_s)
-
-
-def _ensure_monitor_record(state: Path, *, interval_s: float) -> None:
-    """Leave a record even where the monitor left none: nulls, with the reason."""
-    (state / "gpu.jsonl").touch()
-    path = state / "monitor.json"
-    if not path.is_file():
-        record = summarise(read_samples(state / "gpu.jsonl"), interval_s=interval_s, device=None)
-        reason = "the monitor ended without a summary"
-        unavailable = dict.fromkeys(record.unavailable, reason)
-        write_record(path, replace(record, unavailable=unavailable))
 
 
 def _data(job: TrainingJob) -> tuple[Path, Documents | None]:

@@ -4,63 +4,172 @@ These readings change from minute to minute, so they lie outside every fingerpri
 """
 
 import importlib.metadata
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from expertflow.core.errors import HardwareError
-from expertflow.hardware.probe import usable_cpus
+from expertflow.core.records import to_json
+from expertflow.hardware.gpu_table import find_row
+from expertflow.hardware.probe import (
+    file_read_speed,
+    free_gpu_memory_bytes,
+    free_memory_bytes,
+    probe_machine,
+    short_of_memory,
+    usable_cpus,
+)
+from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
+from expertflow.train.matmul import measured_matmul_flops_per_s
 
+log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def preflight(plan: TrainPlan, state: Path) -> dict[str, Any]:
+def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
     """Check disk, device and versions; give the readings.
 
+    ``rows`` is the file of rows to train on: how fast it is read is measured.
+
     Raises:
-        HardwareError: the checkpoints will not fit the disk, the card is missing, or a package is
-            too old.
+        HardwareError: the checkpoints will not fit the disk, the card is missing, holds too much
+            already or lacks the precision, or a package is too old.
     """
     state.mkdir(parents=True, exist_ok=True)
-    free_disk = shutil.disk_usage(state).free
+    free_disk, needed_disk = _check_disk(plan, state)
+    gpu_name = None if plan.gpu is None else _check_gpu(plan, plan.gpu)
+    found = versions() | _optional(plan)
+    for name, floor in FLOORS.items():
+        if _numbers(found[name]) < _numbers(floor):
+            raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
+    on_card = plan.gpu is not None
+    machine = probe_machine(table=_rows(plan.gpu))
+    if on_card and machine.gpus and machine.gpus[0].name != gpu_name:
+        log.warning("the monitor watches %s, training is on %s", machine.gpus[0].name, gpu_name)
+    speed, how = (None, "no rows' file given") if rows is None else file_read_speed(rows)
+    return {
+        "free_disk_bytes": free_disk,
+        "needed_disk_bytes": needed_disk,
+        "free_memory_bytes": free_memory_bytes(),
+        "free_gpu_memory_bytes": _check_gpu_memory(plan) if on_card else None,
+        "n_cpus": usable_cpus(),
+        "gpu_name": gpu_name,
+        "bf16_supported": _has_bf16() if on_card else None,
+        "tf32_supported": torch.cuda.get_device_capability() >= (8, 0) if on_card else None,
+        "measured_peak_flops_per_s": _measured_peak(plan) if on_card else None,
+        "rows_read_bytes_per_s": speed,
+        "rows_read_method": how,
+        "machine": to_json(machine),
+        "versions": found,
+    }
+
+
+def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
+    """Give the name of the card that torch trains on.
+
+    Raises:
+        HardwareError: there is none, or it lacks the plan's precision.
+    """
+    if not torch.cuda.is_available():
+        raise HardwareError(
+            f"the plan is for {gpu.name} and torch sees no CUDA device; run on that machine, or"
+            " plan with hardware=cpu"
+        )
+    name = torch.cuda.get_device_name()
+    if find_row(name, _rows(gpu)) is None:
+        log.warning("the plan is for %s, the card is %s", gpu.name, name)
+    if plan.precision == "bf16" and not _has_bf16():
+        raise HardwareError(
+            f"the plan is for bf16 on {gpu.name} and {name} has none; plan for this card with"
+            " --config hardware=auto"
+        )
+    return name
+
+
+def _has_bf16() -> bool:
+    # What torch only imitates is slower than fp32.
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
+    """Give what is free and what checkpoints and model need.
+
+    Raises:
+        HardwareError: there is too little.
+    """
+    free = shutil.disk_usage(state).free
     # A run that is resumed has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
     # The newest ones, the best, the one that is being written, and the model.
     needed = one * (plan.save_total_limit + 3)
-    if free_disk + there < needed:
+    if free + there < needed:
         raise HardwareError(
-            f"{state}: {free_disk / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
+            f"{state}: {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
             f" {plan.save_total_limit + 2} checkpoints and the model; free some, or lower"
             " training.save_total_limit"
         )
-    if plan.gpu is not None and not torch.cuda.is_available():
+    return free, needed
+
+
+def _check_gpu_memory(plan: TrainPlan) -> int:
+    """Give the least memory that is free on the cards of this run.
+
+    Raises:
+        HardwareError: the plan needs more on one of them.
+    """
+    free = free_gpu_memory_bytes(plan.world_size)
+    if free is None:
+        # The driver does not tell; torch asks CUDA, for the card of this process only.
+        free = torch.cuda.mem_get_info()[0]
+    needed = plan.predicted_peak_bytes
+    if needed is not None and needed > free:
+        where = short_of_memory(needed, plan.world_size) or f"the GPU has {free / 1e9:.1f} GB free"
+        if plan.may_halve_micro_batch:
+            # It is a prediction, and a run that is short of memory goes on with smaller ones.
+            log.warning("the plan needs %.1f GB of GPU memory; %s", needed / 1e9, where)
+            return free
         raise HardwareError(
-            f"the plan is for {plan.gpu.name} and torch sees no CUDA device; run on that machine,"
-            " or plan with hardware=cpu"
+            f"the plan needs {needed / 1e9:.1f} GB of GPU memory; {where}; end what holds it, or"
+            f" plan with training.batch_size below {plan.micro_batch_size}"
         )
-    found = versions() | _optional(plan)
-    for name, floor in FLOORS.items():
-        if _numbers(found[name]) < _numbers(floor):
-            raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
-    return {
-        "free_disk_bytes": free_disk,
-        "needed_disk_bytes": needed,
-        "free_memory_bytes": psutil.virtual_memory().available,
-        "n_cpus": usable_cpus(),
-        "bf16_supported": torch.cuda.is_bf16_supported() if plan.gpu is not None else None,
-        "tf32_supported": torch.cuda.get_device_capability() >= (8, 0)
-        if plan.gpu is not None
-        else None,
-        "measured_peak_flops_per_s": None,
-        "versions": found,
+    return free
+
+
+def _measured_peak(plan: TrainPlan) -> float | None:
+    """Measure a large product where the plan does not know the card's peak; null where it does."""
+    gpu, dtype = plan.gpu, getattr(torch, DTYPES[plan.precision])
+    assert gpu is not None
+    known = {
+        "bf16": gpu.peak_bf16_flops_per_s,
+        "fp16": gpu.peak_fp16_flops_per_s,
+        "fp32": gpu.peak_tf32_flops_per_s if plan.use_tf32 else None,
     }
+    if known[plan.precision] is not None:
+        return None
+    # Training sets this switch later; the product must run as its products will.
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
+    try:
+        return measured_matmul_flops_per_s(torch.device("cuda"), dtype)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+        # The product's memory is training's again.
+        torch.cuda.empty_cache()
+
+
+def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
+    """Give the plan's card as the table that the machine's cards are looked up in."""
+    if gpu is None:
+        return []
+    return [{"name": gpu.name, "driver_names": list(gpu.driver_names)}]
 
 
 def _optional(plan: TrainPlan) -> dict[str, str]:

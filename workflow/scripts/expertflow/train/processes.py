@@ -74,6 +74,12 @@ class Processes:
             dist.all_reduce(values)
         return values
 
+    def end_trackers(self) -> None:
+        """End what the run is reported to; may wait for a network, so it is done on the clock."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        self.accelerator.trackers = []
+
     def part(self) -> None:
         """Part from the other processes; the last thing that is done together."""
         if self.world_size > 1:

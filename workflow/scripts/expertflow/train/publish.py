@@ -7,7 +7,6 @@ from typing import Any
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import link_or_copy, link_or_copy_tree, remove, sha256_file, sha256_json
 from expertflow.core.records import to_json
-from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
@@ -28,7 +27,9 @@ from expertflow.train.records import (
 _DECIDES_NOTHING = (
     "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory", "options",
     "claims", "collection_interval_seconds", "loader", "report_to", "world_size", "parallel",
-    "micro_batch_size", "n_accumulation_steps", "may_halve_micro_batch",
+    "micro_batch_size", "n_accumulation_steps", "may_halve_micro_batch", "predicted_tokens",
+    "next_micro_batch_peak_bytes", "without_checkpointing_peak_bytes", "flops_per_token_model",
+    "flops_per_token_hardware", "flops_convention",
 )  # fmt: skip
 
 
@@ -71,10 +72,10 @@ def training_record(
     plan: TrainPlan,
     packing: PackingRecord,
     model: ModelRecord,
-    monitor: MonitorRecord,
     outcome: dict[str, Any],
     outputs: dict[str, Path],
     fingerprint: str,
+    on_the_fly: bool,
 ) -> TrainingRecord:
     """Sum up a finished run."""
     points = tuple(EvalPoint(**point) for point in outcome["eval_points"])
@@ -89,10 +90,10 @@ def training_record(
     return TrainingRecord(
         expert=plan.expert,
         fingerprint=fingerprint,
+        on_the_fly=on_the_fly,
         status="finished",
         method=plan.method,
         base_model=model.name,
-        gpu_name=monitor.gpu_name if not on_cpu else None,
         precision=plan.precision,
         attention=plan.attention,
         seed=plan.seed,
@@ -111,7 +112,6 @@ def training_record(
         steps_path=str(outputs["steps.jsonl"]),
         gpu_path=str(outputs["gpu.jsonl"]),
         versions=outcome["versions"],
-        measured_peak_flops_per_s=outcome["measured_peak_flops_per_s"],
         unavailable=unavailable,
         activated=tuple(outcome["activated"]),
         resumed_at_steps=tuple(outcome["resumed_at_steps"]),
@@ -120,12 +120,12 @@ def training_record(
 
 
 _SAME_NAMES = (
-    "started_at", "device", "n_threads", "n_steps", "stopped_early_at_step", "published_step",
-    "world_size", "micro_batch_size", "n_accumulation_steps", "checkpoint_write_s",
-    "n_checkpoint_bytes", "n_tokens", "n_target_tokens", "n_padding_tokens", "loss_first",
-    "loss_last", "n_saves",
-    "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "peak_host_rss_bytes",
-    "weights_sha256",
+    "started_at", "device", "gpu_name", "n_threads", "n_steps", "stopped_early_at_step",
+    "published_step", "world_size", "micro_batch_size", "n_accumulation_steps",
+    "checkpoint_write_s", "n_checkpoint_bytes", "n_tokens", "n_target_tokens", "n_padding_tokens",
+    "loss_first", "loss_last", "n_saves", "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes", "peak_host_rss_bytes", "weights_sha256",
+    "measured_peak_flops_per_s",
 )  # fmt: skip
 
 

@@ -183,6 +183,7 @@ class TrainingRecord:
     micro_batch_size: int
     n_accumulation_steps: int
     memory_retries: tuple[MemoryRetry, ...]
+    on_the_fly: bool
     sampled_steps: SampledSteps | None
     n_tokens: int
     n_target_tokens: int

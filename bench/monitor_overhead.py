@@ -1,0 +1,199 @@
+"""Measure what watching costs: one reading, the monitor's start, and training beside it.
+
+    PYTHONPATH=tests:workflow/scripts python bench/monitor_overhead.py
+
+A reading is timed without a card and with one: the machine's own, or where it has none a stand-in
+for the driver's library that is compiled here. The stand-in answers from a small text file that it
+reads again for every question, so its time is that of Python's side and of those file readings; a
+real driver's calls are not in it. Training is a tiny run on the CPU with the monitor beside it,
+which is halted and let go on in turn (SIGSTOP, SIGCONT), so that what else the machine does falls
+on both. It reads far more often than it would, so that what it costs stands out from the noise; the
+cost at one reading a second is that times the interval.
+
+Prints a table; the last line is JSON. ``step_wall_slowdown`` is what a step takes longer, the
+median of the pairs, with quartiles and the median's standard error: what lies within two of these
+is below what the machine can show. ``step_cpu_slowdown`` is the same of the trainer's own processor
+time, which others on the machine disturb less. The share of a core is taken while the monitor runs;
+a training on that core cannot lose more than it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "train"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hardware"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+
+import nvml_stub
+import psutil
+import torch
+from tiny_run import made
+
+from expertflow.hardware.nvml import open_gpus
+from expertflow.train import processes
+from expertflow.train.assemble import assemble
+from expertflow.train.loader import load_batches
+from expertflow.train.loop import step
+from expertflow.train.saver import Saver
+from expertflow.train.watch import watched
+
+ROOT = Path(__file__).resolve().parents[1]
+# Run in a process of its own, where the library is what the environment says.
+READINGS = """
+import json, time
+from expertflow.hardware.nvml import open_gpus
+from expertflow.hardware.sampler import Sampler
+with open_gpus() as gpus:
+    sampler = Sampler(gpus)
+    sampler.take(elapsed_s=0.0)
+    wall, cpu, n = time.perf_counter(), time.process_time(), 500
+    for i in range(n):
+        sampler.take(elapsed_s=float(i))
+        if i % 50 == 0:
+            # Time enough for the card's counters, which are then read too.
+            time.sleep(0.11)
+    wall = time.perf_counter() - wall - 0.11 * n / 50
+    print(json.dumps([wall / n, (time.process_time() - cpu) / n, bool(gpus.devices)]))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of training, each time")
+    parser.add_argument("--interval", type=float, default=0.02, help="seconds between readings")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        result = {**readings(Path(folder)), "start_cpu_s": start_cpu_s(Path(folder))}
+        result |= training(Path(folder), args)
+    result["interval_s"] = args.interval
+    for name in ("step_wall_slowdown", "step_wall_slowdown_error", "step_cpu_slowdown"):
+        result[f"{name}_at_1_s"] = result[name] * args.interval
+    result["monitor_share_of_a_core_at_1_s"] = result["monitor_share_of_a_core"] * args.interval
+    for name, value in result.items():
+        print(f"{name:<28}{value if isinstance(value, str) else f'{value:.6g}'}")
+    print(json.dumps(result))
+
+
+def readings(folder: Path) -> dict[str, Any]:
+    """Time one reading, with a card and without."""
+    with open_gpus() as gpus:
+        has_card = bool(gpus.devices)
+    none_s = reading_s({**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    if has_card:
+        card_s, of = reading_s(dict(os.environ)), "this machine's card"
+    else:
+        scenario = nvml_stub.write(folder)
+        card_s = reading_s(nvml_stub.environment(nvml_stub.build(folder), scenario))
+        of = "a stand-in for the driver"
+    return {
+        "reading_without_card_s": none_s[0],
+        "reading_with_card_s": card_s[0],
+        "reading_with_card_cpu_s": card_s[1],
+        "card": of,
+    }
+
+
+def reading_s(environment: dict[str, str]) -> tuple[float, float]:
+    """Give wall and processor seconds of one reading."""
+    environment = {**environment, "PYTHONPATH": str(ROOT / "workflow" / "scripts")}
+    command = [sys.executable, "-c", READINGS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    wall_s, cpu_s, _ = json.loads(done.stdout)
+    return wall_s, cpu_s
+
+
+def start_cpu_s(folder: Path) -> float:
+    """Give the processor seconds that the monitor takes to start, read twice and sum up."""
+    script = ROOT / "workflow" / "scripts" / "monitor_gpu.py"
+    command = [sys.executable, str(script), "--duration", "0", "--quiet"]
+    before = os.times()
+    subprocess.run([*command, "--output", str(folder / "start.json")], check=True)
+    after = os.times()
+    return (
+        after.children_user
+        + after.children_system
+        - (before.children_user + before.children_system)
+    )
+
+
+def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Compare steps a second while the monitor runs and while it is halted, in turn."""
+    walls: list[float] = []
+    cpus: list[float] = []
+    state, taken_s = folder / "watched", 0.0
+    state.mkdir()
+    with steps(folder) as (plan, do):
+        do(args.seconds)
+        with watched(state, plan(args.interval), seen_s=0.0):
+            wait_until_up(state)
+            (monitor,) = psutil.Process().children()
+            for i in range(args.pairs):
+                pair = {}
+                # Which comes first changes, so that a drift of the machine falls on both.
+                for runs in (False, True) if i % 2 else (True, False):
+                    monitor.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
+                    before_s = sum(monitor.cpu_times()[:2])
+                    pair[runs] = do(args.seconds)
+                    taken_s += sum(monitor.cpu_times()[:2]) - before_s
+                walls.append(pair[True][0] / pair[False][0] - 1)
+                cpus.append(pair[True][1] / pair[False][1] - 1)
+            monitor.send_signal(signal.SIGCONT)
+    return {
+        **spread("step_wall_slowdown", walls),
+        **spread("step_cpu_slowdown", cpus),
+        "n_pairs": args.pairs,
+        "monitor_share_of_a_core": taken_s / (args.pairs * args.seconds),
+    }
+
+
+def spread(name: str, values: list[float]) -> dict[str, float]:
+    """Give median, quartiles and the median's standard error."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    error = 1.25 * statistics.stdev(values) / len(values) ** 0.5
+    return {name: middle, f"{name}_low": low, f"{name}_high": high, f"{name}_error": error}
+
+
+@contextmanager
+def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
+    """Give a function that trains for some seconds and tells what a step took, wall and CPU."""
+    assignment = made(folder / "run", n_steps=10**6)
+    group = processes.start(assignment.plan)
+    with Saver(assignment.state, keep=1) as saver:
+        run, _ = assemble(
+            assignment, processes=group, saver=saver, stop=lambda: False, directory=None
+        )
+        with load_batches(run.feed, 0, plan=run.plan.loader, device=run.device) as batches:
+
+            def do(seconds: float) -> tuple[float, float]:
+                n, start, cpu = 0, time.perf_counter(), time.process_time()
+                while time.perf_counter() - start < seconds:
+                    float(step(run, batches).loss)
+                    n += 1
+                return (time.perf_counter() - start) / n, (time.process_time() - cpu) / n
+
+            yield lambda s: replace(assignment.plan, collection_interval_seconds=s), do
+
+
+def wait_until_up(state: Path) -> None:
+    """Wait for the first reading: the start is measured by itself."""
+    while not (state / "gpu.jsonl").is_file() or not (state / "gpu.jsonl").stat().st_size:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

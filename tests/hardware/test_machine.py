@@ -1,0 +1,211 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import nvml_stub
+import psutil
+import pytest
+import yaml
+from support import ROOT
+
+from expertflow.core.records import read_record
+from expertflow.hardware import disk, probe
+from expertflow.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
+from expertflow.hardware.gpu_table import FIGURES, facts, gpu_by_name, unlisted
+from expertflow.hardware.records import MachineFacts
+
+TABLE: list[dict[str, Any]] = yaml.safe_load(
+    (ROOT / "config" / "hardware" / "gpus.yaml").read_text()
+)["gpus"]
+BY_NAME = {row["name"]: row for row in TABLE}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_the_tightest_group_above_a_process_counts(tmp_path: Path) -> None:
+    root = write(tmp_path, {
+        "proc/self/cgroup": "0::/job/step",
+        "sys/fs/cgroup/job/cpu.max": "150000 100000",
+        "sys/fs/cgroup/job/step/cpu.max": "max 100000",
+        "sys/fs/cgroup/job/memory.max": "8000000000",
+        "sys/fs/cgroup/job/step/memory.max": "9000000000",
+    })  # fmt: skip
+    assert (cpu_quota(root), memory_limit_bytes(root)) == (1.5, 8 * 10**9)
+
+
+def test_memory_that_is_left_is_bounded_by_the_group(tmp_path: Path) -> None:
+    root = write(tmp_path, {
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": "8000000",
+        "sys/fs/cgroup/job/memory.current": "7000000",
+        "sys/fs/cgroup/job/memory.stat": "anon 6500000\ninactive_file 500000",
+    })  # fmt: skip
+    assert memory_left_bytes(root) == probe.free_memory_bytes(root) == 1_500_000
+    old = write(tmp_path / "old", {
+        "proc/self/cgroup": "3:memory:/",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000000",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000000",
+    })  # fmt: skip
+    assert memory_left_bytes(old) == 0
+
+
+def test_version_1_is_understood_and_its_no_limit_too(tmp_path: Path) -> None:
+    root = write(tmp_path, {
+        "proc/self/cgroup": "4:cpu,cpuacct:/slurm\n3:memory:/slurm\n2:cpuset:/",
+        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000",
+        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes": "9223372036854771712",
+    })  # fmt: skip
+    assert (cpu_quota(root), memory_limit_bytes(root)) == (4.0, None)
+
+
+def test_a_path_of_the_host_is_passed_over_in_a_container(tmp_path: Path) -> None:
+    root = write(tmp_path, {
+        "proc/self/cgroup": "0::/docker/abc", "sys/fs/cgroup/cpu.max": "200000 100000",
+    })  # fmt: skip
+    assert cpu_quota(root) == 2.0
+
+
+def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert (cpu_quota(tmp_path), memory_limit_bytes(tmp_path)) == (None, None)
+    assert memory_left_bytes(tmp_path) is None
+    assert probe.free_memory_bytes(tmp_path) > 0
+
+
+@pytest.mark.parametrize(("quota", "n"), [("50000", 1), ("250000", 2), ("max", 6)])
+def test_usable_cpus_are_the_least_of_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, n: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    root = write(tmp_path, {
+        "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": f"{quota} 100000",
+    })  # fmt: skip
+    assert probe.usable_cpus(root) == n
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    speed, method = disk.read_speed(tmp_path, 8 << 20)
+    assert speed is not None and speed > 0
+    assert method.startswith("8 MiB in order, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_measured_where_it_is_large_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
+    file = tmp_path / "rows.arrow"
+    # No whole number of blocks.
+    file.write_bytes(bytes((17 << 20) + 5))
+    speed, method = disk.file_read_speed(file)
+    assert speed is not None and speed > 0 and method.startswith("17 MiB in order, ")
+    file.write_bytes(b"x")
+    assert disk.file_read_speed(file) == (
+        None, "not measured: 0.0 MB say nothing, 16 MiB would",
+    )  # fmt: skip
+    speed, method = disk.file_read_speed(tmp_path / "none")
+    assert speed is None and "No such file" in method
+
+
+def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
+    calls: list[Path] = []
+
+    def measured(folder: Path, n_bytes: int) -> tuple[float, str]:
+        calls.append(folder)
+        return 5e8, "how"
+
+    monkeypatch.setattr(disk, "read_speed", measured)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    names = ["b", "absent", "link", "."]
+    places = [(tmp_path / name, "test") for name in names]
+    found = disk.scratch_facts(iter(places), measure=True, file_bytes=1)
+    assert [Path(place.path).name for place in found] == ["b", tmp_path.name]
+    # One device, one measurement.
+    assert len(calls) == 1
+    assert {place.read_bytes_per_s for place in found} == {5e8}
+
+
+def test_memory_and_full_disks_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "tmpfs"
+    monkeypatch.setattr(disk, "file_system", lambda path: kind)
+    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=True)
+    assert place.is_memory and place.read_bytes_per_s is None and "memory" in place.read_method
+    kind = "ext4"
+    free = psutil.disk_usage(str(tmp_path)).free
+    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=True, file_bytes=free // 3)
+    assert place.read_bytes_per_s is None and "GB free" in place.read_method
+    (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=False)
+    assert place.read_method == disk.NOT_ASKED
+
+
+def test_candidates_come_from_settings_then_habits(tmp_path: Path) -> None:
+    (tmp_path / "mnt" / "nvme1").mkdir(parents=True)
+    found = list(disk.candidates("/x", {"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
+    assert found[:2] == [(Path("/x"), "scratch setting"), (Path("/s"), "SLURM_TMPDIR")]
+    assert tmp_path / "mnt" / "nvme1" in [path for path, _ in found]
+
+
+def test_a_partition_spins_as_its_disk_does(tmp_path: Path) -> None:
+    write(tmp_path, {"sda/queue/rotational": "1", "sda/sda1/size": "1"})
+    (tmp_path / "8:1").symlink_to(tmp_path / "sda" / "sda1")
+    assert disk.rotational(os.makedev(8, 1), tmp_path) is True
+    assert disk.rotational(os.makedev(0, 7), tmp_path) is None
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row["name"])
+def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
+    keys = {*FIGURES, "compute_capability"}
+    assert {key for key in keys if row[key] is not None} == row["sources"].keys()
+    card = facts(row)
+    fields = [field for field, _ in FIGURES.values()] + ["compute_capability"]
+    assert {name for name in fields if getattr(card, name) is not None} == card.sources.keys()
+    assert card.compute_capability is not None
+
+
+def test_names_are_exact_and_belong_to_one_card() -> None:
+    names = [name for row in TABLE for name in (row["name"], *row["driver_names"])]
+    assert len(names) == len(set(names))
+    assert gpu_by_name("NVIDIA L40", TABLE) is None
+    h200 = gpu_by_name("NVIDIA H200", TABLE)
+    assert h200 is not None and h200.sources["power_limit_w"].endswith("second-hand")
+
+
+def test_a_row_without_sources_has_its_one_source_for_all() -> None:
+    card = facts({**BY_NAME["L4"], "sources": {}, "source": "ours"})
+    assert set(card.sources.values()) == {"ours"}
+
+
+def test_an_unlisted_card_has_what_its_driver_says_and_no_peak() -> None:
+    card = unlisted("X", memory_total_bytes=1, compute_capability="9.9", power_limit_w=None)
+    assert card.peak_bf16_flops_per_s is None
+    assert card.sources == {
+        "memory_total_bytes": "the driver of this machine",
+        "compute_capability": "the driver of this machine",
+    }
+
+
+def test_the_probe_works_without_a_gpu(tmp_path: Path) -> None:
+    output = tmp_path / "m.json"
+    hidden = {**os.environ, "LD_LIBRARY_PATH": ""}
+    done = nvml_stub.script("probe_machine.py", "--output", str(output), env=hidden)
+    assert done.returncode == 0, done.stderr
+    machine = read_record(MachineFacts, output)
+    assert machine.n_cpus_usable <= machine.n_cpus_logical
+    assert machine.ram_usable_bytes <= machine.ram_total_bytes
+    assert all(place.read_bytes_per_s is None for place in machine.scratch)
+    if not machine.gpus:
+        assert "GPU       none (" in done.stdout
+        assert json.loads(output.read_text())["unavailable"]["gpus"]

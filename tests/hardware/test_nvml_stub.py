@@ -1,0 +1,269 @@
+"""The monitor over the real pynvml and a scripted driver. All of it is marked as simulated."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nvml_stub
+import pytest
+from support import ROOT
+
+
+def watch(
+    library: Path, folder: Path, *, arguments: tuple[str, ...] = (), s: str = "0.6", **scenario: Any
+) -> dict[str, Any]:
+    """Let the monitor watch a scenario for a moment; CUDA_... keys go to its environment."""
+    settings = {key: scenario.pop(key) for key in list(scenario) if key.startswith("CUDA")}
+    path = nvml_stub.write(folder, **scenario)
+    output = folder / "m.json"
+    done = nvml_stub.script(
+        "monitor_gpu.py", "--duration", s, "--interval", "0.12", "--output", str(output),
+        "--quiet", *arguments, env=nvml_stub.environment(library, path, **settings),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(output.read_text()))
+
+
+def test_every_figure_of_a_card_is_read(library: Path, tmp_path: Path) -> None:
+    mine = os.getpid()
+    record = watch(
+        library, tmp_path, compute=mine, compute_bytes=7 * 10**9, graphics=mine, graphics_bytes=5
+    )
+    assert record["simulated"] is True
+    assert record["gpu_name"] == "SIMULATED H100" and record["driver"] == "SIMULATED 580.65"
+    assert record["memory_total_bytes"] == 80 * 10**9 and record["power_limit_w"] == 700
+    assert record["temperature_limits_c"] == {
+        "slowdown": 89.0, "shutdown": 92.0, "max_operating": 85.0,
+    }  # fmt: skip
+    means = {
+        "any_kernel_percent": 95, "tensor_active_percent": 40, "sm_active_percent": 85,
+        "power_w": 600, "temperature_c": 60, "sm_clock_mhz": 1755, "memory_clock_mhz": 2619,
+        "pcie_tx_bytes_per_s": 100 * 2**20, "pcie_rx_bytes_per_s": 200 * 2**20,
+        "memory_used_bytes": 60 * 10**9, "power_all_w": 600,
+    }  # fmt: skip
+    assert {name: record[name]["mean"] for name in means} == pytest.approx(means)
+    # The counter rises by 500 J at each reading.
+    assert record["energy_j"] == pytest.approx(500 * (record["n_samples"] - 1))
+    assert record["energy_source"] == "counter" and record["energy_all_j"] == record["energy_j"]
+    holder = record["processes"][0]
+    assert (holder["pid"], holder["memory_used_bytes"]) == (mine, 7 * 10**9)
+    assert holder["name"] and holder["kind"] == "compute and graphics"
+    gpu = {k: v for k, v in record["unavailable"].items() if not k.startswith(("disk", "cpu"))}
+    assert gpu == {}
+
+
+def test_unsupported_is_null_with_the_drivers_reason(library: Path, tmp_path: Path) -> None:
+    record = watch(
+        library, tmp_path, gpm=0, fail__power=3, fail__energy=3, fail__violation=3, fail__reasons=3
+    )
+    for name in ("power_w", "energy_j", "tensor_active_percent", "throttle_s", "power_all_w"):
+        assert record[name] is None
+        assert "Not Supported" in record["unavailable"][name], name
+    assert "Hopper" in record["unavailable"]["sm_active_percent"]
+    assert record["any_kernel_percent"]["mean"] == 95
+    # Asked once and never again.
+    assert record["n_lost_readings"] == {}
+
+
+def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, fail__gpm_metrics=999, fail__gpm_sample__3=10)
+    for name in ("tensor_active_percent", "sm_active_percent", "pcie_rx_bytes_per_s"):
+        assert record[name] is None
+        assert record["unavailable"][name].startswith("every reading failed: NVML: ")
+    record = watch(library, tmp_path, fail__gpm_sample=4)
+    assert "Permissions" in record["unavailable"]["sm_active_percent"]
+
+
+def test_counters_that_are_refused_leave_the_bus_to_ask(library: Path, tmp_path: Path) -> None:
+    for question in ("gpm_sample", "gpm_metrics"):
+        record = watch(library, tmp_path, **{f"fail__{question}": 4}, pcie_rx=5000)
+        assert record["pcie_rx_bytes_per_s"]["mean"] == 5_000_000
+        assert "Permissions" in record["unavailable"]["tensor_active_percent"]
+
+
+def test_one_counter_that_is_refused_says_why(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, gpm__5__code=3)
+    assert record["unavailable"]["tensor_active_percent"] == "NVML: Not Supported"
+    assert record["sm_active_percent"]["mean"] == 85
+
+
+def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, mig=1)
+    assert record["gpu_name"] is None and "MIG" in record["unavailable"]["power_w"]
+    # A card that knows nothing of it is whole, and no reading of it is lost.
+    for code in (3, 999):
+        record = watch(library, tmp_path, mig=1, fail__mig=code)
+        assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}
+
+
+def test_a_figure_of_several_questions_is_lost_once_a_reading(
+    library: Path, tmp_path: Path
+) -> None:
+    record = watch(library, tmp_path, fail__violation=999, fail__reasons=999)
+    n = record["n_samples"]
+    assert record["n_lost_readings"] == {"throttle_reasons": n, "violation_s": n}
+    assert record["unavailable"]["throttle_s"] == "every reading failed: NVML: Unknown Error"
+
+
+def test_without_gpm_the_bus_is_asked_directly_and_rarely(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, gpm=0, pcie_rx=5000, pcie_tx=7000)
+    assert record["pcie_rx_bytes_per_s"]["mean"] == 5_000_000
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().split("\n") if line]
+    assert sum("pcie_rx_bytes_per_s" in line for line in lines) == 1
+
+
+def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> None:
+    # 10: timeout; 3 after an answer is passing too, as the card was seen to support it.
+    record = watch(library, tmp_path, fail__power__2=10, fail__energy__3=10, fail__temperature__4=3)
+    assert record["power_w"]["mean"] == 600
+    assert record["n_lost_readings"] == {"energy_j": 1, "power_w": 1, "temperature_c": 1}
+    # The energy of the lost reading is in the next difference.
+    assert record["energy_j"] == pytest.approx(500 * (record["n_samples"] - 1))
+
+
+def test_a_figure_that_always_fails_says_so(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, fail__utilization=999)
+    assert record["any_kernel_percent"] is None
+    assert record["unavailable"]["any_kernel_percent"] == (
+        "every reading failed: NVML: Unknown Error"
+    )
+    assert record["n_lost_readings"] == {"any_kernel_percent": record["n_samples"]}
+
+
+def test_throttling_is_counted_by_the_card_where_it_can(library: Path, tmp_path: Path) -> None:
+    record = watch(
+        library, tmp_path, violation__0_step=10**8, violation__1_step=2 * 10**8, reasons=0x40, s="2"
+    )
+    n = record["n_samples"] - 1
+    assert record["throttle_source"] == "counter"
+    assert record["throttle_s"]["power"] == pytest.approx(0.1 * n)
+    assert record["throttle_s"]["thermal"] == pytest.approx(0.2 * n)
+    assert any("heat held the clocks back" in text for text in record["assessment"])
+
+
+def test_else_by_its_reasons_and_idleness_is_none(library: Path, tmp_path: Path) -> None:
+    # Idle, application clocks, thermal by software and hardware at once: counted once.
+    record = watch(library, tmp_path, fail__violation=3, reasons=0x1 | 0x2 | 0x8 | 0x20 | 0x40)
+    assert record["throttle_source"] == "sampled reasons"
+    assert record["throttle_s"]["thermal"] == pytest.approx(record["wall_s"], abs=0.01)
+    others = {k: v for k, v in record["throttle_s"].items() if k != "thermal"}
+    assert set(others.values()) == {0.0}
+
+
+TWO = {
+    "count": 2, "0__uuid": "GPU-aaa", "1__uuid": "GPU-bbb", "1__name": "SIMULATED L4",
+    "1__power": 100_000, "1__energy_step": 250_000,
+}  # fmt: skip
+
+
+def test_several_cards_are_added_up_and_the_first_is_told(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, **TWO)
+    assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED H100", 2)
+    assert record["power_w"]["mean"] == 600 and record["power_all_w"]["mean"] == 700
+    assert record["energy_all_j"] == pytest.approx(750 * (record["n_samples"] - 1))
+    assert "CUDA counts them by speed" in record["remarks"][0]
+
+
+def test_only_the_cards_of_a_run_are_added_up(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, arguments=("--n-gpus", "1"), **TWO)
+    assert (record["n_gpus"], record["power_all_w"]["mean"]) == (1, 600)
+    assert record["energy_all_j"] == record["energy_j"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"), [("1", "SIMULATED L4"), ("GPU-b", "SIMULATED L4"), ("1,0", "SIMULATED L4")]
+)
+def test_the_visible_cards_are_watched(
+    library: Path, tmp_path: Path, setting: str, name: str
+) -> None:
+    record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES=setting, **TWO)
+    assert (record["gpu_name"], record["n_gpus"]) == (name, len(setting.split(",")))
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"), [("", "hides every GPU"), ("MIG-1", "MIG"), ("7", "hides every GPU")]
+)
+def test_no_visible_card_is_said(library: Path, tmp_path: Path, setting: str, reason: str) -> None:
+    record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES=setting, **TWO)
+    assert record["gpu_name"] is None and reason in record["unavailable"]["power_w"]
+    assert record["ram_used_bytes"] is not None
+
+
+def test_a_card_is_picked_by_hand(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, arguments=("--gpu", "1"), CUDA_VISIBLE_DEVICES="0", **TWO)
+    assert record["gpu_name"] == "SIMULATED L4"
+    assert watch(library, tmp_path, arguments=("--gpu", "5"), **TWO)["unavailable"]["power_w"] == (
+        "no GPU 5 here"
+    )
+
+
+def test_a_driver_that_does_not_start_is_told_apart(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, fail__init=9)
+    assert record["unavailable"]["gpu_name"] == "no NVIDIA driver on this machine"
+    record = watch(library, tmp_path, fail__init=18)
+    assert "version mismatch" in record["unavailable"]["gpu_name"]
+
+
+def test_the_probe_describes_the_cards(library: Path, tmp_path: Path) -> None:
+    scenario = nvml_stub.write(tmp_path, **{**TWO, "1__cc": 75, "1__name": "NVIDIA L40S"})
+    output = tmp_path / "machine.json"
+    done = nvml_stub.script(
+        "probe_machine.py", "--output", str(output), env=nvml_stub.environment(library, scenario)
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(output.read_text())["gpus"]
+    assert (first["compute_capability"], first["supports_bf16"]) == ("9.0", True)
+    assert (second["compute_capability"], second["supports_tf32"]) == ("7.5", False)
+    assert (first["listed_as"], second["listed_as"]) == (None, "L40S")
+    assert first["memory_free_bytes"] == 20 * 10**9
+    assert "SIMULATED" in done.stdout and "not listed: peaks unknown" in done.stdout
+
+
+ASK = """
+import json, sys, yaml
+from expertflow.hardware.probe import free_gpu_memory_bytes, resolve_gpu, short_of_memory
+card = resolve_gpu("auto", yaml.safe_load(open(sys.argv[1]))["gpus"])
+print(json.dumps([card.name, card.peak_bf16_flops_per_s, card.compute_capability, card.source]))
+print(json.dumps([free_gpu_memory_bytes(2), short_of_memory(30 * 10**9, 2)]))
+"""
+
+
+def ask(library: Path, scenario: Path) -> list[Any]:
+    table = str(ROOT / "config" / "hardware" / "gpus.yaml")
+    command = [sys.executable, "-c", ASK, table]
+    env = nvml_stub.environment(library, scenario)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
+
+
+def test_auto_finds_a_listed_card_by_its_exact_name(library: Path, tmp_path: Path) -> None:
+    card, _ = ask(library, nvml_stub.write(tmp_path, name="NVIDIA L40S"))
+    assert card[:2] == ["L40S", 362e12]
+
+
+def test_auto_says_where_cards_are_counted_otherwise(library: Path, tmp_path: Path) -> None:
+    env = nvml_stub.environment(library, nvml_stub.write(tmp_path, **TWO))
+    command = [sys.executable, "-c", ASK, str(ROOT / "config" / "hardware" / "gpus.yaml")]
+    for order, said in (("FASTEST_FIRST", True), ("PCI_BUS_ID", False)):
+        ordered = {**env, "CUDA_DEVICE_ORDER": order}
+        done = subprocess.run(command, capture_output=True, text=True, env=ordered, check=True)
+        assert ("CUDA counts them by speed" in done.stderr) is said
+
+
+def test_auto_takes_an_unlisted_card_without_peaks(library: Path, tmp_path: Path) -> None:
+    card, _ = ask(library, nvml_stub.write(tmp_path, name="NVIDIA L40X", cc=91))
+    assert card == ["NVIDIA L40X", None, "9.1", "not in config/hardware/gpus.yaml: peaks unknown"]
+
+
+def test_too_little_free_memory_names_who_holds_it(library: Path, tmp_path: Path) -> None:
+    holder = {"1__compute": os.getpid(), "1__compute_bytes": 70 * 10**9}
+    scenario = nvml_stub.write(
+        tmp_path, **{**TWO, **holder, "1__memory_used": 70 * 10**9, "0__memory_used": 0}
+    )
+    _, (free, short) = ask(library, scenario)
+    assert free == 10 * 10**9
+    assert short.startswith("GPU 1 has 10.0 GB free; held by ")
+    assert f"(pid {os.getpid()}, 70.0 GB)" in short

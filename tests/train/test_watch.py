@@ -1,0 +1,87 @@
+import itertools
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from support import write_tiny_run
+
+from expertflow.core.records import read_record
+from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.records import TrainPlan
+from expertflow.train.watch import _command, watched
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrainPlan:
+    write_tiny_run(tmp_path)
+    return read_record(TrainPlan, tmp_path / "plan.json")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def wait_for_samples(state: Path, n: int) -> None:
+    path = state / "gpu.jsonl"
+    for _ in range(600):
+        if path.is_file() and path.read_bytes().count(b"\n") >= n:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no samples came")
+
+
+def record_of(state: Path) -> MonitorRecord:
+    return read_record(MonitorRecord, state / "monitor.json")
+
+
+def test_an_explicit_interval_is_recorded_and_kept(plan: TrainPlan, state: Path) -> None:
+    with watched(state, replace(plan, collection_interval_seconds=0.3), seen_s=0.0):
+        wait_for_samples(state, 4)
+    record = record_of(state)
+    assert record.configured_interval_s == 0.3
+    assert record.effective_interval_s is not None and record.effective_interval_s >= 0.29
+
+
+def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, state: Path) -> None:
+    lines = [{"step": step, "elapsed_s": 0.05 * step} for step in range(1, 20)]
+    automatic = replace(plan, collection_interval_seconds=None, n_steps_per_epoch=20)
+    with watched(state, automatic, seen_s=0.0):
+        (state / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        wait_for_samples(state, 4)
+    record = record_of(state)
+    assert record.configured_interval_s is None
+    assert record.epoch_s == pytest.approx(1.0)
+    assert "at most 10 of the 20 samples wanted" in record.remarks[0]
+
+
+def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, state: Path) -> None:
+    (state / "monitor.json").write_text("of an earlier session")
+    with watched(state, plan, seen_s=0.0):
+        wait_for_samples(state, 1)
+        (monitor,) = psutil.Process().children()
+        os.kill(monitor.pid, signal.SIGKILL)
+    record = record_of(state)
+    assert record.gpu_name is None and record.monitor_cpu_fraction is None
+    assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
+    assert record.n_samples >= 1 and record.ram_used_bytes is not None
+
+
+def test_it_watches_the_cards_of_the_run_for_this_process(plan: TrainPlan, state: Path) -> None:
+    command = _command(state, replace(plan, world_size=3), 0.0)
+    given = dict(itertools.pairwise(command))
+    assert (given["--n-gpus"], given["--with-parent"]) == ("3", str(os.getpid()))
+
+
+def test_an_error_of_the_block_is_not_hidden(plan: TrainPlan, state: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        with watched(state, plan, seen_s=0.0):
+            raise ZeroDivisionError
+    assert psutil.Process().children() == []

@@ -1,0 +1,228 @@
+"""Sum up a series of readings. A figure without readings is null and has a reason."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from expertflow.hardware.assess import assess
+from expertflow.hardware.card import OTHERWISE, Card
+from expertflow.hardware.pace import Pace
+from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+
+# Figure of the record: field of a reading.
+SERIES = {
+    "any_kernel_percent": "utilization_percent",
+    **{
+        name: name
+        for name in (
+            *("memory_used_bytes", "temperature_c", "power_w", "cpu_percent", "ram_used_bytes"),
+            *("tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz"),
+            *("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "power_all_w"),
+        )
+    },
+}
+COUNTER, SAMPLED = "counter", "sampled reasons"
+# Causes of held-back clocks. Idleness and clocks that somebody set are no throttling.
+CAUSES = {
+    "sw_power_cap": "power",
+    "hw_power_brake": "power",
+    "sw_thermal": "thermal",
+    "hw_thermal": "thermal",
+    "sync_boost": "sync_boost",
+    "board_limit": "board_limit",
+    "reliability": "reliability",
+}
+NO_SAMPLES = "no samples were taken"
+MIXED = "part of the samples are simulated"
+
+
+def summarise(
+    samples: Sequence[GpuSample],
+    *,
+    card: Card,
+    pace: Pace,
+    monitor_cpu_fraction: float | None = None,
+    remarks: Sequence[str] = (),
+) -> MonitorRecord:
+    """Sum up readings of ``card``, taken at ``pace``."""
+    figures: dict[str, Any] = {
+        name: stats([(s.elapsed_s, s.starts, getattr(s, field)) for s in samples])
+        for name, field in SERIES.items()
+    }
+    throttle_s, throttle_source = _throttled(samples)
+    gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
+    figures |= {
+        "energy_j": _spent([(s.starts, s.energy_j) for s in samples]),
+        "energy_all_j": _spent([(s.starts, s.energy_all_j) for s in samples]),
+        "disk_read_bytes": _total(s.disk_read_bytes for s in samples),
+        "disk_write_bytes": _total(s.disk_write_bytes for s in samples),
+        "throttle_s": throttle_s,
+        "throttle_source": throttle_source,
+        "effective_interval_s": statistics.median(gaps) if gaps else None,
+        "wall_s": round(sum(gaps), 3) if gaps else None,
+        "monitor_cpu_fraction": monitor_cpu_fraction,
+    }
+    figures["energy_source"] = None if figures["energy_j"] is None else COUNTER
+    simulated = {s.simulated for s in samples} or {card.simulated}
+    record = MonitorRecord(
+        configured_interval_s=pace.configured_s,
+        n_samples=len(samples),
+        simulated=any(simulated),
+        gpu_name=card.gpu_name,
+        driver=card.driver,
+        memory_total_bytes=card.memory_total_bytes,
+        power_limit_w=card.power_limit_w,
+        temperature_limits_c=card.temperature_limits_c,
+        n_gpus=card.n_gpus,
+        processes=card.processes,
+        n_lost_readings=_lost(samples),
+        epoch_s=pace.epoch_s,
+        remarks=tuple(_remarks(card, pace, len(simulated) > 1, remarks)),
+        assessment=(),
+        unavailable=_reasons(figures, samples, card),
+        **figures,
+    )
+    n_known = sum(s.utilization_percent is not None for s in samples)
+    return replace(record, assessment=tuple(assess(record, n_known)))
+
+
+def _remarks(card: Card, pace: Pace, mixed: bool, own: Sequence[str]) -> Iterator[str]:
+    yield from card.remarks
+    yield from pace.remarks()
+    if mixed:
+        yield MIXED
+    yield from own
+
+
+def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
+    """Give the spread over time of (moment, starts a stretch, value); null where none is known.
+
+    The pace changes, so readings do not count alike: a value stands for the time since the one
+    before it in its stretch, or since the stretch began. Percentiles are of the nearest rank.
+    """
+    known = sorted(_weighted(readings))
+    if not known:
+        return None
+    total_s = sum(seconds for _, seconds in known)
+    if total_s == 0:
+        # Only first readings, which stand for no time: all alike.
+        known, total_s = [(value, 1.0) for value, _ in known], float(len(known))
+
+    def at(fraction: float) -> float:
+        reached_s = 0.0
+        for value, seconds in known:
+            reached_s += seconds
+            if reached_s >= fraction * total_s:
+                return value
+        return known[-1][0]
+
+    return Stats(
+        mean=sum(value * seconds for value, seconds in known) / total_s,
+        min=known[0][0],
+        max=known[-1][0],
+        p5=at(0.05),
+        p50=at(0.5),
+        p95=at(0.95),
+    )
+
+
+def _weighted(
+    readings: Sequence[tuple[float, bool, float | None]],
+) -> Iterator[tuple[float, float]]:
+    """Give each known value and the seconds that it stands for."""
+    since_s: float | None = None
+    for moment_s, starts, value in readings:
+        if starts or since_s is None:
+            since_s = moment_s
+        if value is not None:
+            yield float(value), moment_s - since_s
+            since_s = moment_s
+
+
+def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]]:
+    """Give each reading with the one before it in the same stretch."""
+    return ((a, b) for a, b in pairwise(samples) if not b.starts)
+
+
+def _spent(readings: Sequence[tuple[bool, float | None]]) -> float | None:
+    """Add up what a counter rose by; null without two readings of one stretch.
+
+    A lost reading in between loses nothing. A counter that went back (its driver was loaded again)
+    starts afresh there.
+    """
+    total, before, found = 0.0, None, False
+    for starts, value in readings:
+        if starts:
+            before = None
+        if value is None:
+            continue
+        if before is not None and value >= before:
+            total, found = total + value - before, True
+        before = value
+    return round(total, 3) if found else None
+
+
+def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
+    """Give the seconds of held-back clocks by cause: the card's counters, else by readings."""
+    causes = sorted({cause for s in samples for cause in s.violation_s or {}})
+    counted = {}
+    for cause in causes:
+        readings = [(s.starts, (s.violation_s or {}).get(cause)) for s in samples]
+        if (seconds := _spent(readings)) is not None:
+            counted[cause] = seconds
+    if {"power", "thermal"} <= counted.keys():
+        return counted, COUNTER
+    seen = dict.fromkeys((*dict.fromkeys(CAUSES.values()), "hw_slowdown"), 0.0)
+    known = [(a, b) for a, b in _pairs(samples) if b.throttle_reasons is not None]
+    for before, now in known:
+        for cause in _causes(now.throttle_reasons or ()):
+            seen[cause] += now.elapsed_s - before.elapsed_s
+    seen = {cause: round(seconds, 3) for cause, seconds in seen.items()}
+    return (seen, SAMPLED) if known else (None, None)
+
+
+def _causes(reasons: Sequence[str]) -> set[str]:
+    """Give the causes; the hardware's slowdown counts for itself only where it has no other."""
+    found = {CAUSES[reason] for reason in reasons if reason in CAUSES}
+    explained = {"hw_thermal", "hw_power_brake"} & set(reasons)
+    return found | ({"hw_slowdown"} if "hw_slowdown" in reasons and not explained else set())
+
+
+def _total(values: Iterator[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _lost(samples: Sequence[GpuSample]) -> dict[str, int]:
+    # A figure of several questions is lost once in a reading, however many of them failed.
+    counts = Counter(name for s in samples for name in {key.split(".")[0] for key in s.lost})
+    return dict(sorted(counts.items()))
+
+
+def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) -> dict[str, str]:
+    """Say of each null figure why; the driver's word first."""
+    last = {name: reason for s in samples for name, reason in s.lost.items()}
+    for what in [what for what in OTHERWISE if what in last and figures.get(what) is None]:
+        last |= dict.fromkeys(OTHERWISE[what], last[what])
+    reasons = {k: v for k, v in card.unavailable.items() if figures.get(k) is None}
+    fallback = NO_SAMPLES if not samples else "too few samples for a difference"
+    own = {
+        "cpu_percent": "too few samples for a share of time",
+        "disk_read_bytes": "this machine keeps no disk counters, or too few samples",
+        "disk_write_bytes": "this machine keeps no disk counters, or too few samples",
+        "monitor_cpu_fraction": "not measured for this series",
+        "energy_source": reasons.get("energy_j", fallback),
+        "energy_all_j": "a card does not count its energy",
+        "power_all_w": "a card does not tell its power",
+    }
+    for name in (name for name, value in figures.items() if value is None):
+        if name in last:
+            reasons.setdefault(name, f"every reading failed: {last[name]}")
+        elif samples:
+            reasons.setdefault(name, own.get(name, fallback))
+        else:
+            reasons.setdefault(name, NO_SAMPLES)
+    return dict(sorted(reasons.items()))

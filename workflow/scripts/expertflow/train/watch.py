@@ -1,0 +1,74 @@
+"""Run the monitor as a process of its own beside a training."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from expertflow.hardware.monitor import write_missing_record
+from expertflow.plan.records import TrainPlan
+from expertflow.train.step_log import STEPS_FILE
+
+MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
+SAMPLES, RECORD = "gpu.jsonl", "monitor.json"
+STOP_S = 60
+
+
+@contextmanager
+def watched(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
+    """Watch the block, as often as the plan says or, by itself, 20 times an epoch.
+
+    A resumed run goes on with its file of samples. Readings are timed by the run's own clock: what
+    earlier sessions took (``seen_s``), and then the time since this process started. The monitor is
+    a witness: if it fails, the run goes on, and the record says what is missing.
+    """
+    # What an earlier session left must not pass for this one's.
+    (state / RECORD).unlink(missing_ok=True)
+    # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
+    # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
+    monitor = subprocess.Popen(
+        _command(state, plan, seen_s),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        monitor.send_signal(signal.SIGTERM)
+        try:
+            monitor.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            monitor.kill()
+            monitor.wait()
+    _ensure_record(state, plan)
+
+
+def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
+    command = [sys.executable, str(MONITOR), "--quiet"]
+    command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
+    command += ["--samples", str(state / SAMPLES), "--output", str(state / RECORD)]
+    command += ["--zero", repr(psutil.Process().create_time() - seen_s)]
+    command += ["--go-on"] if seen_s > 0 else []
+    command += ["--steps", str(state / STEPS_FILE)]
+    command += ["--steps-per-epoch", str(plan.n_steps_per_epoch)]
+    if plan.collection_interval_seconds is not None:
+        command += ["--interval", str(plan.collection_interval_seconds)]
+    return command
+
+
+def _ensure_record(state: Path, plan: TrainPlan) -> None:
+    """Leave a record even where the monitor left none: nulls, with the reason."""
+    (state / SAMPLES).touch()
+    if not (state / RECORD).is_file():
+        write_missing_record(
+            state / RECORD,
+            state / SAMPLES,
+            configured_s=plan.collection_interval_seconds,
+            reason="the monitor ended without a summary",
+        )

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Say what this machine is: processors, memory, GPUs, places for a fast copy.
+
+    python workflow/scripts/probe_machine.py --output machine.json --measure-disks
+
+Measuring writes 256 MiB to each disk that has room and reads them back; nothing stays there.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from expertflow.config.load import read_yaml
+from expertflow.core import cli
+from expertflow.core.records import write_record
+from expertflow.hardware.probe import probe_machine
+from expertflow.hardware.show_machine import print_machine
+
+TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, help="JSON record to write")
+    parser.add_argument("--scratch", help="the scratch directory of the configuration")
+    parser.add_argument("--measure-disks", action="store_true", help="measure how fast they read")
+    parser.add_argument("--gpus", type=Path, default=TABLE, help="table of known cards")
+    args = parser.parse_args()
+    machine = probe_machine(
+        table=read_yaml(args.gpus)["gpus"], scratch=args.scratch, measure_disks=args.measure_disks
+    )
+    if args.output is not None:
+        write_record(args.output, machine)
+    print_machine(machine, Console())
+
+
+if __name__ == "__main__":
+    cli.run(main)
