@@ -44,7 +44,8 @@ def plan_spec(**changes: Any) -> PlanSpec:
         "gpu_memory_threshold_small_gb": 5.5, "gpu_memory_threshold_medium_gb": 11.0,
         "gpu_memory_threshold_large_gb": 22.0, "seed": 1, "hardware": "cpu", "gpu_table": (),
         "prices": {},
-        "price_usd_per_hour": None, "price_as_of": None, "max_usd": None, "max_hours": None,
+        "price_usd_per_hour": None, "price_as_of": None, "billing_minutes": None,
+        "max_usd": None, "max_hours": None,
         "system": None, "claims": (), "compare": (),
     }  # fmt: skip
     return PlanSpec(**{**settings, **changes})

@@ -255,3 +255,17 @@ def test_whole_numbers_inside_an_object_of_the_command_line_are_numbers() -> Non
     assert settings["training"]["max_steps"] == 30
     assert settings["experts"]["e"]["training"]["logging_steps"] == 5
     assert settings["experts"]["e"]["sources"][0]["revision"] == "1234567"
+
+
+def test_decimals_inside_an_object_of_the_command_line_are_numbers() -> None:
+    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1.0", "text": "{t}"}]
+    given = {"training": {"max_usd": "2.5"}, "experts": {"e": {"sources": sources}}}
+    settings = load_config(given, SCHEMAS)
+    assert settings["training"]["max_usd"] == 2.5
+    assert settings["experts"]["e"]["sources"][0]["revision"] == "1.0"
+
+
+def test_a_duration_without_quotes_is_told_to_be_quoted(tmp_path: Path) -> None:
+    claims = [{"text": "t", **yaml.safe_load("duration: 46:47")}]
+    with pytest.raises(ConfigError, match=r"the number 2807, .*quote it"):
+        load(tmp_path, {**base(), "claims": claims})

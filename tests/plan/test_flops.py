@@ -1,84 +1,151 @@
-"""FLOPs against torch's own counter."""
+"""FLOPs against torch's own counter, through the training's loss and attention."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPTNeoXConfig, PretrainedConfig, Qwen3Config, Starcoder2Config
 
-from expertflow.plan.flops import flops_per_token
+from expertflow.plan.flops import (
+    FlopsPerToken,
+    adapter_weights,
+    flops_doubts,
+    flops_per_token,
+    mlp_matrices,
+)
 from expertflow.plan.records import LoraSpec, ModelFacts
+from expertflow.train.trace_batch import sample_batch
+from expertflow.train.trace_flops import count_step_flops
+from expertflow.train.trace_model import TracedRun, as_on_card, build, materialise
 
 FACTS = ModelFacts(
-    n_layers=3,
-    hidden_size=256,
-    n_heads=8,
-    n_kv_heads=4,
-    head_dim=32,
-    intermediate_size=512,
-    vocab_size=4096,
-    tie_word_embeddings=True,
-    model_type="qwen3",
-)
+    n_layers=3, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=512,
+    vocab_size=4096, tie_word_embeddings=True, model_type="qwen3",
+)  # fmt: skip
+CONFIG = Qwen3Config(
+    vocab_size=4096, hidden_size=256, num_hidden_layers=3, num_attention_heads=8,
+    num_key_value_heads=4, head_dim=32, intermediate_size=512, tie_word_embeddings=True,
+)  # fmt: skip
 LORA = LoraSpec(
-    r=8,
-    alpha=16,
-    dropout=0.0,
+    r=8, alpha=16, dropout=0.0, use_dora=False, use_rslora=False,
     targets=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
-    use_dora=False,
-    use_rslora=False,
-)
-LENGTH = 128
+)  # fmt: skip
+KINDS: dict[str, LoraSpec | None] = {
+    "full": None,
+    "lora": LORA,
+    "dora": replace(LORA, use_dora=True),
+    "dora with dropout": replace(LORA, use_dora=True, dropout=0.1),
+}
+DOCUMENTS = (700, 48, 200, 76)
+SUM_LEN_SQ = sum(n * n for n in DOCUMENTS)
+SUPERVISED = 0.25
 
 
-def counted(lora: LoraSpec | None) -> float:
-    """Count one step over a row; the counter sees full attention, twice the causal one."""
-    config = Qwen3Config(
-        vocab_size=FACTS.vocab_size,
-        hidden_size=FACTS.hidden_size,
-        num_hidden_layers=FACTS.n_layers,
-        num_attention_heads=FACTS.n_heads,
-        num_key_value_heads=FACTS.n_kv_heads,
-        head_dim=FACTS.head_dim,
-        intermediate_size=FACTS.intermediate_size,
-        tie_word_embeddings=True,
-        attn_implementation="eager",
-    )
-    model = Qwen3ForCausalLM(config)
-    ids = torch.zeros(1, LENGTH, dtype=torch.long)
-    if lora is not None:
-        from peft import LoraConfig, get_peft_model
+PLAIN = {
+    "vocab_size": 4096, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "intermediate_size": 512, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+STARCODER2 = Starcoder2Config(**PLAIN, num_key_value_heads=4)
+STARCODER2_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj")
+NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+WITHOUT_GATES = [(STARCODER2, STARCODER2_TARGETS), (GPTNeoXConfig(**PLAIN), NEOX_TARGETS)]
 
-        peft = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets))
-        model = get_peft_model(model, peft)
+
+def run_of(lora: LoraSpec | None, config: PretrainedConfig = CONFIG) -> TracedRun:
+    return TracedRun(
+        config=config, method="full" if lora is None else "lora", lora=lora, attention="packed",
+        dtype=torch.bfloat16, kernel=True, supervised_fraction=SUPERVISED,
+    )  # fmt: skip
+
+
+def built(run: TracedRun, *, checkpoint: bool) -> Any:
+    net = build(run, n_layers=FACTS.n_layers, checkpoint=checkpoint)
+    if run.lora is not None:
         # Without it, the lowest layer spares its input gradients: 1 layer of 3 here, of 28 there.
-        model.enable_input_require_grads()
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    return counter.get_total_flops() / LENGTH
+        net.enable_input_require_grads()
+    return net
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_flops_agree_with_torchs_counter(lora: LoraSpec | None) -> None:
-    ours = flops_per_token(
-        FACTS,
+def counted(run: TracedRun, n_rows: int, *, checkpoint: bool) -> float:
+    """Count a step without data, by the variable-length kernel."""
+    batch = sample_batch(DOCUMENTS, n_rows, SUPERVISED)
+    net = built(run, checkpoint=checkpoint)
+    with as_on_card(run), torch.autocast("cpu", dtype=run.dtype):
+        materialise(net, fake=True)
+        flops = count_step_flops(net, batch, sum_len_sq=n_rows * SUM_LEN_SQ)
+    return flops / batch.n_tokens
+
+
+def formula(lora: LoraSpec | None, *, checkpoint: bool, facts: ModelFacts = FACTS) -> FlopsPerToken:
+    return flops_per_token(
+        facts,
         lora=lora,
-        mean_context_tokens=LENGTH,  # what the counter sees: no causal saving
-        supervised_fraction=1.0,
-        checkpoint_activations=False,
+        mean_context_tokens=SUM_LEN_SQ / (2 * sum(DOCUMENTS)),
+        supervised_fraction=SUPERVISED,
+        checkpoint_activations=checkpoint,
     )
-    assert ours.model == pytest.approx(counted(lora), rel=0.01)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_flops_agree_with_torchs_counter(kind: str, checkpoint: bool) -> None:
+    """Several documents a row, the head on supervised rows; recomputation is hardware's."""
+    run = run_of(KINDS[kind])
+    # The norms of DoRA's weights are taken once a micro-batch: few tokens would show them.
+    seen = counted(run, 16, checkpoint=checkpoint)
+    assert formula(run.lora, checkpoint=checkpoint).hardware == pytest.approx(seen, rel=0.01)
+
+
+def without_gates(model_type: str) -> ModelFacts:
+    n_kv_heads = 8 if model_type == "gpt_neox" else 4
+    n_mlp_matrices = mlp_matrices(model_type)
+    return replace(
+        FACTS, model_type=model_type, n_kv_heads=n_kv_heads, n_mlp_matrices=n_mlp_matrices
+    )
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("config", "targets"), WITHOUT_GATES)
+def test_an_mlp_without_a_gate_has_two_matrices(
+    config: PretrainedConfig, targets: tuple[str, ...], full: bool
+) -> None:
+    run = run_of(None if full else replace(LORA, targets=targets), config)
+    facts = without_gates(config.model_type)
+    seen = counted(run, 16, checkpoint=False)
+    assert formula(run.lora, checkpoint=False, facts=facts).model == pytest.approx(seen, rel=0.01)
+    assert flops_doubts(facts, run.lora) == []
+
+
+@pytest.mark.parametrize(("config", "targets"), WITHOUT_GATES)
+def test_adapters_of_plain_mlps_are_counted(
+    config: PretrainedConfig, targets: tuple[str, ...]
+) -> None:
+    run = run_of(replace(LORA, targets=targets), config)
+    net = build(run, n_layers=FACTS.n_layers, checkpoint=False)
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert adapter_weights(without_gates(config.model_type), run.lora) == trained
+
+
+def test_an_unknown_model_says_what_its_flops_take_for_granted() -> None:
+    unknown = replace(FACTS, model_type="of-tomorrow")
+    (doubt,) = flops_doubts(unknown, replace(LORA, targets=("q_proj", "mixer")))
+    assert "gated MLP; model type of-tomorrow is not known" in doubt.because
+    assert "adapters of mixer are not in it" in doubt.because
+    assert flops_doubts(FACTS, LORA) == flops_doubts(FACTS, None) == []
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_the_route_of_the_cpu_does_the_same_work(kind: str) -> None:
+    """Real tensors, one SDPA call a document."""
+    run = run_of(KINDS[kind])
+    net, batch = built(run, checkpoint=False).float(), sample_batch(DOCUMENTS, 1, SUPERVISED)
+    materialise(net, fake=False)
+    seen = count_step_flops(net, batch, sum_len_sq=SUM_LEN_SQ) / batch.n_tokens
+    assert formula(run.lora, checkpoint=False).model == pytest.approx(seen, rel=0.01)
 
 
 def test_checkpointing_counts_as_hardware_work_only() -> None:
-    plain, again = (
-        flops_per_token(
-            FACTS,
-            lora=LORA,
-            mean_context_tokens=64,
-            supervised_fraction=0.3,
-            checkpoint_activations=on,
-        )
-        for on in (False, True)
-    )
-    assert again.model == plain.model
+    plain, again = (formula(LORA, checkpoint=on) for on in (False, True))
+    assert again.model == plain.model == plain.hardware
     assert again.hardware > plain.hardware

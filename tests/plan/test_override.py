@@ -1,6 +1,6 @@
 """Hyper-parameters given by hand: what they change, and what follows from them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,10 @@ from support import LORA, write_tiny_run
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
+from expertflow.plan.cost_records import ClaimCheck
 from expertflow.plan.override import LORA as LORA_FLAGS
-from expertflow.plan.override import NOT_BY_HAND, flags, override
-from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.override import NOT_BY_HAND, QUOTING, TAKEN_OVER, flags, override
+from expertflow.plan.records import PlanSpec, Reason, TrainPlan
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import ModelRecord
 
@@ -117,7 +118,21 @@ def test_what_follows_has_a_reason_of_its_own(made: Made) -> None:
     assert stated["n_warmup_steps"] == (str(plan.n_warmup_steps), FOLLOWS)
     assert stated["precision"][1] != FOLLOWS
     kept = because(made.changed(learning_rate=1.0), but_not="given by hand")
-    assert kept == because(made.plan, but_not="")
+    before = because(made.plan, but_not="")
+    assert kept == {**before, **dict.fromkeys(QUOTING, TAKEN_OVER)}
+
+
+def test_what_the_old_plan_predicted_is_not_kept(tmp_path: Path) -> None:
+    made = Made(tmp_path, lora=LORA)
+    claims = (ClaimCheck(text="t", holds=True, finding="f"),)
+    budget = Reason(setting="max_usd", value="5", because="the prediction is $3, at most $4")
+    made.plan = replace(made.plan, claims=claims, reasons=(*made.plan.reasons, budget))
+    plan = made.changed(learning_rate=1.0)
+    assert (plan.claims, plan.options) == ((), ())
+    assert because(plan, but_not="")["max_usd"].startswith("not held: ")
+    assert "no budget is held" in plan.cost.reason
+    assert "loses at most" in because(made.plan, but_not="")["save_steps"]
+    assert not any("loses at most" in r.because or "predicted 2" in r.because for r in plan.reasons)
 
 
 def test_a_changed_share_of_the_work_is_explained_and_not_priced(tmp_path: Path) -> None:
@@ -141,6 +156,10 @@ def test_decay_ends_where_warm_up_does(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"method": "qlora", "parallel": "fsdp", "world_size": 2}, "--parallel fsdp cannot share"),
+        (
+            {"optim": "adamw_8bit", "parallel": "fsdp", "world_size": 2},
+            "states of optim adamw_8bit",
+        ),
         ({"min_delta": 0.1}, r"--min-delta 0\.1 has no effect without patience"),
         ({"dataloader_num_workers": 2}, "--dataloader-num-workers 2: the loader is the thread"),
         ({"dataloader_persistent_workers": True}, "there are no workers to keep"),

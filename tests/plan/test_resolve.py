@@ -9,6 +9,7 @@ from support import LORA, ROOT, plan_spec
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.probe import gpu_by_name, resolve_gpu
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.memory import total_bytes
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.plan.resolve import plan_training
 from expertflow.tokens.records import LengthHistogram, LengthSuggestion, PackedSplit, PackingRecord
@@ -112,6 +113,24 @@ def test_a_price_is_found_by_the_cards_name() -> None:
     cost = plan(card("H100 SXM"), prices=prices).cost
     assert (cost.price_usd_per_hour, cost.price_as_of) == (2.5, "2026-11-01")
     assert plan(card("L4"), prices=prices).cost.price_usd_per_hour is None
+
+
+@pytest.mark.parametrize(("n_cards", "rows"), [(1, 16), (3, 12), (4, 16), (8, 16), (32, 32)])
+def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
+    made = plan(card("H100 SXM"), seq(512), world_size=n_cards)
+    assert made.global_batch_sequences == rows
+    told = {reason.setting: reason for reason in made.reasons}
+    assert told["n_accumulation_steps"].because.endswith(f" are {rows}")
+    assert told["micro_batch_size"].value == str(made.micro_batch_size)
+    assert told["checkpoint_activations"].value == str(made.checkpoint_activations)
+    assert made.memory is not None
+    assert total_bytes(made.memory) == made.predicted_peak_bytes
+
+
+def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
+    small = replace(card("RTX 4090"), memory_total_bytes=10 * 10**9)
+    one, eight = (plan(small, seq(1024), world_size=n) for n in (1, 8))
+    assert (one.checkpoint_activations, eight.checkpoint_activations) == (True, False)
 
 
 def test_cards_share_the_hours_and_each_has_its_price() -> None:

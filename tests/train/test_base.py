@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
 
 from expertflow.data.layout import CHATML
-from expertflow.train.base import prepare_model
+from expertflow.train.base import prepare_model, read_facts
 from expertflow.train.records import ModelSpec
 from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -41,6 +41,12 @@ def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(5)}, tmp_path / "consolidated.safetensors")
     record = prepare_model(spec(str(tmp_path)), [], tmp_path / "out")
     assert record.n_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:
+    for config, n in ((Qwen3Config(), 3), (Starcoder2Config(), 2)):
+        config.save_pretrained(tmp_path)
+        assert read_facts(tmp_path).n_mlp_matrices == n
 
 
 def test_the_record_says_how_the_model_writes_chats(tmp_path: Path) -> None:

@@ -11,6 +11,16 @@ def spec_of(rule):
     return spec
 
 
+def forecast_of(wildcards):
+    """Say what a training should take, for the table of a dry run; null, no resource, elsewhere.
+
+    Jobs of one group must agree on every text, so there it is left out, too.
+    """
+    if not workflow.output_settings.dryrun or workflow.group_settings.group_components:
+        return None
+    return house.forecast(wildcards.expert)
+
+
 def files_of(records, *suffixes):
     """List the files behind the records of shards."""
     return [record.removesuffix(".json") + suffix for record in records for suffix in suffixes]
@@ -78,3 +88,9 @@ def model_keep(wildcards):
 
 def artefacts_of(wildcards):
     return house.artefacts(wildcards.expert)
+
+
+def calibration_of(wildcards):
+    """Give the calibration that the plan goes by, where one is asked for."""
+    wanted = house.config["calibrate"]
+    return [f"results/{wildcards.expert}/calibration.json"] if wanted else []

@@ -3,6 +3,8 @@
 Needs:  every record of an expert
 Makes:  results/{expert}/report.json and report.html
         results/index.json and index.html      all configured experts side by side
+
+The page is also carried by `snakemake --report report.zip`.
 """
 
 
@@ -20,9 +22,15 @@ rule build_report:
         export="results/{expert}/export.json",
         steps="results/{expert}/steps.jsonl",
         gpu="results/{expert}/gpu.jsonl",
+        preflight="results/{expert}/preflight.json",
     output:
         json="results/{expert}/report.json",
-        html="results/{expert}/report.html",
+        html=report(
+            "results/{expert}/report.html",
+            caption="../report/receipt.rst",
+            category="Experts",
+            labels={"expert": "{expert}"},
+        ),
     log:
         "results/{expert}/logs/build_report.log",
     conda:

@@ -14,6 +14,7 @@ rule plan_training:
     input:
         packing="results/{expert}/packing.json",
         model="results/{expert}/model.json",
+        calibration=calibration_of,
     output:
         "results/{expert}/plan.json",
     log:
@@ -23,10 +24,13 @@ rule plan_training:
     params:
         spec=spec_of("plan_training"),
         code=house.code("plan_training"),
+        calibration=lambda w, input: (
+            ["--calibration", *input.calibration] if input.calibration else []
+        ),
     shell:
         'python "$EXPERTFLOW"/plan_training.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
-        " --output {output:q} 2> {log:q}"
+        " {params.calibration:q} --output {output:q} 2> {log:q}"
 
 
 rule stage_to_nvme:
@@ -73,6 +77,7 @@ rule train_expert:
     threads: 2
     resources:
         gpu=lambda wildcards: house.expert(wildcards.expert)["training"]["world_size"],
+        forecast=forecast_of,
     params:
         spec=spec_of("train_expert"),
         code=house.code("train_expert"),

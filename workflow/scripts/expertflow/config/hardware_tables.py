@@ -1,5 +1,6 @@
 """The cards and prices of config/hardware, and the plan's spec, which takes what it needs."""
 
+import difflib
 import functools
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,37 @@ class HardwareTables:
 
     @functools.cached_property
     def prices(self) -> dict[str, dict[str, Any]]:
-        """Give the user's prices by card."""
-        return read_yaml(self._file("prices.yaml"))["prices"] or {}
+        """Give the user's prices by card, under the name that the user gives it.
+
+        Raises:
+            ConfigError: no card has this name.
+        """
+        path = self._file("prices.yaml")
+        table = read_yaml(path)
+        check(table, read_yaml(self._workflow / "schemas" / "prices.schema.yaml"), where=str(path))
+        prices: dict[str, dict[str, Any]] = table["prices"] or {}
+        for card in prices:
+            if not any(specs.is_card(row, card) for row in self.gpus):
+                raise ConfigError(f"{path}: prices names {card!r}: {self._nearest(card)}")
+        return prices
+
+    @property
+    def compare(self) -> list[dict[str, Any]]:
+        """Give the hardware to compare with; none where the plan is for the CPU.
+
+        Raises:
+            ConfigError: no card has this name.
+        """
+        if self.hardware == "cpu":
+            return []
+        choices: list[dict[str, Any]] = self._config["compare"]
+        for choice in choices:
+            if not any(specs.is_card(row, choice["name"]) for row in self.gpus):
+                raise ConfigError(
+                    f"compare names {choice['name']!r}: no such row in config/hardware/gpus.yaml;"
+                    " correct the name, or add the row"
+                )
+        return choices
 
     def plan_spec(self, expert: dict[str, Any]) -> PlanSpec:
         """Give the settings of ``plan_training``."""
@@ -55,8 +85,20 @@ class HardwareTables:
             gpu_table=self.gpus,
             prices=self.prices,
             price=(self._config["price_usd_per_hour"], self._config["price_as_of"]),
-            compare=self._config["compare"],
+            billing_minutes=self._config["billing_minutes"],
+            compare=self.compare,
+            may_drop_budgets=self._config["preset"] == "demo",
         )
+
+    def calibration_spec(self, expert: dict[str, Any]) -> PlanSpec:
+        """Give the settings of ``calibrate_expert``."""
+        return specs.calibration_spec(self.plan_spec(expert))
+
+    def _nearest(self, card: str) -> str:
+        names = [name for row in self.gpus for name in (row["name"], *row.get("driver_names", []))]
+        near = difflib.get_close_matches(card, names, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "correct the name"
+        return f"no such row in config/hardware/gpus.yaml; {hint}"
 
     def _file(self, name: str) -> Path:
         found = [directory / "hardware" / name for directory in self._directories]

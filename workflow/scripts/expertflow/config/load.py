@@ -28,6 +28,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 # A commit id such as 1234e56 has neither, and stays a text.
 FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
 INTEGER = re.compile(r"[+-]?\d+")
+DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
@@ -86,21 +87,25 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _integers(value: Any) -> Any:
-    """Give texts that are whole numbers as such: Snakemake leaves them texts inside an object.
+def _numbers(value: Any) -> Any:
+    """Give texts that are plain numbers as such: Snakemake leaves them texts inside an object.
 
     Sources are left alone, where a revision or a name may be made of digits.
     """
     if isinstance(value, dict):
-        return {k: item if k == "sources" else _integers(item) for k, item in value.items()}
+        return {k: item if k == "sources" else _numbers(item) for k, item in value.items()}
     if isinstance(value, list):
-        return [_integers(item) for item in value]
-    return int(value) if isinstance(value, str) and INTEGER.fullmatch(value) else value
+        return [_numbers(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if DECIMAL.fullmatch(value) else value
 
 
 def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
-    config = _integers(scalars(config, words=WORDS))
+    config = _numbers(scalars(config, words=WORDS))
     validate.check(config, schemas.config, where="config/config.yaml")
     result: dict[str, Any] = validate.with_defaults(config, schemas.config)
     return result
@@ -134,6 +139,7 @@ def load_expert(
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
+    _check_durations(manifest, where=str(path))
     validate.check(manifest, schemas.expert, where=str(path))
     demo = manifest.pop("demo", {})
     merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
@@ -145,11 +151,24 @@ def load_expert(
         )
     merged = merge(merged, own)
     where = f"{path} with preset {config['preset']} and overrides"
+    _check_durations(merged, where=where)
     validate.check(merged, schemas.expert, where=where)
     refuse_idle_keys(merged, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     check_contradictions(result, where=where)
     return result
+
+
+def _check_durations(manifest: dict[str, Any], *, where: str) -> None:
+    """Refuse a duration that YAML made a number of, before the schema does without the reason."""
+    claims = manifest.get("claims")
+    for claim in claims if isinstance(claims, list) else []:
+        duration = claim.get("duration") if isinstance(claim, dict) else None
+        if isinstance(duration, int | float):
+            raise ConfigError(
+                f"{where}: claims.duration is the number {duration}, which is what YAML makes of"
+                ' 46:47 and the like; quote it: "46:47"'
+            )
 
 
 def check_contradictions(expert: dict[str, Any], *, where: str) -> None:

@@ -31,6 +31,18 @@ from expertflow.tokens.records import PackingSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
 Settings = dict[str, Any]
+# Of a row of prices, what a plan reads.
+PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
+# What a calibration runs with, whatever the manifest says: none of it changes how long a step
+# takes. A low rate without warm-up diverges in no run of some 40 steps.
+NO_TIME: Settings = {
+    "learning_rate": 1e-5, "lr_scheduler_type": "linear", "lr_decay_ratio": 1.0,
+    "warmup_ratio": 0.0, "warmup_steps_min": 0, "warmup_steps_max": 0, "override_min_warmup": True,
+    "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
+    "max_loss": None, "save_steps": None, "save_every_minutes": 10.0, "save_total_limit": 1,
+    "load_best_model_at_end": False, "eval_steps": None, "patience": None, "min_delta": 0.0,
+    "logging_steps": 1, "report_to": "none", "track_per_step_metrics": True, "seed": 0,
+}  # fmt: skip
 
 
 def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
@@ -147,7 +159,9 @@ def plan_spec(
     gpu_table: list[Settings],
     prices: dict[str, Settings],
     price: tuple[float | None, str | None],
+    billing_minutes: float | None,
     compare: list[Settings],
+    may_drop_budgets: bool,
 ) -> PlanSpec:
     """Give the settings of ``plan_training``.
 
@@ -171,15 +185,49 @@ def plan_spec(
         hardware=hardware,
         gpu_table=tuple(cards),
         prices={
-            row["name"]: {"usd_per_hour": listed["usd_per_hour"], "as_of": str(listed["as_of"])}
+            row["name"]: {key: listed[key] for key in PRICE_KEYS if key in listed}
             for row in cards
-            if (listed := prices.get(row["name"])) is not None
+            if (listed := _price(row, prices)) is not None
         },
         price_usd_per_hour=price[0],
         price_as_of=price[1],
+        billing_minutes=billing_minutes,
         system=expert["system"],
         claims=tuple(from_json(Claim, claim, where="claims") for claim in expert["claims"]),
         compare=tuple(from_json(HardwareChoice, choice, where="compare") for choice in compare),
+        may_drop_budgets=may_drop_budgets,
+    )
+
+
+def _price(row: Settings, prices: dict[str, Settings]) -> Settings | None:
+    """Find what the user pays for a card, by its short name or else by a driver's."""
+    names = (row["name"], *row.get("driver_names", []))
+    return next((prices[name] for name in names if name in prices), None)
+
+
+def calibration_spec(spec: PlanSpec) -> PlanSpec:
+    """Leave of a plan's settings what decides time and memory of a step.
+
+    No prices, budgets or claims; neither what the short run sets for itself nor how large a step of
+    the optimiser is, so that a sweep of learning rates pays for one calibration.
+    """
+    cards = [
+        row for row in spec.gpu_table if spec.hardware == "auto" or is_card(row, spec.hardware)
+    ]
+    return replace(
+        spec,
+        gpu_table=tuple(cards),
+        prices={},
+        price_usd_per_hour=None,
+        price_as_of=None,
+        billing_minutes=None,
+        max_usd=None,
+        max_hours=None,
+        system=None,
+        claims=(),
+        compare=(),
+        may_drop_budgets=False,
+        **NO_TIME,
     )
 
 

@@ -8,9 +8,13 @@ class Claim:
     """What somebody says a run takes, in the words of their log; null where nothing is said.
 
     ``duration`` is a text such as ``46:47``, ``parts_hours`` what a total is said to be made of.
+    ``hardware`` is one card of this kind. ``gain_percent`` is the least that fewer saves
+    (``n_saves_after`` in place of ``n_saves``) are said to gain of ``hours``. ``n_warmup_steps`` is
+    what ``max(warmup_steps_min, int(warmup_ratio x n_steps))`` is said to give.
     """
 
     text: str
+    hardware: str | None = None
     n_steps: int | None = None
     n_documents: int | None = None
     n_epochs: float | None = None
@@ -22,6 +26,13 @@ class Claim:
     usd_per_hour: float | None = None
     usd: float | None = None
     parts_hours: tuple[float, ...] = ()
+    n_saves: int | None = None
+    n_saves_after: int | None = None
+    minutes_per_save: float | None = None
+    gain_percent: float | None = None
+    n_warmup_steps: int | None = None
+    warmup_ratio: float | None = None
+    warmup_steps_min: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +47,12 @@ class HardwareChoice:
 class Calibration:
     """What a short run of the same plan on the same card took.
 
-    ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles.
+    ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles;
+    where an epoch has few steps, of the means over whole epochs. ``n_timings`` counts what the
+    quartiles were taken of: steps, such epochs, or on a card the stretches between two log lines,
+    whose steps share a time. ``step_s_mean`` tells of steps that took much
+    longer than the rest. ``startup_s`` is all that happens
+    once: the start, loading, compiling, what the first steps took longer, writing the model.
     ``peak_memory_bytes`` is null on a CPU. The key names what the figures hold for.
     """
 
@@ -45,9 +61,11 @@ class Calibration:
     key: str
     n_warmup_steps: int
     n_timed_steps: int
+    n_timings: int
     step_s: float
     step_s_low: float
     step_s_high: float
+    step_s_mean: float
     save_s: float
     eval_s: float
     startup_s: float
@@ -61,6 +79,8 @@ class CostPlan:
 
     The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
     measured are null and not in it. ``calibrated`` tells whether the band is a measured one.
+    ``mfu_fraction`` is that of the steps in the middle prediction. Dollars are those of the hours,
+    each rounded up to ``billing_minutes`` where there are any.
     """
 
     price_usd_per_hour: float | None
@@ -78,6 +98,7 @@ class CostPlan:
     save_hours: float | None = None
     eval_hours: float | None = None
     startup_hours: float | None = None
+    billing_minutes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,22 +149,30 @@ class MemoryParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLine:
-    """Bytes of a step as a line over the tokens of a micro-batch, for one way to run the layers.
+    """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
 
-    ``step_bytes_fixed`` and ``step_bytes_per_token`` are activations, gradients in flight and the
-    loss at the worst moment; ``optimizer_bytes`` gradients and moments that stay.
+    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment, at each of
+    ``n_tokens``, ascending. The peak is the highest of some lines over the tokens, bent down only
+    where the loss begins to take more than one chunk; whole rows on both sides of that are among
+    the points, so a straight line between two points is not too low for whole rows.
+    ``gradient_bytes`` are those that stay.
     """
 
     checkpoint_activations: bool
     model_bytes: int
-    optimizer_bytes: int
-    step_bytes_fixed: int
-    step_bytes_per_token: float
+    gradient_bytes: int
+    n_tokens: tuple[int, ...]
+    step_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTrace:
-    """What a step without data or device showed: live bytes, layer by layer."""
+    """What a step without data or device showed.
+
+    ``precision`` is the one that was traced; fp16 takes as many bytes as bf16. Where no step could
+    be traced there are no lines, and ``hindrance`` says why.
+    """
 
     precision: str
     lines: tuple[MemoryLine, ...]
+    hindrance: str | None = None

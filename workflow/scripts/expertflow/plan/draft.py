@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import Calibration, MemoryParts, MemoryTrace
-from expertflow.plan.flops import adapter_weights
-from expertflow.plan.memory import predict_peak_bytes
+from expertflow.plan.flops import adapter_weights, unknown_targets
+from expertflow.plan.memory import GRADIENT_BYTES, Step, predict_memory, total_bytes
 from expertflow.plan.records import ModelFacts, PlanSpec, Reason
 from expertflow.tokens.records import PackingRecord
 
@@ -30,10 +30,14 @@ class Draft:
 
     @property
     def n_trainable(self) -> int:
-        """Count the parameters that are trained."""
-        if self.spec.lora is None:
+        """Count the parameters that are trained: by the traced model where shapes are unknown."""
+        lora = self.spec.lora
+        if lora is None:
             return self.n_params
-        return adapter_weights(self.facts, self.spec.lora)
+        if self.trace is not None and self.trace.lines and unknown_targets(self.facts, lora):
+            # Adapters and their gradients are in fp32.
+            return self.trace.lines[0].gradient_bytes // GRADIENT_BYTES
+        return adapter_weights(self.facts, lora)
 
     @property
     def supervised_fraction(self) -> float:
@@ -43,21 +47,24 @@ class Draft:
     def memory_parts(
         self, micro_batch: int, precision: str, checkpoint: bool
     ) -> MemoryParts | None:
-        """Take the predicted peak apart; null where it cannot be."""
-        return None
-
-    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
-        """Predict the peak memory of a micro-batch; null where that cannot be done."""
+        """Predict of what the peak of a micro-batch consists; null where that cannot be done."""
         spec = self.spec
-        return predict_peak_bytes(
-            self.facts,
+        adapter = 0 if spec.lora is None else self.n_trainable
+        step = Step(
             method=spec.method,
+            lora=spec.lora,
             precision=precision,
             optim=spec.optim,
             n_shares=spec.world_size if spec.parallel == "fsdp" else 1,
-            n_params_total=self.n_params,
+            n_params_total=self.n_params + adapter,
             n_params_trainable=self.n_trainable,
-            tokens_per_micro_batch=micro_batch * self.packing.sequence_length_tokens,
+            n_tokens=micro_batch * self.packing.sequence_length_tokens,
             supervised_fraction=self.supervised_fraction,
             checkpoint_activations=checkpoint,
         )
+        return predict_memory(self.facts, step, self.trace)
+
+    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
+        """Predict the peak memory of a micro-batch; null where that cannot be done."""
+        parts = self.memory_parts(micro_batch, precision, checkpoint)
+        return None if parts is None else total_bytes(parts)

@@ -1,27 +1,36 @@
 """Count model FLOPs per token of packed rows.
 
-    P = L (2 h nq d + 2 h nkv d + 3 h I)    linear weights of the layers
+    P = L (2 h nq d + 2 h nkv d + m h I)    linear weights of the layers; m = 3 gated, 2 plain
     H = h V                                 the head, one product whether tied or not
     R                                       adapter weights
+    D                                       weights under a DoRA adapter with dropout, else 0
     A = L nq d
     s = sum(len²) / (2 sum(len))            mean causal context of block-diagonal rows
 
-    forward              2 (P + H + R) + 4 A s
+    forward              2 (P + H + R + D) + 4 A s
     backward, full       4 (P + H) + 8 A s
-    backward, adapters   2 (P + H) + 4 R + 8 A s
+    backward, adapters   2 (P + H + D) + 4 R + 8 A s
 
-The head runs on supervised rows only, so H counts by their share. Gradient checkpointing computes
-the layers again: that is hardware FLOPs (HFU), never model FLOPs (MFU). The embedding lookup is 0.
+The head runs on supervised rows only, so H counts by their share. DoRA scales what comes out of the
+frozen weights; with dropout it does so to inputs of its own, which go through them a second time.
+Gradient checkpointing computes the layers again: that is hardware FLOPs (HFU), never model FLOPs
+(MFU). It stops as soon as it has what it needs, so a trained layer's last product is not repeated.
+The embedding lookup is 0. Left out, below 0.5 % together: the norms of DoRA's weights, once a
+micro-batch, and what the lowest layer under an adapter is spared.
 Source: checked in tests against torch's FlopCounterMode.
 """
 
 from dataclasses import dataclass
 
-from expertflow.plan.records import LoraSpec, ModelFacts
+from expertflow.plan.records import LoraSpec, ModelFacts, Reason
 
+# Types of model by their MLP, as transformers builds them.
+GATED_MLP = {"gemma", "granite", "llama", "mistral", "qwen2", "qwen3"}
+PLAIN_MLP = {"gpt_neox", "starcoder2"}
 CONVENTION = (
     "multiply-adds count 2; causal block-diagonal attention; head on supervised rows only;"
-    " embedding lookup 0; recomputation in hardware FLOPs only"
+    " frozen weights under DoRA with dropout twice; embedding lookup 0; recomputation in hardware"
+    " FLOPs only"
 )
 
 
@@ -37,26 +46,72 @@ def linear_weights(facts: ModelFacts) -> int:
     """Count the weights of the layers' linear maps (P)."""
     h, d = facts.hidden_size, facts.head_dim
     attention = 2 * h * facts.n_heads * d + 2 * h * facts.n_kv_heads * d
-    return facts.n_layers * (attention + 3 * h * facts.intermediate_size)
+    return facts.n_layers * (attention + facts.n_mlp_matrices * h * facts.intermediate_size)
+
+
+def mlp_matrices(model_type: str) -> int:
+    """Give the matrices of a layer's MLP; a type that is not known is taken to be gated."""
+    return 2 if model_type in PLAIN_MLP else 3
+
+
+def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> list[Reason]:
+    """Say what the count of FLOPs takes for granted of a model; empty where all is known."""
+    doubts = []
+    if facts.model_type not in GATED_MLP | PLAIN_MLP:
+        doubts.append(f"FLOPs are those of a gated MLP; model type {facts.model_type} is not known")
+    unknown = unknown_targets(facts, lora)
+    if unknown:
+        doubts.append(f"adapters of {', '.join(unknown)} are not in it: their shapes are not known")
+    if not doubts:
+        return []
+    words = "; ".join(doubts)
+    return [Reason(setting="flops_per_token_model", value="approximate", because=words)]
+
+
+def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]:
+    """Give the adapted linear maps whose shapes are not known."""
+    known = _shapes(facts)
+    return () if lora is None else tuple(name for name in lora.targets if name not in known)
 
 
 def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
-    """Count adapter weights (R): r (in + out) per adapted linear map."""
+    """Count adapter weights (R): r (in + out) per adapted linear map of a known shape."""
     if lora is None:
         return 0
+    adapted = _adapted(facts, lora)
+    magnitudes = sum(out for _, out in adapted) if lora.use_dora else 0
+    return facts.n_layers * (lora.r * sum(map(sum, adapted)) + magnitudes)
+
+
+def weights_run_twice(facts: ModelFacts, lora: LoraSpec | None) -> int:
+    """Count frozen weights that inputs under dropout go through once more (D)."""
+    if lora is None or not lora.use_dora or not lora.dropout:
+        return 0
+    return facts.n_layers * sum(n_in * n_out for n_in, n_out in _adapted(facts, lora))
+
+
+def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
+    """List the widths, in and out, of a layer's adapted linear maps."""
+    shapes = _shapes(facts)
+    return [shapes[name] for name in lora.targets if name in shapes]
+
+
+def _shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
+    """Give the widths, in and out, of a layer's linear maps by their names."""
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
-    shapes = {
-        "q_proj": (h, q),
-        "k_proj": (h, kv),
-        "v_proj": (h, kv),
-        "o_proj": (q, h),
-        "gate_proj": (h, facts.intermediate_size),
-        "up_proj": (h, facts.intermediate_size),
-        "down_proj": (facts.intermediate_size, h),
-    }
-    per_layer = sum(lora.r * sum(shapes[name]) for name in lora.targets if name in shapes)
-    magnitudes = sum(shapes[n][1] for n in lora.targets if n in shapes) if lora.use_dora else 0
-    return facts.n_layers * (per_layer + magnitudes)
+    inner = facts.intermediate_size
+    if facts.model_type == "gpt_neox":
+        return {
+            "query_key_value": (h, q + 2 * kv),
+            "dense": (q, h),
+            "dense_h_to_4h": (h, inner),
+            "dense_4h_to_h": (inner, h),
+        }
+    attention = {"q_proj": (h, q), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (q, h)}
+    if facts.model_type == "starcoder2":
+        return {**attention, "c_fc": (h, inner), "c_proj": (inner, h)}
+    gated = {"gate_proj": (h, inner), "up_proj": (h, inner), "down_proj": (inner, h)}
+    return {**attention, **gated}
 
 
 def flops_per_token(
@@ -73,12 +128,17 @@ def flops_per_token(
     successor is a target.
     """
     p, r = linear_weights(facts), adapter_weights(facts, lora)
+    twice = weights_run_twice(facts, lora)
     head = facts.hidden_size * facts.vocab_size * supervised_fraction
     attention = facts.n_layers * facts.n_heads * facts.head_dim * mean_context_tokens
-    forward = 2 * (p + head + r) + 4 * attention
+    forward = 2 * (p + head + r + twice) + 4 * attention
+    again = 0.0
     if lora is None:
         backward = 4 * (p + head) + 8 * attention
+        repeated = p - facts.n_layers * facts.hidden_size * facts.intermediate_size
     else:
-        backward = 2 * (p + head) + 4 * r + 8 * attention
-    again = 2 * (p + r) + 4 * attention if checkpoint_activations else 0.0
+        backward = 2 * (p + head + twice) + 4 * r + 8 * attention
+        repeated = p + r + twice
+    if checkpoint_activations:
+        again = 2 * repeated + 4 * attention
     return FlopsPerToken(model=forward + backward, hardware=forward + backward + again)

@@ -39,13 +39,19 @@ LOADER_REASONS = {
 }
 LORA = {f"lora_{field.name}": field.name for field in fields(LoraSpec)}
 OWN = ("num_train_epochs", "precision")
+# Settings whose reasons quote what the old plan predicted, and what then stands in their place.
+QUOTING = ("micro_batch_size", "checkpoint_activations", "n_accumulation_steps", "save_steps")
+TAKEN_OVER = "taken over from the plan that was changed by hand"
+BUDGETS = ("max_hours", "max_usd")
+NOT_HELD = "not held: settings were changed by hand, so nothing is predicted"
 # Settings that decide about data, hardware or money, or that a resolved plan has no more use for.
 NOT_BY_HAND = {
     "lora", "target_tokens", "min_epochs", "max_epochs", "lr_decay_ratio", "warmup_ratio",
     "warmup_steps_min", "warmup_steps_max", "override_min_warmup", "bf16", "fp16", "use_sdpa",
     "group_by_length", "gpu_memory_threshold_small_gb", "gpu_memory_threshold_medium_gb",
     "gpu_memory_threshold_large_gb", "hardware", "gpu_table", "prices", "price_usd_per_hour",
-    "price_as_of", "max_usd", "max_hours",
+    "price_as_of", "billing_minutes", "max_usd", "max_hours", "system", "claims", "compare",
+    "may_drop_budgets",
 }  # fmt: skip
 
 
@@ -173,6 +179,10 @@ def _reasons(old: TrainPlan, new: TrainPlan, changes: dict[str, Any]) -> tuple[R
         ):
             because = "follows from what was given by hand"
             reason = Reason(setting=setting, value=str(value), because=because)
+        elif setting in QUOTING:
+            reason = replace(reason, because=TAKEN_OVER)
+        elif setting in BUDGETS:
+            reason = replace(reason, because=NOT_HELD)
         reasons.append(reason)
     for name in by_hand:
         value = str(changes[name])
@@ -185,7 +195,8 @@ def _value(plan: TrainPlan, setting: str) -> object:
     if setting in LOADER_REASONS.values() or setting == "loader":
         field = {"n_loader_workers": "n_workers", "loader": "kind"}.get(setting, setting)
         return getattr(plan.loader, field)
-    return getattr(plan, setting)
+    # A budget has its reason in the plan, and no place.
+    return getattr(plan, setting, None)
 
 
 def _without_forecast(
@@ -202,13 +213,14 @@ def _without_forecast(
     )
     base = old.n_params_total - (old.n_params_trainable if old.lora is not None else 0)
     adapter = adapter_weights(facts, plan.lora)
-    kept = ("price_usd_per_hour", "price_as_of", "reason", "calibrated")
+    kept = ("price_usd_per_hour", "price_as_of", "billing_minutes", "reason", "calibrated")
     nulls: dict[str, Any] = {f.name: None for f in fields(plan.cost) if f.name not in kept}
     reason = "settings were changed by hand, so nothing is predicted"
-    cost = replace(plan.cost, **nulls, calibrated=False, reason=reason)
+    unpriced = f"{reason} and no budget is held"
+    cost = replace(plan.cost, **nulls, calibrated=False, reason=unpriced)
     if plan.world_size != old.world_size:
         # Whether the price was one card's times their number or a machine's is not known here.
-        reason_cost = f"{reason}; the price was for world_size {old.world_size} and is dropped"
+        reason_cost = f"{unpriced}; the price was for world_size {old.world_size} and is dropped"
         cost = replace(cost, price_usd_per_hour=None, price_as_of=None, reason=reason_cost)
     return replace(
         plan,
@@ -219,6 +231,11 @@ def _without_forecast(
         predicted_tokens=round(train.n_tokens * plan.n_epochs),
         predicted_peak_bytes=None,
         predicted_peak_reason=reason,
+        next_micro_batch_peak_bytes=None,
+        without_checkpointing_peak_bytes=None,
+        memory=None,
+        options=(),
+        claims=(),
         cost=cost,
     )
 

@@ -22,7 +22,10 @@ Tracker = Literal["none", "tensorboard", "wandb"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Shape of a dense decoder, as its config.json gives it."""
+    """Shape of a dense decoder, as its config.json gives it.
+
+    ``n_mlp_matrices`` is 3 where the MLP of a layer is gated, 2 where it is plain.
+    """
 
     n_layers: int
     hidden_size: int
@@ -33,6 +36,7 @@ class ModelFacts:
     vocab_size: int
     tie_word_embeddings: bool
     model_type: str
+    n_mlp_matrices: int = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,11 +115,14 @@ class PlanSpec:
     prices: dict[str, dict[str, Any]]
     price_usd_per_hour: float | None
     price_as_of: str | None
+    billing_minutes: float | None
     max_usd: float | None
     max_hours: float | None
     system: str | None
     claims: tuple[Claim, ...]
     compare: tuple[HardwareChoice, ...]
+    # The demo is on the CPU whatever the manifest is for: a budget cannot be held there.
+    may_drop_budgets: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +161,9 @@ class TrainPlan:
 
     ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
     figure adds what gradient checkpointing computes again.
+
+    ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch, and
+    ``without_checkpointing_peak_bytes`` that with all activations kept, where they are not.
     """
 
     expert: str
@@ -218,3 +228,5 @@ class TrainPlan:
     memory: MemoryParts | None = None
     options: tuple[HardwareOption, ...] = ()
     claims: tuple[ClaimCheck, ...] = ()
+    next_micro_batch_peak_bytes: int | None = None
+    without_checkpointing_peak_bytes: int | None = None

@@ -1,26 +1,40 @@
-"""Resolve every setting of a training run, each with its reason.
+"""Resolve every setting of a training run, each with its reason, and predict what it takes.
 
 A pure function of the manifest's settings, the packed rows, the model's shape and a *named* card:
 readings that change from minute to minute belong to the preflight of the training job.
 """
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
 from expertflow.core.errors import ConfigError
+from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import plan_cost
-from expertflow.plan.cost_records import Calibration, MemoryTrace
+from expertflow.plan.arithmetic import Speed, check_claims, check_speed
+from expertflow.plan.calibrated import calibration_key, usable
+from expertflow.plan.cost import amount_words, peak_flops_per_s, plan_cost
+from expertflow.plan.cost_records import Calibration, CostPlan, MemoryTrace
 from expertflow.plan.draft import Draft
-from expertflow.plan.flops import CONVENTION, flops_per_token
+from expertflow.plan.explain import explain_rest
+from expertflow.plan.flops import CONVENTION, flops_doubts
 from expertflow.plan.loader import choose_grouping, choose_loader
-from expertflow.plan.memory import KNOWN_ARCHITECTURES
-from expertflow.plan.micro_batch import choose_micro_batch
-from expertflow.plan.records import LoaderPlan, ModelFacts, PlanSpec, Precision, TrainPlan
-from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
-from expertflow.plan.switches import Attention, check_parallel, choose_attention, choose_compile
+from expertflow.plan.memory import peak_reason
+from expertflow.plan.micro_batch import USABLE_FRACTION, choose_micro_batch
+from expertflow.plan.options import compare_options
+from expertflow.plan.records import ModelFacts, PlanSpec, Reason, TrainPlan
+from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_reason, warmup_steps
+from expertflow.plan.source_systems import with_source_values
+from expertflow.plan.switches import (
+    check_parallel,
+    choose_attention,
+    choose_compile,
+    choose_precision,
+)
+from expertflow.plan.work import flops_of, work_of
 from expertflow.tokens.records import PackingRecord
 
+T = TypeVar("T")
 WANTED_GLOBAL_BATCH = 16
 # Settings that the plan takes over from the manifest as they are.
 CARRIED = (
@@ -30,7 +44,11 @@ CARRIED = (
     *("logging_steps", "report_to", "world_size", "parallel", "deterministic", "n_threads"),
     *("track_per_step_metrics", "seed", "collection_interval_seconds"),
 )
-PEAK_REASON = "prior from per-layer figures; no calibration run yet"
+NOTHING = CostPlan(
+    price_usd_per_hour=None, price_as_of=None, predicted_hours=None, predicted_hours_low=None,
+    predicted_hours_high=None, predicted_usd=None, predicted_usd_low=None, predicted_usd_high=None,
+    reason="",
+)  # fmt: skip
 
 
 def plan_training(
@@ -51,18 +69,37 @@ def plan_training(
         HardwareError: a micro-batch of one row does not fit the card.
     """
     draft = Draft(expert, spec, packing, facts, n_params, gpu, trace, calibration)
-    precision = _precision(draft)
-    micro, checkpoint = choose_micro_batch(draft, precision)
+    plan = _with_forecast(draft, _settings(draft))
+    rest = explain_rest(
+        spec,
+        packing,
+        cost=plan.cost,
+        n_steps=plan.n_steps,
+        save_steps=plan.save_steps,
+        eval_steps=plan.eval_steps,
+    )
+    reasons = [*draft.reasons, *rest]
+    return replace(plan, reasons=with_source_values(reasons, spec.system, n_steps=plan.n_steps))
+
+
+def _settings(draft: Draft) -> TrainPlan:
+    """Resolve the settings; what they should cost is left open."""
+    spec, packing, gpu = draft.spec, draft.packing, draft.gpu
+    precision = _take(draft, choose_precision(spec, gpu))
+    micro, checkpoint = _shared(draft, precision, *choose_micro_batch(draft, precision))
     accumulation = _accumulation(draft, micro)
     global_batch = micro * accumulation * spec.world_size
     per_epoch = steps_per_epoch(packing.train.n_sequences, global_batch)
     steps = _steps(draft, per_epoch)
     warmup = _warmup(draft, steps)
-    tokens = round(packing.train.n_tokens * steps / per_epoch)
-    attention = _attention(draft)
-    draft.reasons.append(check_parallel(spec))
+    attention = _take(draft, choose_attention(spec, gpu))
+    compiled = choose_compile(spec, gpu, attention=attention, packing=packing.packing)
+    loader, loader_reasons = choose_loader(spec, packing.packing)
+    draft.reasons += [check_parallel(spec), *loader_reasons]
+    flops = flops_of(draft, checkpoint=checkpoint)
+    draft.reasons += flops_doubts(draft.facts, spec.lora)
     return TrainPlan(
-        expert=expert,
+        expert=draft.expert,
         hardware="cpu" if gpu is None else gpu.name,
         gpu=gpu,
         micro_batch_size=micro,
@@ -79,39 +116,117 @@ def plan_training(
         precision=precision,
         use_tf32=spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None,
         attention=attention,
-        torch_compile=_compile(draft, attention),
+        torch_compile=_take(draft, compiled),
         checkpoint_activations=checkpoint,
         save_steps=spec.save_steps or steps,
         eval_steps=spec.eval_steps or per_epoch,
-        loader=_loader(draft),
-        group_by_length=_grouping(draft),
-        n_params_total=n_params + (draft.n_trainable if spec.lora else 0),
+        loader=loader,
+        group_by_length=_take(draft, choose_grouping(spec, packing.packing)),
+        n_params_total=draft.n_params + (draft.n_trainable if spec.lora else 0),
         n_params_trainable=draft.n_trainable,
-        predicted_tokens=tokens,
+        predicted_tokens=round(packing.train.n_tokens * steps / per_epoch),
         predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
-        predicted_peak_reason=_peak_reason(facts),
+        predicted_peak_reason=peak_reason(draft.facts, draft.trace, gpu),
+        next_micro_batch_peak_bytes=draft.peak_bytes(2 * micro, precision, checkpoint),
+        without_checkpointing_peak_bytes=draft.peak_bytes(micro, precision, False)
+        if checkpoint
+        else None,
         memory=draft.memory_parts(micro, precision, checkpoint),
-        **_work(draft, tokens, checkpoint),
-        reasons=tuple(draft.reasons),
+        flops_per_token_model=flops.model,
+        flops_per_token_hardware=flops.hardware,
+        flops_convention=CONVENTION,
+        cost=NOTHING,
+        reasons=(),
         **{name: getattr(spec, name) for name in CARRIED},
     )
 
 
-def _precision(draft: Draft) -> Precision:
-    spec, gpu = draft.spec, draft.gpu
-    value: Precision
-    if gpu is None:
-        value, reason = "fp32", "the CPU trains in full precision"
-    elif spec.bf16 and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
-        value, reason = "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
-    elif spec.bf16:
-        value, reason = "bf16", "bf16 of the manifest"
-    elif spec.fp16:
-        value, reason = "fp16", "fp16 of the manifest, with a loss scaler"
-    else:
-        value, reason = "fp32", "neither bf16 nor fp16 is set"
-    draft.because("precision", value, reason)
-    return value
+def _with_forecast(draft: Draft, plan: TrainPlan) -> TrainPlan:
+    """Predict hours and dollars, compare hardware, and check what others claim."""
+    spec = draft.spec
+    measured, ignored = usable(draft.calibration, calibration_key(plan, draft.facts.model_type))
+    work = work_of(draft, plan, plan.precision, checkpoint=plan.checkpoint_activations)
+    cost = plan_cost(spec=spec, gpu=draft.gpu, work=work, calibration=measured, ignored=ignored)
+    plan = replace(plan, cost=cost)
+    speed = speed_of(plan)
+    check_speed(cost, speed)
+    draft.reasons += _budget_reasons(cost, spec)
+    cards = {
+        choice.name: facts
+        for choice in spec.compare
+        if (facts := gpu_by_name(choice.name, list(spec.gpu_table))) is not None
+    }
+    return replace(
+        plan,
+        options=compare_options(draft, plan, cards),
+        claims=check_claims(spec.claims, speed),
+    )
+
+
+def speed_of(plan: TrainPlan) -> Speed:
+    """Give what claims about one card like this one are held against."""
+    hours, tokens_per_s = plan.cost.step_hours, None
+    if hours is not None:
+        tokens_per_s = plan.predicted_tokens / (hours * 3600) / plan.world_size
+    return Speed(
+        hardware=plan.hardware,
+        flops_per_token=plan.flops_per_token_model,
+        peak_flops_per_s=peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32),
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _budget_reasons(cost: CostPlan, spec: PlanSpec) -> list[Reason]:
+    """Say how budgets were held against the prediction, and warn where its high end is above."""
+    reasons = []
+    for key, budget, middle, high in (
+        ("max_hours", spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
+        ("max_usd", spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),
+    ):
+        if budget is None:
+            continue
+        if middle is None or high is None:
+            words = "left out: the demo is on the CPU, where nothing can be held against it"
+            reasons.append(Reason(setting=key, value=f"{budget:g}", because=words))
+            continue
+        most = amount_words(key, high)
+        words = f"the prediction is {amount_words(key, middle)}, at most {most}"
+        if high > budget:
+            words += ": within the budget in the middle, above it at the high end"
+        reasons.append(Reason(setting=key, value=f"{budget:g}", because=words))
+    return reasons
+
+
+def _shared(draft: Draft, precision: str, micro: int, checkpoint: bool) -> tuple[int, bool]:
+    """Lower an automatic micro-batch so that all processes together take the wanted batch.
+
+    To a power of two, so that it can be halved when memory runs out.
+    """
+    spec = draft.spec
+    free = spec.batch_size is None and spec.gradient_accumulation_steps is None
+    most = max(1, WANTED_GLOBAL_BATCH // spec.world_size)
+    if not free or micro <= most:
+        return micro, checkpoint
+    lower = 1 << (most.bit_length() - 1)
+    _again(
+        draft, "micro_batch_size", lower,
+        f"{spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
+        f" {micro} would fit each",
+    )  # fmt: skip
+    total = draft.gpu.memory_total_bytes if draft.gpu else None
+    plain = draft.peak_bytes(lower, precision, False)
+    if checkpoint and spec.gradient_checkpointing is None and total and plain is not None:
+        if plain <= USABLE_FRACTION * total:
+            checkpoint = False
+            because = "not needed: activations of so few rows are predicted to fit"
+            _again(draft, "checkpoint_activations", checkpoint, because)
+    return lower, checkpoint
+
+
+def _again(draft: Draft, setting: str, value: object, reason: str) -> None:
+    """Note another value of a setting, and its reason, in the old one's place."""
+    new = Reason(setting=setting, value=str(value), because=reason)
+    draft.reasons[:] = [new if old.setting == setting else old for old in draft.reasons]
 
 
 def _accumulation(draft: Draft, micro: int) -> int:
@@ -121,8 +236,12 @@ def _accumulation(draft: Draft, micro: int) -> int:
     elif spec.batch_size is not None:
         value, reason = 1, "the manifest sets the micro-batch and no accumulation"
     else:
-        value = -(-WANTED_GLOBAL_BATCH // (micro * spec.world_size))
-        reason = f"for a global batch of about {WANTED_GLOBAL_BATCH} rows"
+        value = max(1, round(WANTED_GLOBAL_BATCH / (micro * spec.world_size)))
+        shared = f" x {spec.world_size}" if spec.world_size > 1 else ""
+        reason = (
+            f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
+            f" {micro * value * spec.world_size}"
+        )
     draft.because("n_accumulation_steps", value, reason)
     return value
 
@@ -144,67 +263,22 @@ def _steps(draft: Draft, per_epoch: int) -> int:
 
 def _warmup(draft: Draft, steps: int) -> int:
     spec = draft.spec
+    bounds = {"minimum": spec.warmup_steps_min, "maximum": spec.warmup_steps_max}
     warmup = warmup_steps(
-        steps,
-        ratio=spec.warmup_ratio,
-        minimum=spec.warmup_steps_min,
-        maximum=spec.warmup_steps_max,
-        override_minimum=spec.override_min_warmup,
+        steps, ratio=spec.warmup_ratio, override_minimum=spec.override_min_warmup, **bounds
     )
     if warmup >= steps:
         raise ConfigError(
             f"warm-up of {warmup} steps is not below the {steps} steps of the run; lower"
             " training.warmup_steps_min"
         )
-    draft.because("n_warmup_steps", warmup, f"{spec.warmup_ratio:.0%} of {steps} steps, bounded")
+    reason = warmup_reason(steps, warmup, ratio=spec.warmup_ratio, **bounds)
+    draft.because("n_warmup_steps", warmup, reason)
     return warmup
 
 
-def _work(draft: Draft, tokens: int, checkpoint: bool) -> dict[str, Any]:
-    """Give the FLOPs of a token, and what those of the whole run cost."""
-    train = draft.packing.train
-    flops = flops_per_token(
-        draft.facts,
-        lora=draft.spec.lora,
-        mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
-        supervised_fraction=draft.supervised_fraction,
-        checkpoint_activations=checkpoint,
-    )
-    return {
-        "flops_per_token_model": flops.model,
-        "flops_per_token_hardware": flops.hardware,
-        "flops_convention": CONVENTION,
-        "cost": plan_cost(spec=draft.spec, gpu=draft.gpu, flops=tokens * flops.model),
-    }
-
-
-def _attention(draft: Draft) -> Attention:
-    value, reason = choose_attention(draft.spec, draft.gpu)
+def _take(draft: Draft, chosen: tuple[T, Reason]) -> T:
+    """Keep the reason of a choice, and give its value."""
+    value, reason = chosen
     draft.reasons.append(reason)
     return value
-
-
-def _compile(draft: Draft, attention: Attention) -> bool:
-    value, reason = choose_compile(
-        draft.spec, draft.gpu, attention=attention, packing=draft.packing.packing
-    )
-    draft.reasons.append(reason)
-    return value
-
-
-def _loader(draft: Draft) -> LoaderPlan:
-    loader, reasons = choose_loader(draft.spec, draft.packing.packing)
-    draft.reasons += reasons
-    return loader
-
-
-def _grouping(draft: Draft) -> bool:
-    grouped, reason = choose_grouping(draft.spec, draft.packing.packing)
-    draft.reasons.append(reason)
-    return grouped
-
-
-def _peak_reason(facts: ModelFacts) -> str:
-    if facts.model_type in KNOWN_ARCHITECTURES:
-        return PEAK_REASON
-    return f"no figures for the architecture {facts.model_type}"

@@ -21,6 +21,19 @@ def warmup_steps(
     return max(low, min(wanted, high))
 
 
+def warmup_reason(n_steps: int, warmup: int, *, ratio: float, minimum: int, maximum: int) -> str:
+    """Say how the number of warm-up steps came about."""
+    wanted = round(ratio * n_steps)
+    base = f"{ratio:.3g} x {n_steps} steps = {ratio * n_steps:.3g}"
+    if warmup == wanted:
+        rule = f"; warmup_steps_min {minimum} gives way to the ratio" if warmup < minimum else ""
+        return f"{base}, rounded{rule}"
+    if warmup > wanted:
+        return f"{base}; warmup_steps_min is {minimum}"
+    bound = f"warmup_steps_max is {maximum}" if warmup == maximum else "fewer than the steps"
+    return f"{base}; {bound}"
+
+
 def steps_per_epoch(n_sequences: int, global_batch_sequences: int) -> int:
     """Count optimiser steps of one pass; the last one may be smaller."""
     return -(-n_sequences // global_batch_sequences)

@@ -1,12 +1,28 @@
-"""Choose attention, compilation and what several processes do, each with its reason."""
+"""Choose precision, attention, compilation and what several processes do, each with its reason."""
 
 from typing import Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import PlanSpec, Reason, TrainPlan
+from expertflow.plan.records import PlanSpec, Precision, Reason, TrainPlan
 
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
+
+
+def choose_precision(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Precision, Reason]:
+    """Resolve what products are computed in: what was asked for, where the card has it."""
+    value: Precision
+    if gpu is None:
+        value, reason = "fp32", "the CPU trains in full precision"
+    elif spec.bf16 and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
+        value, reason = "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
+    elif spec.bf16:
+        value, reason = "bf16", "bf16 of the manifest"
+    elif spec.fp16:
+        value, reason = "fp16", "fp16 of the manifest, with a loss scaler"
+    else:
+        value, reason = "fp32", "neither bf16 nor fp16 is set"
+    return value, _because("precision", value, reason)
 
 
 def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, Reason]:
@@ -50,12 +66,16 @@ def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") 
     """Say what the processes share; ``name`` is what the user knows the setting by.
 
     Raises:
-        ConfigError: 4-bit weights cannot be shared out.
+        ConfigError: 4-bit weights and 8-bit moments cannot be shared out.
     """
     if spec.world_size == 1:
         return _because("parallel", "none", "world_size is 1")
     if spec.parallel == "fsdp" and spec.method == "qlora":
         raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
+    if spec.parallel == "fsdp" and spec.optim == "adamw_8bit":
+        raise ConfigError(
+            f"{name} fsdp cannot share out the states of optim adamw_8bit; use adamw_torch_fused"
+        )
     held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
     return _because(
         "parallel", spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"

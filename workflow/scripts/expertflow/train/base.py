@@ -12,6 +12,7 @@ from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer
+from expertflow.plan.flops import mlp_matrices
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
@@ -107,6 +108,7 @@ def read_facts(directory: Path) -> ModelFacts:
             vocab_size=config["vocab_size"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             model_type=config["model_type"],
+            n_mlp_matrices=mlp_matrices(config["model_type"]),
         )
     except KeyError as error:
         raise TrainingError(f"{path}: no key {error}; only dense decoder models work") from error

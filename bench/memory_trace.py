@@ -1,0 +1,168 @@
+"""Trace the memory of training steps without a card: bytes, and how long the trace takes.
+
+    python bench/memory_trace.py [--models 0.6B 1.7B 4B 8B] [--rows 16] [--length 2048] [--measure]
+
+Shapes are those of Qwen3; nothing is downloaded. With ``--measure`` a small model takes a real step
+on the CPU in fp32, and the growth of this process's resident memory stands beside the traced bytes.
+Prints tables; the last line is JSON.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+
+import torch
+from transformers import Qwen3Config
+
+from expertflow.plan.records import LoraSpec, ModelFacts
+from expertflow.train.trace_memory import follow_step, trace, whole_model
+from expertflow.train.trace_model import TracedRun, build, materialise, read_config
+
+GIB, MIB = 1 << 30, 1 << 20
+# Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.
+SHAPES = {
+    "0.6B": (28, 1024, 16, 8, 3072, True),
+    "1.7B": (28, 2048, 16, 8, 6144, True),
+    "4B": (36, 2560, 32, 8, 9728, True),
+    "8B": (36, 4096, 32, 8, 12288, False),
+}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+
+
+def _lora(*, dora: bool, dropout: float) -> LoraSpec:
+    return LoraSpec(
+        r=16, alpha=32, dropout=dropout, targets=TARGETS, use_dora=dora, use_rslora=False
+    )
+
+
+ADAPTERS = {
+    "full": None,
+    "lora": _lora(dora=False, dropout=0.0),
+    "lora, dropout": _lora(dora=False, dropout=0.05),
+    "dora": _lora(dora=True, dropout=0.0),
+    "dora, dropout": _lora(dora=True, dropout=0.05),
+}
+
+
+def config_of(model: str) -> Qwen3Config:
+    """Give a model's shape."""
+    layers, hidden, heads, key_heads, intermediate, tied = SHAPES[model]
+    return Qwen3Config(
+        vocab_size=151936, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=key_heads, head_dim=128, intermediate_size=intermediate,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def save_config(model: str, folder: Path) -> Path:
+    """Write a model's config.json."""
+    config_of(model).save_pretrained(folder)
+    return folder
+
+
+def facts_of(config: Any) -> ModelFacts:
+    """Give a model's shape as the plan has it."""
+    return ModelFacts(
+        n_layers=config.num_hidden_layers, hidden_size=config.hidden_size,
+        n_heads=config.num_attention_heads, n_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim, intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size, tie_word_embeddings=config.tie_word_embeddings,
+        model_type=config.model_type,
+    )  # fmt: skip
+
+
+def run_of(config: Any, kind: str) -> TracedRun:
+    """Describe a run; ``kind`` is a key of ``ADAPTERS``, or ``qlora``."""
+    lora = ADAPTERS["lora, dropout" if kind == "qlora" else kind]
+    method = kind if kind == "qlora" else "full" if lora is None else "lora"
+    return TracedRun(
+        config=config, method=method, lora=lora, attention="packed", dtype=torch.bfloat16,
+        kernel=True, supervised_fraction=0.3,
+    )  # fmt: skip
+
+
+def traced(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
+    """Trace a step with and without checkpointing, and what one layer more keeps of a token."""
+    row: dict[str, Any] = {"kind": kind}
+    run = run_of(config, kind)
+    for name, checkpoint in (("kept", False), ("checkpointed", True)):
+        begun = time.perf_counter()
+        model, gradients, step = whole_model(run, n_rows, length, checkpoint=checkpoint)
+        row[f"{name}_s"] = round(time.perf_counter() - begun, 2)
+        row |= {"model_bytes": model, "gradient_bytes": gradients, f"{name}_step_bytes": step}
+        tops = [trace(run, n, n_rows, length, checkpoint=checkpoint)[2]["top"] for n in (2, 3)]
+        per_layer = (tops[1] - tops[0]) / (n_rows * length * config.hidden_size)
+        row[f"{name}_bytes_per_token_layer_hidden"] = round(per_layer, 2)
+    return row
+
+
+def measured(n_rows: int, length: int) -> dict[str, int]:
+    """Take a real step of a small model and compare resident memory with the traced bytes."""
+    config = Qwen3Config(
+        vocab_size=32_000, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=64, intermediate_size=1536, tie_word_embeddings=True,
+    )  # fmt: skip
+    run = TracedRun(
+        config=config, method="full", lora=None, attention="eager", dtype=torch.float32,
+        kernel=True, supervised_fraction=0.3,
+    )  # fmt: skip
+    warm = build(run, n_layers=1, checkpoint=False)
+    materialise(warm, fake=False)
+    follow_step(warm, run, 1, 64)
+    del warm
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    net = build(run, n_layers=6, checkpoint=False)
+    materialise(net, fake=False)
+    model, gradients, phases = follow_step(net, run, n_rows, length)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return {"traced_bytes": model + gradients + max(phases.values()), "grown_bytes": grown}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--measure", action="store_true")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    results: list[dict[str, Any]] = []
+    print(
+        "Qwen3  kind            model  gradients  step GiB: kept  checkpointed  bytes/token/layer/h"
+    )
+    for model in args.models:
+        with tempfile.TemporaryDirectory() as folder:
+            config = read_config(save_config(model, Path(folder)))
+        for kind in (*ADAPTERS, "qlora"):
+            row = traced(config, kind, args.rows, args.length)
+            results.append({"model": model, **row})
+            kept, again = (
+                row[f"{n}_bytes_per_token_layer_hidden"] for n in ("kept", "checkpointed")
+            )
+            print(
+                f"{model:5}  {kind:14}  {row['model_bytes'] / GIB:5.2f}"
+                f"  {row['gradient_bytes'] / GIB:9.2f}  {row['kept_step_bytes'] / GIB:14.2f}"
+                f"  {row['checkpointed_step_bytes'] / GIB:12.2f}  {kept:9.1f} / {again:.1f}"
+                f"   ({row['kept_s'] + row['checkpointed_s']:.1f} s)",
+                flush=True,
+            )
+    out: dict[str, Any] = {"rows": args.rows, "length_tokens": args.length, "results": results}
+    if args.measure:
+        out["real_step"] = seen = measured(4, 512)
+        print(
+            f"a real step on the CPU: {seen['traced_bytes'] / MIB:.0f} MiB traced,"
+            f" {seen['grown_bytes'] / MIB:.0f} MiB more resident"
+        )
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""What a dry run says of a training: from the plan, from tokens, from bytes, or why not at all."""
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+
+from expertflow.config.house import House
+from expertflow.core.files import sha256_file, sha256_text
+from expertflow.core.records import write_record
+from expertflow.data.records import DataFile, SourceRecord
+from expertflow.plan.cost_records import CostPlan
+
+CONFIG = {
+    "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+    "tie_word_embeddings": True, "model_type": "qwen3",
+}  # fmt: skip
+FACTS = {
+    "n_layers": 28, "hidden_size": 1024, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128,
+    "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
+    "model_type": "qwen3",
+}  # fmt: skip
+COST = {
+    "price_usd_per_hour": 2.5, "price_as_of": "2026-11-01", "predicted_hours": 1.5,
+    "predicted_hours_low": 1.0, "predicted_hours_high": 2.25, "predicted_usd": 3.75,
+    "predicted_usd_low": 2.5, "predicted_usd_high": 5.625, "reason": "a prior",
+}  # fmt: skip
+H100_FLOPS_PER_S = 989.5e12
+
+
+class Place:
+    """A folder with an expert of its own, and what is asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.manifest: dict[str, Any] = {
+            "description": "d",
+            "model": "model",
+            "sources": [{"name": "s", "kind": "local", "path": "x.jsonl", "text": "{t}"}],
+            "training": {
+                "method": "full", "num_train_epochs": 2.0, "gradient_checkpointing": False,
+            },
+            "data": {"eval_fraction": 0.1},
+            "evaluation": {"task": "held_out_loss"},
+        }  # fmt: skip
+        self.config: dict[str, Any] = {"preset": "full", "hardware": "H100 SXM"}
+        for folder in ("config/experts", "config/hardware", "model", "results/e"):
+            (root / folder).mkdir(parents=True)
+        Path("model/config.json").write_text(json.dumps(CONFIG))
+        Path("x.jsonl").write_text("x" * 9_000_000)
+        price = {"usd_per_hour": 2.5, "as_of": "2026-11-01"}
+        Path("config/hardware/prices.yaml").write_text(
+            yaml.safe_dump({"prices": {"H100 SXM": price}})
+        )
+
+    @property
+    def house(self) -> House:
+        Path("config/experts/e.yaml").write_text(yaml.safe_dump(self.manifest))
+        return House(config={"experts": {"e": {}}, **self.config}, basedir=ROOT, main=True)
+
+    def record(self, rule: str, name: str, value: Any, **of: str) -> None:
+        """Write a record as the rule would with the settings and the code of now."""
+        path = Path("results/e", name)
+        write_record(path, value)
+        spec = self.house.spec(rule, SimpleNamespace(expert="e", **of))
+        sidecar = {
+            "spec_sha256": sha256_text(spec),
+            "code": self.house.code(rule),
+            "sha256": sha256_file(path),
+        }
+        write_record(path.with_name(f".{path.name}.fingerprint"), sidecar)
+
+    def plan(self, **cost: Any) -> None:
+        value = {"cost": CostPlan(**{**COST, **cost}), "hardware": "H100 SXM", "world_size": 1}
+        self.record("plan_training", "plan.json", value)
+
+    def packing(self) -> None:
+        self.record("prepare_model", "model.json", {"facts": FACTS})
+        counts = dict.fromkeys(
+            ("n_documents", "n_documents_split", "n_documents_truncated", "n_documents_dropped",
+             "n_tokens_dropped", "n_padding_tokens", "n_sequences_lower_bound"), 0,
+        )  # fmt: skip
+        train = {
+            **counts, "path": "p", "sha256": "", "n_tokens_in": 1_000_000, "n_tokens": 1_000_000,
+            "n_supervised_tokens": 0, "n_target_tokens": 500_000, "n_sequences": 500,
+            "sum_len_sq": 400_000_000,
+        }  # fmt: skip
+        self.record("pack_sequences", "packing.json", {"train": train})
+
+    def parts(self) -> tuple[str, str, str, str]:
+        hours, dollars, hardware, basis = self.house.forecast("e").split("; ", 3)
+        return hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), hardware, basis
+
+    def hours(self) -> tuple[float, float]:
+        low, high = self.parts()[0].split(" to ")
+        return float(low), float(high)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "no-cache"))
+    return Place(tmp_path)
+
+
+def test_a_plan_of_now_is_taken_at_its_word(place: Place) -> None:
+    place.plan()
+    basis = "plan; $2.50/h of 2026-11-01"
+    assert place.parts() == ("1.0 to 2.2", "2.5 to 5.6", "1 x H100 SXM", basis)
+    place.plan(calibrated=True)
+    assert place.parts()[3] == "calibrated plan; $2.50/h of 2026-11-01"
+
+
+def test_a_plan_that_gives_no_hours_says_why(place: Place) -> None:
+    place.plan(predicted_hours_low=None, predicted_hours_high=None, reason="no peak")
+    assert place.parts() == ("unknown", "unknown", "H100 SXM", "plan: no peak")
+
+
+def test_a_plan_of_other_settings_does_not_count(place: Place) -> None:
+    place.plan()
+    place.manifest["training"]["learning_rate"] = 5e-6
+    assert place.parts()[3].startswith("estimate from bytes; ")
+    assert place.parts()[3].endswith("; plan.json is of other settings or code")
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", ".plan.json.fingerprint"])
+def test_a_damaged_plan_does_not_count(place: Place, damaged: str) -> None:
+    place.plan()
+    Path("results/e", damaged).write_text("{")
+    assert place.parts()[3].startswith("estimate from bytes; ")
+
+
+def test_packed_tokens_give_flops_over_peak(place: Place) -> None:
+    place.packing()
+    hidden, q, kv = 1024, 16 * 128, 8 * 128
+    layers = 28 * (2 * hidden * q + 2 * hidden * kv + 3 * hidden * 3072)
+    head, attention = hidden * 151936 * 0.5, 28 * q * 200
+    flops = 2 * 1_000_000 * (6 * (layers + head) + 12 * attention)
+    low, high = (flops / (H100_FLOPS_PER_S * mfu) / 3600 for mfu in (0.45, 0.20))
+    assert place.hours() == pytest.approx((low, high), rel=0.05)
+    assert place.parts()[3] == "estimate from packed tokens; $2.50/h of 2026-11-01"
+
+
+def test_layers_computed_again_take_their_time(place: Place) -> None:
+    place.packing()
+    low, high = place.hours()
+    place.manifest["training"]["gradient_checkpointing"] = "auto"
+    assert place.hours()[0] == low
+    assert place.hours()[1] > 1.2 * high
+
+
+@pytest.mark.parametrize(
+    ("training", "n_tokens"),
+    [
+        # A step holds more rows than an epoch.
+        ({"max_steps": 3, "batch_size": 1_000, "gradient_accumulation_steps": 1}, 3_000_000),
+        # Rows of 2,000 tokens, two a step.
+        ({"max_steps": 100, "batch_size": 2, "gradient_accumulation_steps": 1}, 400_000),
+        ({"target_tokens": 500_000, "min_epochs": None}, 500_000),
+        ({"target_tokens": 500_000, "min_epochs": 3.0}, 3_000_000),
+    ],
+)
+def test_what_bounds_the_steps_counts(
+    place: Place, training: dict[str, Any], n_tokens: int
+) -> None:
+    place.packing()
+    two_epochs = place.hours()[0]
+    place.manifest["training"] |= training
+    assert place.hours()[0] == pytest.approx(two_epochs * n_tokens / 2_000_000, rel=0.1)
+
+
+def test_bytes_give_a_band_that_holds_the_packed_tokens(place: Place) -> None:
+    # Four bytes a token, all but a tenth of them for training.
+    Path("x.jsonl").write_text("x" * (4 * 1_000_000 * 10 // 9))
+    wide = place.hours()
+    place.packing()
+    narrow = place.hours()
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place: Place) -> None:
+    once = place.hours()
+    Path("x.jsonl").write_text("x" * 18_000_000)
+    assert place.hours() == pytest.approx((2 * once[0], 2 * once[1]), rel=0.1)
+    Path("x.jsonl.gz").write_bytes(gzip.compress(b"x\n", mtime=0) + b"\0" * 9_000_000)
+    place.manifest["sources"][0]["path"] = "x.jsonl.gz"
+    assert place.hours()[0] > 4 * once[0]
+
+
+def test_a_step_takes_an_epoch_at_most(place: Place) -> None:
+    place.manifest["training"] |= {
+        "max_steps": 2, "batch_size": 1_000_000, "max_seq_length": 512, "packing": "bfd",
+    }  # fmt: skip
+    steps = place.hours()
+    del place.manifest["training"]["max_steps"], place.manifest["training"]["batch_size"]
+    assert steps == place.hours()  # of two epochs
+
+
+def test_an_older_record_of_a_source_has_no_say(place: Place) -> None:
+    now = place.parts()
+    record = Path("results/e/sources/fetched/s.json")
+    record.parent.mkdir(parents=True)
+    record.write_text('{"of": "another version"}')
+    assert place.parts() == now
+    hub = {"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}
+    place.manifest["sources"] = [hub]
+    assert place.parts()[3] == "source s is not fetched yet"
+
+
+def test_a_record_of_a_hub_source_counts_if_it_is_of_now(place: Place) -> None:
+    place.manifest["sources"] = [{"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}]
+    file = DataFile(
+        path="x", format="jsonl", compression=None, n_bytes=9_000_000, n_records=None, sha256=""
+    )
+    record = SourceRecord(
+        name="s", preset="full", kind="hub", revision=None, card_licence=None, n_shards=1,
+        files=(file,), artefacts={},
+    )  # fmt: skip
+    Path("results/e/sources/fetched").mkdir(parents=True)
+    place.record("fetch_source", "sources/fetched/s.json", record, source="s")
+    assert place.parts()[3].startswith("estimate from bytes; ")
+
+
+@pytest.mark.parametrize("plan", [{"cost": {"old": 1}}, {"costs": 1}])
+def test_a_record_that_cannot_be_read_ends_no_run(place: Place, plan: dict[str, Any]) -> None:
+    place.record("plan_training", "plan.json", plan)
+    hours, dollars, hardware, basis = place.parts()
+    assert (hours, dollars, hardware) == ("unknown", "unknown", "H100 SXM")
+    assert basis.startswith("results/e/plan.json")
+
+
+def test_limits_on_documents_are_told(place: Place) -> None:
+    place.manifest["data"]["max_documents"] = 10
+    assert place.parts()[3].startswith("estimate from bytes before limits on documents; ")
+
+
+def test_hours_stand_without_a_price(place: Place) -> None:
+    place.config["hardware"] = "L40S"
+    hours, dollars, hardware, basis = place.parts()
+    assert hours != "unknown"
+    assert (dollars, hardware) == ("unknown", "1 x L40S")
+    assert basis == "estimate from bytes; no price for L40S in config/hardware/prices.yaml"
+
+
+@pytest.mark.parametrize(
+    ("config", "manifest", "reason"),
+    [
+        ({"hardware": "cpu"}, {}, "the speed of a CPU is not known before a calibrated plan"),
+        ({"preset": "demo"}, {}, "the speed of a CPU is not known before a calibrated plan"),
+        ({}, {"model": "a/b"}, "model a/b is neither a folder here nor downloaded"),
+        (
+            {},
+            {"sources": [{"name": "s", "kind": "hub", "id": "a/b", "text": "{t}"}]},
+            "source s is not fetched yet",
+        ),
+        (
+            {},
+            {"training": {"max_steps": 5, "batch_size": "auto"}},
+            "max_steps is set and batch_size is auto: the plan decides on tokens",
+        ),
+    ],
+)
+def test_what_is_not_known_has_its_reason(
+    place: Place, config: dict[str, Any], manifest: dict[str, Any], reason: str
+) -> None:
+    place.config |= config
+    place.manifest |= manifest
+    hours, dollars, _, basis = place.parts()
+    assert (hours, dollars, basis) == ("unknown", "unknown", reason)
+
+
+def test_a_machine_without_a_gpu_has_no_auto(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from expertflow.core.errors import HardwareError
+    from expertflow.hardware import probe
+
+    def refuse(hardware: str, table: list[dict[str, Any]]) -> None:
+        raise HardwareError("no driver; use cpu")
+
+    monkeypatch.setattr(probe, "resolve_gpu", refuse)
+    place.config["hardware"] = "auto"
+    assert place.parts()[2:] == ("auto", "no driver")
+
+
+def test_a_card_whose_speed_no_source_gives_is_unknown(place: Place) -> None:
+    table = "gpus:\n- {name: Own, driver_names: [], bf16_tflops: null, fp16_tflops: null, "
+    table += "tf32_tflops: null, memory_gb: 8, bandwidth_gb_per_s: null, power_w: null, source: s}"
+    Path("config/hardware/gpus.yaml").write_text(table)
+    Path("config/hardware/prices.yaml").write_text("prices: {}\n")
+    place.config["hardware"] = "Own"
+    place.config["compare"] = []
+    assert place.parts()[3] == "no bf16 peak is known for Own"

@@ -1,0 +1,105 @@
+"""Cards, prices and what to compare with: the user's own files, checked where they are read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+from test_load import SCHEMAS, base, load
+
+from expertflow.config.hardware_tables import HardwareTables
+from expertflow.config.load import load_config
+from expertflow.core.errors import ConfigError
+from expertflow.plan.records import PlanSpec
+
+PRICE = {"usd_per_hour": 2.5, "as_of": "2026-11-01"}
+COMPARE = [{"name": "L40S", "n_gpus": 2}]
+
+
+def tables(folder: Path, prices: Any = None, **config: Any) -> HardwareTables:
+    (folder / "hardware").mkdir(exist_ok=True)
+    if prices is not None:
+        (folder / "hardware" / "prices.yaml").write_text(yaml.safe_dump({"prices": prices}))
+    settings = load_config({"experts": {"e": {}}, "preset": "full", **config}, SCHEMAS)
+    return HardwareTables(settings, [folder, ROOT / "config"], ROOT / "workflow")
+
+
+def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:
+    return tables(folder, prices, **config).plan_spec(load(folder, base()))
+
+
+def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Path) -> None:
+    prices = {"H100 SXM": {**PRICE, "provider": "x", "billing_minutes": 1}, "B200": PRICE}
+    made = spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE)
+    assert [row["name"] for row in made.gpu_table] == ["L40S", "H100 SXM"]
+    assert made.prices == {"H100 SXM": {**PRICE, "billing_minutes": 1}}
+    assert [(choice.name, choice.n_gpus) for choice in made.compare] == [("L40S", 2)]
+
+
+def test_nothing_is_compared_with_a_cpu(tmp_path: Path) -> None:
+    made = spec(tmp_path, hardware="cpu", compare=COMPARE)
+    assert (made.compare, made.gpu_table) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"usd_per_hour": 2.5}, "lacks 'as_of'"),
+        ({**PRICE, "usd_per_hour": -1}, "at least 0"),
+        ({**PRICE, "billing_minute": 1}, "did you mean 'billing_minutes'"),
+    ],
+)
+def test_a_price_without_its_day_or_with_a_slip_is_refused(
+    tmp_path: Path, row: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        spec(tmp_path, {"H100 SXM": row}, hardware="H100 SXM")
+
+
+def test_a_card_to_compare_with_has_to_be_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compare names 'H900': no such row"):
+        spec(tmp_path, hardware="H100 SXM", compare=[{"name": "H900", "n_gpus": 1}])
+
+
+def test_what_is_shipped_compares_cards_that_are_known(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    made = spec(tmp_path, hardware="H100 SXM", compare=shipped["compare"])
+    assert len(made.compare) == 6
+    assert made.prices == {}
+
+
+def test_prices_and_budgets_do_not_ask_for_another_calibration(tmp_path: Path) -> None:
+    priced = {"price_usd_per_hour": 3.0, "compare": COMPARE, "training": {"max_usd": 5}}
+    one = tables(tmp_path, hardware="H100 SXM").calibration_spec(load(tmp_path, base()))
+    expert = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
+    other = tables(tmp_path, hardware="H100 SXM", **priced).calibration_spec(expert)
+    assert one == other
+    slower = load(tmp_path, base(), training={"batch_size": 3})
+    assert tables(tmp_path, hardware="H100 SXM").calibration_spec(slower) != one
+
+
+def test_a_price_of_an_unknown_card_is_refused_with_the_near_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prices names 'H100 SMX': .*did you mean 'H100 SXM'"):
+        spec(tmp_path, {"H100 SMX": PRICE}, hardware="H100 SXM")
+
+
+def test_a_price_is_found_by_a_drivers_name(tmp_path: Path) -> None:
+    made = spec(tmp_path, {"NVIDIA H100 80GB HBM3": PRICE}, hardware="H100 SXM")
+    assert made.prices == {"H100 SXM": PRICE}
+
+
+def test_only_the_demo_may_drop_budgets(tmp_path: Path) -> None:
+    assert spec(tmp_path, preset="demo").may_drop_budgets
+    assert not spec(tmp_path, hardware="H100 SXM").may_drop_budgets
+
+
+def test_a_sweep_of_learning_rates_pays_for_one_calibration(tmp_path: Path) -> None:
+    of = tables(tmp_path, hardware="H100 SXM").calibration_spec
+    swept = {"learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "seed": 7,
+             "save_steps": 9, "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2,
+             "load_best_model_at_end": True, "report_to": "tensorboard"}  # fmt: skip
+    usual = of(load(tmp_path, base()))
+    assert of(load(tmp_path, base(), training=swept)) == usual
+    for slower in ({"batch_size": 3}, {"optim": "adamw_8bit"}, {"max_grad_norm": 0.5}):
+        assert of(load(tmp_path, base(), training=slower)) != usual

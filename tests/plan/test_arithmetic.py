@@ -1,0 +1,166 @@
+"""Claims against their own numbers, and our own figures against each other."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+from test_resolve import card, plan
+
+from expertflow.core.errors import ConfigError
+from expertflow.core.records import from_json
+from expertflow.plan.arithmetic import Speed, check_claims, check_cost, check_speed
+from expertflow.plan.claim_figures import parse_duration
+from expertflow.plan.cost_records import Claim, ClaimCheck
+
+SPEED = Speed(
+    hardware="H100 SXM", flops_per_token=3e9, peak_flops_per_s=989.5e12, tokens_per_s=100_000.0
+)
+
+
+def checks(speed: Speed | None = None, **claim: Any) -> list[ClaimCheck]:
+    return list(check_claims((Claim(text="t", **claim),), speed))
+
+
+def only(**claim: Any) -> ClaimCheck:
+    [check] = checks(**claim)
+    return check
+
+
+def manifest_checks(name: str) -> list[ClaimCheck]:
+    manifest = yaml.safe_load((ROOT / "config" / "experts" / f"{name}.yaml").read_text())
+    claims = from_json(tuple[Claim, ...], manifest["claims"], where=name)
+    return list(check_claims(claims))
+
+
+def test_a_progress_bar_shows_minutes() -> None:
+    assert parse_duration("46:47") == pytest.approx(2807 / 3600)
+    assert parse_duration("1:46:47") == pytest.approx(6407 / 3600)
+    check = only(duration="46:47", hours=47)
+    assert not check.holds
+    assert check.finding.endswith("47 minutes, not 47 hours")
+    assert only(duration="46:47:00", hours=47).holds
+
+
+@pytest.mark.parametrize("text", ["46", "46:99", "99:46", "1:75:00", "1 day", "4:4", "1:2:3:4"])
+def test_a_duration_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="neither minutes:seconds nor"):
+        parse_duration(text)
+
+
+def test_hours_and_dollars_follow_from_steps_and_their_rate() -> None:
+    rate, *_ = checks(n_steps=3558, steps_per_s=1.25, hours=47.0, usd_per_hour=2.49, usd=117.0)
+    assert not rate.holds
+    assert rate.finding == (
+        "3,558 steps at 1.25 a second are 47 minutes, about $1.97 at $2.49 an hour,"
+        " not 47 hours and $117"
+    )
+    assert checks(n_steps=3600, steps_per_s=1.0, hours=1.05)[0].holds
+
+
+def test_dollars_without_hours_are_held_against_the_rate() -> None:
+    claim = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49, "tokens_per_step": 8192.0}
+    wrong, _ = checks(**claim, usd=117.0)
+    assert not wrong.holds and wrong.finding.endswith("at $2.49 an hour, not $117")
+    assert checks(**claim, usd=1.97)[0].holds
+
+
+def test_a_duration_stands_for_hours() -> None:
+    rate = {"n_steps": 3600, "steps_per_s": 1.0}
+    assert checks(**rate, duration="1:00:30")[0].holds
+    wrong = checks(**rate, duration="46:47")[0]
+    assert not wrong.holds and wrong.finding.endswith("are 60 minutes, not 46:47")
+    assert not only(duration="46:47", usd_per_hour=2.49, usd=117.0).holds
+    assert not only(duration="2:00:00", parts_hours=(1.0, 2.0)).holds
+
+
+@pytest.mark.parametrize(
+    ("key", "figure"),
+    [("steps_per_s", 0.0), ("hours", 0.0), ("n_saves", 0), ("usd", -1.0), ("n_steps", -5),
+     ("hours", math.nan), ("parts_hours", (1.0, -1.0)), ("duration", "0:00")],
+)  # fmt: skip
+def test_figures_that_no_run_has_are_refused_by_name(key: str, figure: Any) -> None:
+    claim = {"hours": 2.0, "n_steps": 5, "steps_per_s": 1.0, "n_saves": 1, "minutes_per_save": 1.0}
+    with pytest.raises(ConfigError, match=f"the claim's {key} is .*; give a number"):
+        checks(**{**claim, key: figure})
+
+
+def test_a_rate_needs_tokens_per_step() -> None:
+    bare = only(steps_per_s=1.25)
+    assert not bare.holds and "mean nothing without tokens per step" in bare.finding
+    full = only(steps_per_s=1.25, tokens_per_step=8192.0)
+    assert full.holds and full.finding.endswith("10,240 tokens a second")
+
+
+def test_steps_follow_from_documents() -> None:
+    wrong = only(n_steps=28_000, n_documents=600_000, n_epochs=3.0, batch_size=16)
+    assert not wrong.holds
+    assert wrong.finding == "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000"
+    assert only(n_steps=3558, n_documents=9488, n_epochs=3.0, batch_size=8).holds
+
+
+def test_dollars_are_hours_times_the_rate() -> None:
+    assert only(hours=47.0, usd_per_hour=2.49, usd=117.0).holds
+    assert not only(hours=47.0, usd_per_hour=2.49, usd=140.0).holds
+
+
+def test_a_total_is_the_sum_of_its_parts() -> None:
+    assert only(hours=6.0, parts_hours=(1.0, 2.0, 3.0)).holds
+    assert only(hours=14.0, parts_hours=(21.0,)).finding.endswith("21 hours, not 14")
+
+
+def test_fewer_saves_gain_what_they_took() -> None:
+    saves = {"hours": 38.0, "n_saves": 28, "n_saves_after": 14, "minutes_per_save": 2.0}
+    check = only(**saves, gain_percent=5.0)
+    assert not check.holds
+    assert "2.5% of 38 hours" in check.finding
+    assert check.finding.endswith("with 14 of them 1.2 % is gained, not 5 % or more")
+    assert only(**saves, gain_percent=1.2).holds
+
+
+def test_the_minimum_of_a_warm_up_wins_over_its_ratio() -> None:
+    check = only(n_steps=66, n_warmup_steps=7, warmup_ratio=0.1, warmup_steps_min=10)
+    assert (check.holds, check.finding) == (False, "max(10, int(0.1 x 66)) gives 10 steps, not 7")
+
+
+def test_no_card_computes_more_than_its_peak() -> None:
+    claim = {"hardware": "H100 SXM", "steps_per_s": 50.0, "tokens_per_step": 8192.0}
+    assert checks(SPEED, **claim)[-1].finding.endswith("H100 SXM's peak: impossible")
+    assert not checks(SPEED, **claim)[-1].holds
+    slow = checks(SPEED, **{**claim, "steps_per_s": 1.0})[-1]
+    assert not slow.holds and "0.082 times this plan's prediction: look again" in slow.finding
+    assert all(check.holds for check in checks(SPEED, **{**claim, "steps_per_s": 10.0}))
+    assert len(checks(SPEED, **{**claim, "hardware": "L4"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"), [("phase1c-cot", 3, 2), ("phase1a", 4, 0), ("repository", 1, 0)]
+)
+def test_what_the_manifests_quote_does_not_hold(name: str, wrong: int, right: int) -> None:
+    found = manifest_checks(name)
+    assert sum(not check.holds for check in found) == wrong
+    assert sum(check.holds for check in found) == right
+
+
+def test_our_own_figures_are_held_to_the_same() -> None:
+    cost = plan(card("H100 SXM"), price_usd_per_hour=2.0).cost
+    check_cost(cost)
+    assert cost.predicted_hours is not None
+    for change in (
+        {"step_hours": cost.predicted_hours * 1.01},
+        {"predicted_usd": (cost.predicted_usd or 0) * 1.01},
+        {"predicted_hours_low": cost.predicted_hours * 2},
+        {"price_usd_per_hour": None},
+    ):
+        with pytest.raises(AssertionError):
+            check_cost(replace(cost, **change))
+
+
+def test_tokens_a_second_are_held_against_the_mfu() -> None:
+    cost = plan(card("H100 SXM")).cost
+    speed = replace(SPEED, tokens_per_s=0.3 * 989.5e12 / 3e9)
+    check_speed(cost, speed)
+    with pytest.raises(AssertionError, match="are an MFU of"):
+        check_speed(cost, SPEED)

@@ -1,0 +1,195 @@
+"""Hours and dollars: what a prior says, and what a calibration makes of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_resolve import PACKING, QWEN_06B, card, plan
+
+from expertflow.core.errors import ConfigError
+from expertflow.plan.calibrated import calibration_key
+from expertflow.plan.cost import Work, billed_hours
+from expertflow.plan.cost_records import Calibration
+from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.resolve import plan_training
+
+MEASURED = Calibration(
+    expert="e", hardware="cpu", key="", n_warmup_steps=10, n_timed_steps=30, n_timings=30,
+    step_s=0.5, step_s_low=0.4, step_s_high=0.6, step_s_mean=0.5, save_s=2.0, eval_s=3.0,
+    startup_s=12.0, tokens_per_step=8e3,
+    peak_memory_bytes=None,
+)  # fmt: skip
+
+
+def calibrated(name: str | None, *, mean_s: float = 0.5, **changes: Any) -> TrainPlan:
+    from support import LORA, plan_spec
+
+    gpu = card(name) if name else None
+    prior = plan(gpu, **{k: v for k, v in changes.items() if not k.startswith("max_")})
+    spec: PlanSpec = plan_spec(
+        **{"method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,
+           **changes}
+    )  # fmt: skip
+    measured = replace(MEASURED, step_s_mean=mean_s, key=calibration_key(prior, "qwen3"))
+    return plan_training(
+        expert="e", spec=spec, packing=PACKING, facts=QWEN_06B, n_params=596_049_920, gpu=gpu,
+        calibration=measured,
+    )  # fmt: skip
+
+
+def test_fp16_is_priced_at_the_fp16_peak() -> None:
+    small = plan(card("RTX 2060"), replace(PACKING, sequence_length_tokens=512))
+    assert small.precision == "fp16"
+    assert small.cost.predicted_hours is not None
+    flops = small.predicted_tokens * small.flops_per_token_hardware
+    assert small.cost.predicted_hours == pytest.approx(flops / (25.8e12 * 0.3) / 3600)
+    assert "dense fp16 peak" in small.cost.reason
+
+
+def test_what_is_computed_again_takes_its_time_and_is_no_mfu() -> None:
+    plain, again = (plan(card("H100 SXM"), gradient_checkpointing=on).cost for on in (False, True))
+    assert plain.mfu_fraction == pytest.approx(0.3)
+    assert again.predicted_hours is not None and plain.predicted_hours is not None
+    ratio = again.predicted_hours / plain.predicted_hours
+    assert 1.2 < ratio < 1.5
+    assert again.mfu_fraction == pytest.approx(0.3 / ratio)
+    assert "checkpointing computes" in again.reason and "checkpointing" not in plain.reason
+
+
+def test_the_prior_leaves_out_what_nobody_measured() -> None:
+    cost = plan(card("H100 SXM")).cost
+    assert cost.step_hours == cost.predicted_hours
+    assert (cost.save_hours, cost.eval_hours, cost.startup_hours) == (None, None, None)
+    assert "not included" in cost.reason
+
+
+def test_a_calibration_gives_a_cpu_hours_and_dollars() -> None:
+    made = calibrated(None, price_usd_per_hour=0.5, save_steps=100, eval_steps=200)
+    cost, steps = made.cost, made.n_steps
+    n_saves, n_evals = -(-steps // 100), 1 + -(-steps // 200)
+    expected = (steps * 0.5 + n_saves * 2 + n_evals * 3 + 12) / 3600
+    assert cost.calibrated and cost.predicted_hours == pytest.approx(expected)
+    assert cost.predicted_usd == pytest.approx(expected * 0.5)
+    rest = expected - steps * 0.5 / 3600
+    assert cost.predicted_hours_low == pytest.approx((steps * 0.4 / 3600 + rest) * 0.95)
+    assert cost.predicted_hours_high == pytest.approx((steps * 0.6 / 3600 + rest) * 1.05)
+    assert cost.mfu_fraction is None
+
+
+def test_steps_that_took_much_longer_widen_the_band() -> None:
+    calm, rough = calibrated(None).cost, calibrated(None, mean_s=0.9).cost
+    assert rough.predicted_hours == calm.predicted_hours
+    assert rough.predicted_hours_high is not None and calm.predicted_hours_high is not None
+    assert rough.predicted_hours_high > 1.2 * calm.predicted_hours_high
+    assert "some took much longer, for a mean of 0.9 s" in rough.reason
+    assert "longer" not in calm.reason
+
+
+def test_a_calibration_on_a_card_gives_its_mfu() -> None:
+    made = calibrated("H100 SXM")
+    assert made.cost.step_hours is not None
+    speed = made.predicted_tokens / (made.cost.step_hours * 3600)
+    assert made.cost.mfu_fraction == pytest.approx(speed * made.flops_per_token_model / 989.5e12)
+
+
+def test_a_calibration_of_another_run_is_left_out_and_said() -> None:
+    other = replace(MEASURED, key="H100 SXM; something else")
+    from support import plan_spec
+
+    made = plan_training(
+        expert="e", spec=plan_spec(), packing=PACKING, facts=QWEN_06B, n_params=596_049_920,
+        gpu=None, calibration=other,
+    )  # fmt: skip
+    assert not made.cost.calibrated and made.cost.predicted_hours is None
+    assert "of another run (H100 SXM) and is left out" in made.cost.reason
+
+
+def test_saves_come_by_steps_or_by_time() -> None:
+    work = Work(
+        flops_model=1.0, flops_hardware=1.0, n_steps=1000, save_steps=300, save_every_minutes=1.0,
+        eval_steps=300, precision="bf16",
+    )  # fmt: skip
+    assert work.n_saves(0.1) == 4
+    assert work.n_saves(1.0) == 17
+    assert work.n_evals == 5
+
+
+@pytest.mark.parametrize("save_steps", [1, 7, 100, 300, 1000])
+@pytest.mark.parametrize("step_s", [0.25, 0.5, 7.0, 64.0, 100.0])
+def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> None:
+    work = Work(
+        flops_model=1.0, flops_hardware=1.0, n_steps=1000, save_steps=save_steps,
+        save_every_minutes=1.0, eval_steps=30, precision="bf16", saves_best=True,
+    )  # fmt: skip
+    for best, n_expected in ((False, work.n_saves(step_s)), (True, None)):
+        n_saves, saved_at = 0, 0
+        for step in range(1, 1001):
+            overdue = (step - saved_at) * step_s > 60
+            improved = best and step % 30 == 0
+            if overdue or improved or step == 1000 or step % save_steps == 0:
+                n_saves, saved_at = n_saves + 1, step
+        if n_expected is not None:
+            assert n_saves == n_expected
+        else:
+            assert n_saves <= work.n_saves(step_s) + work.n_saves_best_max
+
+
+def test_saves_of_the_best_are_in_the_high_end() -> None:
+    plain = calibrated(None, eval_steps=7).cost
+    best = calibrated(None, eval_steps=7, load_best_model_at_end=True).cost
+    assert best.predicted_hours == plain.predicted_hours
+    assert (best.predicted_hours_high or 0) > (plain.predicted_hours_high or 0)
+    assert "more saves, of the best so far" in best.reason and "best" not in plain.reason
+
+
+def test_the_reason_says_what_the_quartiles_were_taken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "s over 30 steps)" in calibrated(None).cost.reason
+    monkeypatch.setitem(globals(), "MEASURED", replace(MEASURED, n_timings=5))
+    assert "over the means of 5 stretches of 30 steps in all" in calibrated(None).cost.reason
+
+
+def test_a_budget_of_cents_is_told_in_cents() -> None:
+    with pytest.raises(ConfigError, match=r"max_usd is 0\.001 and the plan needs \$0\.\d*[1-9]"):
+        plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
+    [reason] = [r for r in plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01).reasons
+                if r.setting == "max_usd"]  # fmt: skip
+    assert "$0.00," not in reason.because and "is $0.000" in reason.because
+
+
+def test_the_demo_leaves_out_budgets_that_nothing_can_be_held_against() -> None:
+    made = plan(None, max_usd=5.0, max_hours=1.0, may_drop_budgets=True)
+    told = [r.because for r in made.reasons if r.setting in ("max_usd", "max_hours")]
+    assert len(told) == 2 and all(words.startswith("left out: the demo") for words in told)
+    with pytest.raises(ConfigError, match="max_hours is"):
+        calibrated(None, max_hours=0.001, may_drop_budgets=True)
+
+
+def test_time_is_billed_in_whole_steps() -> None:
+    assert billed_hours(0.51, None) == 0.51
+    assert billed_hours(0.51, 15) == 0.75
+    assert billed_hours(0.75, 15) == 0.75
+    prices = {"H100 SXM": {"usd_per_hour": 2.0, "as_of": "2026-11-01", "billing_minutes": 60,
+                           "storage_usd_per_hour": 0.5}}  # fmt: skip
+    cost = plan(card("H100 SXM"), prices=prices).cost
+    assert cost.price_usd_per_hour == 2.5
+    assert cost.predicted_hours is not None and cost.predicted_hours < 1
+    assert cost.predicted_usd == 2.5
+
+
+def test_a_budget_is_held_against_the_middle_and_warned_of_at_the_high_end() -> None:
+    cost = plan(card("H100 SXM")).cost
+    assert cost.predicted_hours is not None and cost.predicted_hours_high is not None
+    between = (cost.predicted_hours + cost.predicted_hours_high) / 2
+    [reason] = [r for r in plan(card("H100 SXM"), max_hours=between).reasons
+                if r.setting == "max_hours"]  # fmt: skip
+    assert "above it at the high end" in reason.because
+    [calm] = [r for r in plan(card("H100 SXM"), max_hours=99.0).reasons
+              if r.setting == "max_hours"]  # fmt: skip
+    assert "above" not in calm.because
+    with pytest.raises(ConfigError, match="max_hours is"):
+        plan(card("H100 SXM"), max_hours=cost.predicted_hours * 0.9)
+
+
+def test_a_budget_is_held_against_measured_hours() -> None:
+    with pytest.raises(ConfigError, match=r"max_hours is 0\.001 and the plan needs"):
+        calibrated(None, max_hours=0.001)

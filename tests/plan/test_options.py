@@ -1,0 +1,163 @@
+"""The same work on other hardware."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import LORA, plan_spec
+from test_resolve import PACKING, QWEN_06B, TABLE, card, plan
+
+from expertflow.plan.cost_records import HardwareChoice, HardwareOption, MemoryLine, MemoryTrace
+from expertflow.plan.options import options_table
+from expertflow.plan.records import TrainPlan
+from expertflow.plan.resolve import plan_training
+
+PRICES = {
+    "H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"},
+    "RTX 4090": {"usd_per_hour": 0.4, "as_of": "2026-11-01"},
+}
+
+
+def compared(*choices: tuple[str, int], on: str = "H100 SXM", **changes: Any) -> TrainPlan:
+    wanted = tuple(HardwareChoice(name=name, n_gpus=n) for name, n in choices)
+    settings = {"prices": PRICES, "compare": wanted, "gpu_table": tuple(TABLE), **changes}
+    return plan(card(on), **settings)
+
+
+def named(made: TrainPlan, name: str, n_gpus: int = 1) -> HardwareOption:
+    [option] = [o for o in made.options if (o.name, o.n_gpus) == (name, n_gpus)]
+    return option
+
+
+def test_the_planned_hardware_is_first_and_the_rest_as_configured() -> None:
+    made = compared(("RTX 4090", 1), ("H100 SXM", 1), ("H100 SXM", 2), ("L40S", 1))
+    assert [(o.name, o.n_gpus) for o in made.options] == [
+        ("H100 SXM", 1), ("RTX 4090", 1), ("H100 SXM", 2), ("L40S", 1),
+    ]  # fmt: skip
+    assert made.options[0].hours == made.cost.predicted_hours
+
+
+def test_hours_go_with_the_peak_and_dollars_with_the_price() -> None:
+    made = compared(("RTX 4090", 1), ("H100 SXM", 2), ("L40S", 1), gradient_checkpointing=True)
+    one, two = made.options[0], named(made, "H100 SXM", 2)
+    slow, bare = named(made, "RTX 4090"), named(made, "L40S")
+    assert one.hours and two.hours and slow.hours
+    assert two.hours == pytest.approx(one.hours / 2)
+    assert two.usd == pytest.approx(one.usd)
+    assert slow.hours == pytest.approx(one.hours * 989.5 / 165.2)
+    assert slow.usd == pytest.approx(0.4 * slow.hours)
+    assert "2 cards taken to share perfectly" in two.remark
+    assert (bare.usd, bare.usd_per_hour) == (None, None)
+    assert bare.hours is not None and "no price in prices.yaml" in bare.remark
+
+
+def test_the_global_batch_stays() -> None:
+    made = compared(("H100 SXM", 2), ("A100 80GB", 4), batch_size=16, gradient_checkpointing=True)
+    assert made.global_batch_sequences == 16
+    for option in made.options:
+        assert option.micro_batch_size is not None
+        assert 16 % (option.micro_batch_size * option.n_gpus) == 0
+    assert named(made, "A100 80GB", 4).micro_batch_size in (1, 2, 4)
+    odd = compared(("A100 80GB", 4), batch_size=3, gradient_checkpointing=True)
+    assert "3 rows a step do not divide evenly" in named(odd, "A100 80GB", 4).remark
+
+
+def test_what_does_not_fit_says_so_and_has_no_hours() -> None:
+    made = compared(("RTX 2060", 1), method="full", lora=None)
+    option = named(made, "RTX 2060")
+    assert option.fits is False
+    assert "GiB and RTX 2060 has less" in option.remark
+    assert (option.hours, option.usd, option.micro_batch_size) == (None, None, None)
+
+
+def test_shares_are_tried_where_copies_do_not_fit() -> None:
+    row = {"name": "ten", "bf16_tflops": 100, "memory_gb": 10, "source": "made up"}
+    settings = {"method": "full", "lora": None, "gpu_table": (*TABLE, row)}
+    option = named(compared(("ten", 4), **settings), "ten", 4)
+    assert option.fits is True and "parallel fsdp" in option.remark
+    assert named(compared(("ten", 1), **settings), "ten").fits is False
+    whole = compared(("ten", 4), **settings, optim="adamw_8bit")
+    assert "parallel fsdp" not in named(whole, "ten", 4).remark
+
+
+def test_4_bit_weights_cannot_be_shared_out() -> None:
+    made = compared(("H100 SXM", 2), method="qlora", lora=LORA, parallel="fsdp")
+    option = named(made, "H100 SXM", 2)
+    assert option.fits is False and "cannot share out 4-bit weights" in option.remark
+
+
+def test_unknown_cards_and_unknown_memory_are_null() -> None:
+    made = compared(("H900", 1))
+    option = named(made, "H900")
+    assert (option.fits, option.hours) == (None, None)
+    assert "no such row" in option.remark
+    bare = replace(card("L40S"), memory_total_bytes=None, peak_bf16_flops_per_s=None)
+    alone = plan(bare)
+    assert alone.options[0].fits is None and alone.options[0].hours is None
+
+
+def test_a_cpu_has_nothing_to_compare() -> None:
+    compare = (HardwareChoice(name="H100 SXM", n_gpus=1),)
+    made = plan(None, compare=compare, gpu_table=tuple(TABLE))
+    assert made.options == () and options_table(made) == ""
+
+
+def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() -> None:
+    lines = options_table(compared(("RTX 4090", 1), ("L40S", 1), ("RTX 2060", 1))).splitlines()
+    assert lines[0].split() == ["hardware", "fits", "rows", "time", "$/h", "dollars", "remark"]
+    assert "quickest" in lines[1] and "quickest" not in "".join(lines[2:])
+    assert sum("cheapest" in line for line in lines) == 1
+    assert "cheapest" not in options_table(compared(("L40S", 1)))
+
+
+def test_of_equally_dear_options_the_one_of_fewer_cards_is_the_cheapest() -> None:
+    lines = options_table(compared(("H100 SXM", 2))).splitlines()
+    assert "cheapest" in lines[1] and "cheapest" not in lines[2]
+    assert "quickest" in lines[2]
+
+
+def test_precision_and_checkpointing_are_those_of_the_other_card() -> None:
+    made = plan(
+        card("H100 SXM"), replace(PACKING, sequence_length_tokens=512), gpu_table=tuple(TABLE),
+        compare=(HardwareChoice(name="RTX 2060", n_gpus=1),), gradient_checkpointing=False,
+    )  # fmt: skip
+    option = named(made, "RTX 2060")
+    assert option.hours is not None and made.cost.predicted_hours is not None
+    assert option.hours == pytest.approx(made.cost.predicted_hours * 989.5 / 25.8)
+
+
+def test_what_does_not_fit_is_neither_quickest_nor_cheapest() -> None:
+    made = compared(("RTX 4090", 1))
+    full = replace(made, options=(replace(made.options[0], fits=False), *made.options[1:]))
+    assert "quickest" in options_table(made)
+    for word in ("quickest", "cheapest"):
+        assert word not in options_table(full)
+
+
+def test_planned_hardware_that_is_full_says_so() -> None:
+    usual = compared()
+    tight = replace(
+        card("H100 SXM"), memory_total_bytes=int((usual.predicted_peak_bytes or 0) * 1.03)
+    )
+    settings = {"batch_size": usual.micro_batch_size, "gradient_checkpointing": False}
+    [option] = plan(tight, **settings).options
+    assert option.fits is False and "not predicted to fit" in option.remark
+
+
+def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:
+    line = MemoryLine(
+        checkpoint_activations=False, model_bytes=10**9, gradient_bytes=0, n_tokens=(2048, 65536),
+        step_bytes=(10**8, 10**9),
+    )  # fmt: skip
+    trace = MemoryTrace(precision="bf16", lines=(line, replace(line, checkpoint_activations=True)))
+    wanted = tuple(HardwareChoice(name=name, n_gpus=1) for name in ("RTX 2060", "RTX 4090"))
+    spec = plan_spec(
+        method="lora", lora=LORA, batch_size=None, gradient_accumulation_steps=None,
+        compare=wanted, gpu_table=tuple(TABLE),
+    )  # fmt: skip
+    made = plan_training(
+        expert="e", spec=spec, packing=PACKING, facts=QWEN_06B, n_params=596_049_920,
+        gpu=card("H100 SXM"), trace=trace,
+    )  # fmt: skip
+    assert "memory as traced for H100 SXM" in named(made, "RTX 2060").remark
+    assert "traced" not in named(made, "RTX 4090").remark

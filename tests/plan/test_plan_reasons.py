@@ -1,0 +1,139 @@
+"""What the plan says of its choices: why, and what the set-up that is replaced had there."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_resolve import PACKING, card, plan
+
+from expertflow.core.records import from_json, to_json
+from expertflow.plan.records import Reason, TrainPlan
+from expertflow.plan.schedule import warmup_reason
+from expertflow.plan.show import plan_text
+from expertflow.plan.source_systems import SYSTEMS, source_values, with_source_values
+from expertflow.tokens.records import LengthChoice
+
+AUTO = {
+    "micro_batch_size", "n_accumulation_steps", "checkpoint_activations", "precision", "loader",
+    "n_loader_workers", "n_threads", "n_warmup_steps", "save_steps", "eval_steps",
+    "sequence_length_tokens", "collection_interval_seconds", "torch_compile", "attention",
+}  # fmt: skip
+
+
+def reasons(made: TrainPlan) -> dict[str, Reason]:
+    return {reason.setting: reason for reason in made.reasons}
+
+
+def choice(length: int, n_over: int) -> LengthChoice:
+    return LengthChoice(
+        sequence_length_tokens=length, n_over_long_documents=n_over,
+        n_over_long_tokens=n_over * 2000, n_sequences=10, fill_fraction=0.97,
+    )  # fmt: skip
+
+
+def test_everything_auto_has_its_sentence() -> None:
+    for name in (None, "H100 SXM"):
+        packing = replace(PACKING, length_reason="set in the manifest")
+        made = reasons(plan(card(name) if name else None, packing))
+        assert set(made) >= AUTO
+        assert all(len(made[setting].because) > 10 for setting in AUTO)
+
+
+def test_no_setting_is_explained_twice() -> None:
+    names = [reason.setting for reason in plan(card("H100 SXM")).reasons]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize(
+    ("letter", "setting", "value"),
+    [
+        ("A", "micro_batch_size", "16"),
+        ("A", "n_loader_workers", "8"),
+        ("B", "n_accumulation_steps", "2"),
+        ("B", "n_loader_workers", "physical cores // 2"),
+        ("C", "sequence_length_tokens", "1536"),
+        ("D", "save_steps", "2000"),
+    ],
+)
+def test_the_replaced_set_up_is_quoted(letter: str, setting: str, value: str) -> None:
+    made = reasons(plan(card("H100 SXM"), system=f"{letter}: a set-up"))
+    assert made[setting].source_value == value
+
+
+def test_without_a_set_up_nothing_is_quoted() -> None:
+    for system in (None, "", "Z: unknown", "a text without a letter"):
+        assert all(r.source_value is None for r in plan(None, system=system).reasons)
+
+
+def test_set_up_bs_warm_up_is_worked_out_for_these_steps() -> None:
+    assert source_values("B: x", n_steps=66)["n_warmup_steps"] == "10 = max(10, int(0.1 x 66))"
+    assert source_values("B: x", n_steps=500)["n_warmup_steps"].startswith("50 = ")
+
+
+def test_a_value_that_is_there_stays() -> None:
+    kept = Reason(setting="precision", value="bf16", because="x", source_value="fp8")
+    [reason] = with_source_values([kept], "A: x", n_steps=1)
+    assert reason.source_value == "fp8"
+
+
+def test_every_quoted_setting_is_one_of_the_plan() -> None:
+    named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
+    for letter, values in SYSTEMS.items():
+        assert set(values) <= named, letter
+
+
+def test_the_length_says_what_other_choices_would_do() -> None:
+    choices = (choice(512, 40), choice(1024, 5), choice(2048, 0), choice(4096, 0), choice(8192, 0))
+    packing = replace(PACKING, length_reason="the shortest that holds all", choices=choices)
+    because = reasons(plan(None, packing))["sequence_length_tokens"].because
+    assert because == (
+        "the shortest that holds all; 1024: 5 documents are longer, 10,000 tokens in them, rows"
+        " 97.0% full; 2048: no document is longer, rows 97.0% full; 4096: no document is longer,"
+        " rows 97.0% full"
+    )
+
+
+def saves(**changes: Any) -> str:
+    return reasons(plan(card("H100 SXM"), **changes))["save_steps"].because
+
+
+def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
+    by_time = saves(save_steps=None, save_every_minutes=0.5)
+    assert by_time == (
+        "save_steps is null: at the end, and every 0.5 minutes; an interruption loses at most 30"
+        " seconds"
+    )
+    priced = saves(save_steps=None, save_every_minutes=0.5, price_usd_per_hour=6.0)
+    assert priced.endswith("at most 30 seconds, $0.05")
+    often = saves(save_steps=1, save_every_minutes=30.0)
+    assert "save_steps of the manifest, and every 30 minutes" in often
+    assert "seconds" in often.partition("loses at most ")[2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "words"),
+    [
+        (66, 7, "0.1 x 66 steps = 6.6, rounded; warmup_steps_min 10 gives way to the ratio"),
+        (66, 10, "0.1 x 66 steps = 6.6; warmup_steps_min is 10"),
+        (600, 60, "0.1 x 600 steps = 60, rounded"),
+        (20_000, 1000, "0.1 x 20000 steps = 2e+03; warmup_steps_max is 1000"),
+    ],
+)
+def test_warm_up_says_which_rule_won(steps: int, warmup: int, words: str) -> None:
+    assert warmup_reason(steps, warmup, ratio=0.1, minimum=10, maximum=1000) == words
+
+
+def test_a_plan_can_be_read() -> None:
+    made = plan(card("H100 SXM"), price_usd_per_hour=2.49, price_as_of="2026-11-01", system="A: x")
+    text = plan_text(made)
+    assert text == plan_text(from_json(TrainPlan, to_json(made)))
+    for words in ("settings", "memory", "cost", "at $2.49 an hour, as of 2026-11-01", "prior"):
+        assert words in text
+    assert "(the set-up it replaces: 4)" in " ".join(text.split())
+    assert all(len(line) <= 104 for line in text.splitlines())
+
+
+def test_a_plan_for_a_cpu_says_what_is_unknown() -> None:
+    text = plan_text(plan(None))
+    assert "hours    unknown" in text and "dollars  unknown: no price" in text
+    assert "other hardware" not in text and "claims" not in text

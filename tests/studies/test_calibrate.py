@@ -1,0 +1,214 @@
+"""A few real steps, and what is made of their times."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import LORA, SCRIPTS, plan_spec, write_tiny_run
+
+from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.records import read_record, to_json
+from expertflow.hardware import gpu_table
+from expertflow.plan.cost_records import Calibration
+from expertflow.plan.records import TrainPlan
+from expertflow.studies import calibrate as calibration
+from expertflow.studies.calibrate import (
+    CalibrationJob,
+    levels,
+    measured,
+    shortened,
+    step_seconds,
+)
+from expertflow.train.records import EvalPoint, SavePoint, StepRecord
+
+
+def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:
+    spec = plan_spec(method="lora", lora=LORA, max_steps=n_steps, **changes)
+    command = [sys.executable, str(SCRIPTS / "calibrate_expert.py"), "--expert", "tiny"]
+    command += ["--spec", json.dumps(to_json(spec)), "--code", "c"]
+    command += ["--packing", str(folder / "packing.json"), "--model", str(folder / "model.json")]
+    command += ["--rows", str(folder / "packed"), "--scratch", str(folder / ".calibration")]
+    command += ["--output", str(folder / "calibration.json")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    write_tiny_run(folder, lora=LORA, n_steps=60)
+    done = calibrate(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_calibration_times_thirty_steps_and_leaves_nothing_else(calibrated: Path) -> None:
+    made = read_record(Calibration, calibrated / "calibration.json")
+    assert (made.n_warmup_steps, made.n_timed_steps) == (10, 30)
+    assert 0 < made.step_s_low <= made.step_s <= made.step_s_high
+    assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
+    assert made.n_timings == 30 and made.peak_memory_bytes is None
+    assert made.key.startswith("cpu; 1 process; qwen3 of ")
+    assert not (calibrated / ".calibration").exists()
+    assert not (calibrated / "training.json").exists() and not (calibrated / "state").exists()
+
+
+def test_the_plan_goes_by_it(calibrated: Path) -> None:
+    from expertflow.plan.resolve import plan_training
+    from expertflow.tokens.records import PackingRecord
+    from expertflow.train.records import ModelRecord
+
+    made = read_record(Calibration, calibrated / "calibration.json")
+    model = read_record(ModelRecord, calibrated / "model.json")
+    planned = plan_training(
+        expert="tiny",
+        spec=plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0),
+        packing=read_record(PackingRecord, calibrated / "packing.json"),
+        facts=model.facts,
+        n_params=model.n_parameters,
+        gpu=None,
+        calibration=made,
+    )
+    assert planned.cost.calibrated
+    assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
+    assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
+
+
+def test_what_a_killed_calibration_left_is_no_hindrance(tmp_path: Path) -> None:
+    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
+    (tmp_path / ".calibration" / "state").mkdir(parents=True)
+    (tmp_path / ".calibration" / "plan.json").write_text("half a pl")
+    done = calibrate(tmp_path, n_steps=3)
+    assert done.returncode == 0, done.stderr
+    made = read_record(Calibration, tmp_path / "calibration.json")
+    assert (made.n_warmup_steps, made.n_timed_steps) == (0, 3)
+
+
+def test_two_processes_are_timed_by_the_first(tmp_path: Path) -> None:
+    write_tiny_run(tmp_path, lora=LORA, n_steps=12)
+    done = calibrate(tmp_path, n_steps=12, world_size=2)
+    assert done.returncode == 0, done.stderr
+    made = read_record(Calibration, tmp_path / "calibration.json")
+    assert (made.n_warmup_steps, made.n_timed_steps) == (3, 9)
+    assert made.key.startswith("cpu; 2 x ddp; ")
+    assert not (tmp_path / ".calibration").exists()
+
+
+def plan_of(folder: Path, **changes: object) -> TrainPlan:
+    write_tiny_run(folder, **{"n_steps": 200, **changes})
+    return read_record(TrainPlan, folder / "plan.json")
+
+
+def test_a_plan_is_shortened_and_nothing_else(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, patience=2, load_best_model_at_end=True, save_steps=7, eval_steps=9)
+    short, n_warmup = shortened(plan)
+    assert (short.n_steps, n_warmup) == (40, 10)
+    assert short.n_warmup_steps < short.n_steps
+    assert short.n_warmup_steps + short.n_decay_steps <= short.n_steps
+    assert short.save_steps == short.eval_steps == 40
+    assert short.patience is None and not short.load_best_model_at_end
+    assert n_warmup % short.logging_steps == 0
+    for name in ("micro_batch_size", "n_accumulation_steps", "precision", "world_size", "loader"):
+        assert getattr(short, name) == getattr(plan, name)
+
+
+@pytest.mark.parametrize(("n_steps", "expected"), [(1, (1, 0)), (5, (5, 1)), (39, (39, 9))])
+def test_a_short_run_is_timed_whole(
+    tmp_path: Path, n_steps: int, expected: tuple[int, int]
+) -> None:
+    short, n_warmup = shortened(plan_of(tmp_path, n_steps=n_steps))
+    assert (short.n_steps, n_warmup) == expected
+
+
+def steps(seconds: list[float]) -> list[StepRecord]:
+    ends = np.cumsum(seconds) + 5.0
+    return [
+        StepRecord(
+            step=i + 1, epoch=0.0, loss=1.0, learning_rate=1.0, grad_norm=None, n_tokens=100,
+            n_target_tokens=50, step_s=s * 0.9, data_wait_s=0.0, elapsed_s=float(end), h2d_s=None,
+            forward_s=None, backward_s=None, optimizer_s=None,
+        )
+        for i, (s, end) in enumerate(zip(seconds, ends, strict=True))
+    ]  # fmt: skip
+
+
+def test_a_step_lasts_until_the_end_of_the_next() -> None:
+    assert step_seconds(steps([1.0, 2.0, 3.0])).tolist() == pytest.approx([0.9, 2.0, 3.0])
+
+
+def test_short_epochs_are_timed_whole() -> None:
+    uneven = np.array([2.0, 1.0] * 8)
+    assert levels(uneven, per_epoch=2).tolist() == [1.5] * 8
+    assert levels(uneven, per_epoch=5) is uneven
+    assert levels(np.array([9.0, *uneven]), per_epoch=2).tolist() == [1.5] * 8
+
+
+def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
+    """What happens once is what is left: here 4 s of start-up and 1 s that step 1 took longer."""
+    plan = plan_of(tmp_path, n_steps=8)
+    record: Any = SimpleNamespace(
+        time=SimpleNamespace(wall_s=3.0 + 4.0 + 2.0 + 7 * 1.0 + 2 * 0.5 + 0.25),
+        save_points=(SavePoint(step=8, elapsed_s=13.0, save_s=0.25),),
+        eval_points=tuple(
+            EvalPoint(step=step, loss=1.0, n_target_tokens=1, eval_s=0.5) for step in (0, 8)
+        ),
+        peak_memory_reserved_bytes=None,
+    )
+    settings: dict[str, Any] = {"n_window_steps": 1, "planning_s": 3.0, "key": "k"}
+    made = measured(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
+    assert made.n_timings == 6
+    assert on_a_card(plan, record, n_steps=8, n_warmup=2).n_timings == 2
+    short_epochs = replace(plan, n_steps_per_epoch=1)
+    assert on_a_card(short_epochs, record, n_steps=8, n_warmup=2).n_timings == 2
+    assert (made.step_s, made.step_s_low, made.step_s_high) == (1.0, 1.0, 1.0)
+    assert (made.eval_s, made.save_s) == (0.5, 0.25)
+    assert made.startup_s == pytest.approx(5.0)
+    with pytest.raises(TrainingError, match="too few to time"):
+        measured(plan, record, [], n_warmup=0, **settings)
+
+
+def on_a_card(plan: TrainPlan, record: Any, *, n_steps: int, n_warmup: int) -> Calibration:
+    """Time steps of which each five share their time."""
+    return measured(
+        plan, record, steps([1.0] * n_steps), n_warmup=n_warmup, n_window_steps=5, planning_s=0.0,
+        key="k",
+    )  # fmt: skip
+
+
+def test_a_calibration_on_another_card_than_planned_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
+    plan = replace(plan_of(tmp_path), gpu=gpu_table.facts(row))
+    job = CalibrationJob(
+        plan=plan, packing=tmp_path / "p", model=tmp_path / "m", rows=tmp_path / "r",
+        scratch=tmp_path / "s", code="c", began_s=0.0,
+    )  # fmt: skip
+    seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
+    monkeypatch.setattr(calibration, "probe_machine", lambda **_: seen)
+    with pytest.raises(HardwareError, match=r"for H100 SXM and the card .* is NVIDIA GeForce"):
+        calibration.calibrate(job)
+    seen.gpus[0].name = "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(calibration, "run_job", lambda _: False)
+    assert calibration.calibrate(job) is None
+
+
+def test_what_planning_and_training_import_is_imported_before(tmp_path: Path) -> None:
+    """By a process of its own, as this one has imported all of it."""
+    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
+    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA)))
+    code = (
+        "import sys; from pathlib import Path; from expertflow.core import cli;"
+        " from expertflow.plan.records import PlanSpec;"
+        " from expertflow.studies.planned import import_code;"
+        " import_code(Path(sys.argv[1]), cli.spec_from_text(PlanSpec, sys.argv[2]));"
+        " print('peft' in sys.modules, 'transformers.models.qwen3.modeling_qwen3' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "model.json"), spec]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=SCRIPTS)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -1,0 +1,177 @@
+"""Bytes of a step without data: as those of a real one, and exact in layers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support import LORA, plan_spec
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.cost_records import MemoryTrace
+from expertflow.plan.memory import step_bytes_at
+from expertflow.plan.records import LoraSpec
+from expertflow.train import attention, loss, trace_memory
+from expertflow.train.trace_live import LiveBytes
+from expertflow.train.trace_model import TracedRun, as_on_card, build, materialise
+
+SHAPE = {
+    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3 = Qwen3Config(**SHAPE, head_dim=32)
+AMPERE = GpuFacts(
+    name="card", memory_total_bytes=8 * 10**9, compute_capability="8.0",
+    peak_bf16_flops_per_s=1e14, peak_fp16_flops_per_s=1e14, peak_tf32_flops_per_s=None,
+    peak_bandwidth_bytes_per_s=None, power_limit_w=None, source="a test",
+)  # fmt: skip
+DORA = replace(LORA, use_dora=True)
+
+
+def run_of(
+    method: str = "lora", lora: LoraSpec | None = LORA, config: PretrainedConfig = QWEN3
+) -> TracedRun:
+    return TracedRun(
+        config=config, method=method, lora=None if method == "full" else lora,
+        attention="packed", dtype=torch.bfloat16, kernel=True, supervised_fraction=0.3,
+    )  # fmt: skip
+
+
+def traced(tmp_path: Path, config: PretrainedConfig = QWEN3, **changes: object) -> MemoryTrace:
+    config.save_pretrained(tmp_path)
+    spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None, **changes})
+    return trace_memory.trace_memory(
+        tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
+        supervised_fraction=0.3,
+    )  # fmt: skip
+
+
+def test_storages_count_once_and_until_their_end() -> None:
+    live = LiveBytes()
+    with live:
+        a = torch.zeros(1000)
+        b = a[10:].view(-1)
+        assert live.now_bytes == 4000
+        del a
+        assert live.now_bytes == 4000
+        del b
+        live.enter("after")
+    assert live.now_bytes == 0
+    assert live.peaks == {"": 4000, "after": 0}
+
+
+def test_what_autograd_saves_is_counted() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    with LiveBytes() as live:
+        y = x.exp().sum()
+        assert live.now_bytes == 4004
+        y.backward()
+        del y
+        assert live.now_bytes == 4000, "the gradient stays"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("method", ["full", "lora", "dora"])
+def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint: bool) -> None:
+    """With eager attention, as the CPU has no variable-length kernel."""
+    run = run_of("full" if method == "full" else "lora", DORA if method == "dora" else LORA)
+    run = replace(run, attention="eager", dtype=torch.float32)
+    real = build(run, n_layers=2, checkpoint=checkpoint)
+    materialise(real, fake=False)
+    seen = trace_memory.follow_step(real, run, 2, 48)
+    assert seen == trace_memory.trace(run, 2, 2, 48, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
+    run = run_of(method)
+    model, gradients, phases = trace_memory.trace(run, 5, 2, 128, checkpoint=checkpoint)
+    extended = trace_memory.whole_model(run, 2, 128, checkpoint=checkpoint)
+    assert extended == (model, gradients, max(phases.values()))
+
+
+def test_a_checkpointed_layer_keeps_its_input_and_no_more() -> None:
+    """Two bytes an element of the hidden states, and the bounds of its documents once for all."""
+    run, n_tokens = run_of(), 2 * 128
+    phases = [trace_memory.trace(run, n, 2, 128, checkpoint=True)[2]["top"] for n in (3, 4)]
+    assert phases[1] - phases[0] == 2 * QWEN3.hidden_size * n_tokens
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_bytes_lie_on_a_line_over_the_tokens(checkpoint: bool) -> None:
+    run = run_of()
+    steps = [trace_memory.whole_model(run, n, 512, checkpoint=checkpoint)[2] for n in (4, 8, 16)]
+    assert steps[2] - steps[1] == pytest.approx(2 * (steps[1] - steps[0]), rel=0.002)
+
+
+def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
+    lora = traced(tmp_path).lines[0]
+    n_adapter = 5 * 4 * (64 + 128 + 64 + 64)
+    n_base = sum(
+        p.numel() for p in build(run_of("full"), n_layers=5, checkpoint=False).parameters()
+    )
+    assert lora.gradient_bytes == 4 * n_adapter
+    # Half precision, and 32 fp32 frequencies twice for the rotation.
+    assert 2 * n_base + 4 * n_adapter <= lora.model_bytes <= 2 * n_base + 4 * n_adapter + 256
+    full = traced(tmp_path, method="full", lora=None).lines[0]
+    assert full.gradient_bytes == 4 * n_base
+    qlora = traced(tmp_path, method="qlora").lines[0]
+    assert qlora.model_bytes < lora.model_bytes
+
+
+@pytest.mark.parametrize("config", [Qwen2Config, LlamaConfig, MistralConfig])
+def test_families_are_traced(config: type[PretrainedConfig], tmp_path: Path) -> None:
+    assert len(traced(tmp_path, config(**SHAPE)).lines) == 2
+
+
+def test_a_given_micro_batch_and_twice_of_it_are_traced(tmp_path: Path) -> None:
+    """12 rows of 20 targets are within a chunk of the loss, 13 are not."""
+    assert traced(tmp_path).lines[0].n_tokens == tuple(n * 64 for n in (1, 4, 12, 13, 16))
+    six, twelve = (traced(tmp_path, batch_size=n).lines[0].n_tokens for n in (6, 12))
+    assert six == tuple(n * 64 for n in (1, 6, 12, 13, 16))
+    assert twelve == tuple(n * 64 for n in (1, 12, 13, 24))
+
+
+@pytest.mark.parametrize("n_rows", [8, 12, 14])
+def test_lines_are_not_too_low_where_the_loss_takes_a_second_chunk(
+    n_rows: int, tmp_path: Path
+) -> None:
+    """With a vocabulary that is large beside the layers, as real ones are."""
+    config = Qwen3Config(**{**SHAPE, "vocab_size": 4096}, head_dim=32)
+    line = traced(tmp_path, config).lines[1]
+    seen = trace_memory.whole_model(run_of(config=config), n_rows, 64, checkpoint=True)[2]
+    assert seen <= step_bytes_at(line, n_rows * 64) <= 1.01 * seen
+
+
+def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
+    run = run_of()
+    by_kernel, by_document = (
+        trace_memory.whole_model(replace(run, kernel=on), 2, 128, checkpoint=False)[2]
+        for on in (True, False)
+    )
+    assert by_document > by_kernel
+
+
+def test_routes_are_as_before_afterwards() -> None:
+    before = attention.KERNEL, attention.varlen_hindrance, loss.CHUNK
+    with pytest.raises(RuntimeError, match="on the way"), as_on_card(run_of("full")):
+        assert loss.CHUNK == loss.CHUNK_OF_TRAINED_HEAD
+        raise RuntimeError("on the way")
+    assert before == (attention.KERNEL, attention.varlen_hindrance, loss.CHUNK)
+
+
+def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-tomorrow"}))
+    spec = plan_spec(method="lora", lora=LORA)
+    made = trace_memory.trace_memory(
+        tmp_path, spec, gpu=AMPERE, attention="packed", sequence_length_tokens=64,
+        supervised_fraction=0.3,
+    )  # fmt: skip
+    assert made.lines == () and "of-tomorrow" in (made.hindrance or "")
+    assert "fp32" in (traced(tmp_path, bf16=False).hindrance or "")
+    unknown = replace(LORA, targets=("of_tomorrow",))
+    assert "of_tomorrow" in (traced(tmp_path, lora=unknown).hindrance or "")
+    assert "4-bit" in (traced(tmp_path, method="qlora", lora=DORA).hindrance or "")

@@ -1,0 +1,31 @@
+"""What a few real steps take, measured before the plan, where the configuration says so.
+
+Needs:  results/{expert}/packing.json, model.json; the hardware that will train
+Makes:  results/{expert}/calibration.json      seconds of a step, a save, an evaluation, and the rest
+"""
+
+
+rule calibrate_expert:
+    input:
+        packing="results/{expert}/packing.json",
+        model="results/{expert}/model.json",
+        rows=ancient("results/{expert}/packed"),
+        base=ancient("results/{expert}/base_model"),
+    output:
+        "results/{expert}/calibration.json",
+    log:
+        "results/{expert}/logs/calibrate_expert.log",
+    priority: 10
+    conda:
+        "../../envs/expertflow.yaml"
+    threads: 2
+    resources:
+        gpu=lambda wildcards: house.expert(wildcards.expert)["training"]["world_size"],
+    params:
+        spec=spec_of("calibrate_expert"),
+        code=house.code("calibrate_expert"),
+    shell:
+        'python "$EXPERTFLOW"/calibrate_expert.py --spec {params.spec:q} --code {params.code}'
+        " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
+        " --rows {input.rows:q} --scratch results/{wildcards.expert:q}/.calibration"
+        " --output {output:q} 2> {log:q}"

@@ -1,0 +1,260 @@
+"""Hold what a run is said to take against its own arithmetic.
+
+A progress bar's ``46:47`` is minutes and seconds; hours follow from steps and their rate, steps
+from documents, dollars from hours, a total from its parts. Our own figures are held to the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from expertflow.plan.claim_figures import check_figures, parse_duration
+from expertflow.plan.cost_records import Claim, ClaimCheck, CostPlan
+
+# Figures in logs are rounded: within a tenth they agree. Judgement.
+TOLERANCE = 0.1
+# Sums of our own figures differ by rounding of floats alone.
+EXACT = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """What a plan knows of one card: model FLOPs a token, its peak, and its own prediction."""
+
+    hardware: str
+    flops_per_token: float
+    peak_flops_per_s: float | None
+    tokens_per_s: float | None
+
+
+def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple[ClaimCheck, ...]:
+    """Hold each claim against its numbers; a claim without two that can be compared has no check.
+
+    Raises:
+        ConfigError: a figure is negative, or 0 where it may not be, or a duration is not of the
+            form 46:47 or 1:46:47.
+    """
+    checks = (_duration, _rate, _bare_rate, _documents, _dollars, _parts, _saves, _warmup)
+    found = []
+    for claim in claims:
+        check_figures(claim)
+        outcomes = [outcome for check in checks for outcome in check(claim)]
+        outcomes += _speed(claim, speed)
+        found += [ClaimCheck(text=claim.text, holds=ok, finding=words) for ok, words in outcomes]
+    return tuple(found)
+
+
+Outcomes = Iterator[tuple[bool, str]]
+
+
+def _duration(claim: Claim) -> Outcomes:
+    """Find minutes that are read as hours: the oldest way to be sixty times too dear."""
+    if claim.duration is None or claim.hours is None:
+        return
+    hours = parse_duration(claim.duration)
+    form = "minutes:seconds" if claim.duration.count(":") == 1 else "hours:minutes:seconds"
+    said = f"{claim.duration} on a progress bar is {form}, {time_words(hours)}"
+    yield _outcome(said, hours, claim.hours, f"{claim.hours:g} hours")
+
+
+def _rate(claim: Claim) -> Outcomes:
+    if claim.n_steps is None or claim.steps_per_s is None:
+        return
+    hours = claim.n_steps / claim.steps_per_s / 3600
+    said = f"{claim.n_steps:,} steps at {claim.steps_per_s:g} a second are {time_words(hours)}"
+    stated, usd = _hours(claim), None
+    words = [] if stated is None else [_hours_words(claim)]
+    if claim.usd_per_hour is not None:
+        usd = hours * claim.usd_per_hour
+        said += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
+        words += [] if claim.usd is None else [usd_words(claim.usd)]
+    claimed = " and ".join(words)
+    if stated is not None:
+        yield _outcome(said, hours, stated, claimed)
+    elif usd is not None and claim.usd is not None:
+        yield _outcome(said, usd, claim.usd, claimed)
+    else:
+        yield True, said
+
+
+def _hours(claim: Claim) -> float | None:
+    """Give the hours of a claim; a duration stands for them."""
+    if claim.hours is not None or claim.duration is None:
+        return claim.hours
+    return parse_duration(claim.duration)
+
+
+def _hours_words(claim: Claim) -> str:
+    return f"{claim.duration}" if claim.hours is None else f"{claim.hours:g} hours"
+
+
+def _bare_rate(claim: Claim) -> Outcomes:
+    """Turn a rate of steps into one of tokens: it compares with nothing before."""
+    if claim.steps_per_s is None:
+        return
+    if claim.tokens_per_step is None:
+        said = f"{claim.steps_per_s:g} steps a second mean nothing without tokens per step"
+        yield False, f"{said}; say how many tokens a step has"
+        return
+    per_s = claim.steps_per_s * claim.tokens_per_step
+    said = f"{claim.steps_per_s:g} steps a second of {claim.tokens_per_step:,.0f} tokens"
+    yield True, f"{said} are {per_s:,.0f} tokens a second"
+
+
+def _documents(claim: Claim) -> Outcomes:
+    if claim.n_documents is None or claim.batch_size is None:
+        return
+    epochs = claim.n_epochs or 1.0
+    steps = claim.n_documents * epochs / claim.batch_size
+    said = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
+    said += f" are {steps:,.0f} steps"
+    if claim.n_steps is None:
+        yield True, said
+    else:
+        yield _outcome(said, steps, claim.n_steps, f"{claim.n_steps:,}")
+
+
+def _dollars(claim: Claim) -> Outcomes:
+    hours = _hours(claim)
+    if hours is None or claim.usd_per_hour is None or claim.usd is None:
+        return
+    usd = hours * claim.usd_per_hour
+    said = f"{_hours_words(claim)} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
+    yield _outcome(said, usd, claim.usd, usd_words(claim.usd))
+
+
+def _parts(claim: Claim) -> Outcomes:
+    hours = _hours(claim)
+    if not claim.parts_hours or hours is None:
+        return
+    total = sum(claim.parts_hours)
+    listed = " + ".join(f"{part:g}" for part in claim.parts_hours)
+    said = f"the parts listed ({listed}) add up to {total:g} hours"
+    yield _outcome(said, total, hours, _hours_words(claim).removesuffix(" hours"))
+
+
+def _saves(claim: Claim) -> Outcomes:
+    hours = _hours(claim)
+    if claim.n_saves is None or claim.minutes_per_save is None or hours is None:
+        return
+    spent = claim.n_saves * claim.minutes_per_save / 60
+    said = (
+        f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
+        f" {spent / hours:.1%} of {_hours_words(claim)}"
+    )
+    if claim.n_saves_after is None or claim.gain_percent is None:
+        yield True, said
+        return
+    gain = 100 * spent * (1 - claim.n_saves_after / claim.n_saves) / hours
+    said += f"; with {claim.n_saves_after} of them {gain:.1f} % is gained"
+    holds = gain >= claim.gain_percent * (1 - TOLERANCE)
+    yield holds, said if holds else f"{said}, not {claim.gain_percent:g} % or more"
+
+
+def _warmup(claim: Claim) -> Outcomes:
+    if claim.n_warmup_steps is None or claim.n_steps is None or claim.warmup_ratio is None:
+        return
+    minimum = claim.warmup_steps_min or 0
+    given = max(minimum, int(claim.warmup_ratio * claim.n_steps))
+    said = f"max({minimum}, int({claim.warmup_ratio:g} x {claim.n_steps})) gives {given} steps"
+    holds = given == claim.n_warmup_steps
+    yield holds, said if holds else f"{said}, not {claim.n_warmup_steps}"
+
+
+def _speed(claim: Claim, speed: Speed | None) -> Outcomes:
+    """Hold tokens a second against the same card's peak, and against our own prediction."""
+    per_s = _tokens_per_s(claim)
+    if speed is None or per_s is None or claim.hardware != speed.hardware:
+        return
+    said = f"{per_s:,.0f} tokens a second need {per_s * speed.flops_per_token / 1e12:.1f} TFLOP/s"
+    if speed.peak_flops_per_s is not None:
+        share = per_s * speed.flops_per_token / speed.peak_flops_per_s
+        words = f"{said} with this model and data, {share:.0%} of {speed.hardware}'s peak"
+        yield (True, words) if share <= 1 else (False, f"{words}: impossible")
+        if share > 1:
+            return
+    if speed.tokens_per_s is not None:
+        ratio = per_s / speed.tokens_per_s
+        words = f"{per_s:,.0f} tokens a second are {ratio:.2g} times this plan's prediction"
+        # The prior itself is a band of more than two to one.
+        yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: look again")
+
+
+def _tokens_per_s(claim: Claim) -> float | None:
+    if claim.tokens_per_step is None:
+        return None
+    if claim.steps_per_s is not None:
+        return claim.steps_per_s * claim.tokens_per_step
+    if claim.n_steps is not None and (hours := _hours(claim)) is not None:
+        return claim.n_steps * claim.tokens_per_step / (hours * 3600)
+    return None
+
+
+def _outcome(said: str, computed: float, claimed: float, words: str) -> tuple[bool, str]:
+    holds = abs(computed - claimed) <= TOLERANCE * max(abs(claimed), abs(computed))
+    return holds, said if holds else f"{said}, not {words}"
+
+
+def time_words(hours: float) -> str:
+    """Say hours in the unit that suits them: ``47 minutes``, ``1.9 hours``."""
+    if hours >= 2:
+        return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
+    minutes = hours * 60
+    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{minutes * 60:.3g} seconds"
+
+
+def usd_words(usd: float) -> str:
+    """Say dollars, in cents below ten."""
+    if usd < 0.01:
+        return f"${usd:.2g}"
+    return f"${usd:.2f}" if usd < 10 else f"${usd:,.0f}"
+
+
+def check_cost(cost: CostPlan) -> None:
+    """Hold a plan's own figures against each other.
+
+    Raises:
+        AssertionError: they do not agree, which is a fault of this program.
+    """
+    parts = (cost.step_hours, cost.save_hours, cost.eval_hours, cost.startup_hours)
+    total = sum(part for part in parts if part is not None)
+    if cost.predicted_hours is not None and not _same(total, cost.predicted_hours):
+        raise AssertionError(f"the parts add up to {total} h, not {cost.predicted_hours} h")
+    for hours, usd in (
+        (cost.predicted_hours, cost.predicted_usd),
+        (cost.predicted_hours_low, cost.predicted_usd_low),
+        (cost.predicted_hours_high, cost.predicted_usd_high),
+    ):
+        _check_usd(cost, hours, usd)
+    band = (cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high)
+    known = [hours for hours in band if hours is not None]
+    if len(known) not in (0, 3) or known != sorted(known):
+        raise AssertionError(f"the band of hours is {band}")
+
+
+def check_speed(cost: CostPlan, speed: Speed) -> None:
+    """Hold a plan's MFU against its tokens a second.
+
+    Raises:
+        AssertionError: they do not agree, which is a fault of this program.
+    """
+    if speed.tokens_per_s is None or speed.peak_flops_per_s is None:
+        return
+    implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
+    if cost.mfu_fraction is None or not _same(implied, cost.mfu_fraction):
+        raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
+
+
+def _check_usd(cost: CostPlan, hours: float | None, usd: float | None) -> None:
+    if hours is None or cost.price_usd_per_hour is None:
+        if usd is not None:
+            raise AssertionError(f"${usd} without hours or a price")
+        return
+    spare = (cost.billing_minutes or 0.0) / 60
+    low = hours * cost.price_usd_per_hour * (1 - EXACT)
+    high = (hours + spare) * cost.price_usd_per_hour * (1 + EXACT)
+    if usd is None or not low <= usd <= high:
+        raise AssertionError(f"{hours} h at ${cost.price_usd_per_hour} an hour are not ${usd}")
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= EXACT * max(abs(one), abs(other))

@@ -1,0 +1,131 @@
+"""Lay a plan out as text: settings with reasons, memory, cost, other hardware, claims."""
+
+import textwrap
+from collections.abc import Iterator
+
+from expertflow.plan.arithmetic import usd_words
+from expertflow.plan.cost_records import ClaimCheck, CostPlan
+from expertflow.plan.options import options_table, short_time
+from expertflow.plan.records import Reason, TrainPlan
+
+WIDTH = 100
+GIB = 1 << 30
+
+
+def plan_text(plan: TrainPlan) -> str:
+    """Give the whole plan to read, in sections; what is unknown says why."""
+    sections = (
+        ("plan", _head(plan)),
+        ("settings", _settings(plan.reasons)),
+        ("memory", _memory(plan)),
+        ("cost", _cost(plan.cost)),
+        ("other hardware, the same work", options_table(plan).splitlines()),
+        ("claims", _claims(plan.claims)),
+    )
+    shown = []
+    for title, lines in sections:
+        if text := "\n".join(lines):
+            shown.append(f"{title}\n{textwrap.indent(text, '  ')}")
+    return "\n\n".join(shown)
+
+
+def _head(plan: TrainPlan) -> Iterator[str]:
+    cards = f"{plan.world_size} x " if plan.gpu is not None else ""
+    yield f"{plan.expert} on {cards}{plan.hardware}: {plan.method}, {plan.precision}"
+    yield (
+        f"{plan.n_steps:,} steps of {plan.global_batch_sequences} rows of"
+        f" {plan.sequence_length_tokens} tokens, {plan.n_epochs:.2f} epochs,"
+        f" {plan.predicted_tokens:,} tokens"
+    )
+    yield (
+        f"{plan.n_params_trainable:,} of {plan.n_params_total:,} parameters are trained;"
+        f" {plan.flops_per_token_model / 1e9:.3g} GFLOP a token"
+    )
+
+
+def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
+    wide = max((len(reason.setting) for reason in reasons), default=0)
+    for reason in reasons:
+        words = f"{reason.value}: {reason.because}"
+        if reason.source_value is not None and reason.source_value != reason.value:
+            words += f" (the set-up it replaces: {reason.source_value})"
+        yield textwrap.fill(
+            words,
+            WIDTH,
+            initial_indent=reason.setting.ljust(wide + 2),
+            subsequent_indent=" " * (wide + 2),
+            break_on_hyphens=False,
+        )
+
+
+def _memory(plan: TrainPlan) -> Iterator[str]:
+    if plan.predicted_peak_bytes is None:
+        yield f"peak unknown: {plan.predicted_peak_reason}"
+        return
+    total = plan.gpu.memory_total_bytes if plan.gpu else None
+    of = "" if total is None else f" of {total / GIB:.1f} GiB"
+    peak = f"peak {_gib(plan.predicted_peak_bytes)}{of}: {plan.predicted_peak_reason}"
+    yield from textwrap.wrap(peak, WIDTH - 2)
+    if (parts := plan.memory) is not None:
+        yield (
+            f"model {_gib(parts.model_bytes)}, optimiser {_gib(parts.optimizer_bytes)},"
+            f" step {_gib(parts.step_bytes)}, reserve {_gib(parts.reserve_bytes)}"
+        )
+    if plan.next_micro_batch_peak_bytes is not None:
+        yield f"twice the micro-batch would take {_gib(plan.next_micro_batch_peak_bytes)}"
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.2f} GiB"
+
+
+def _cost(cost: CostPlan) -> Iterator[str]:
+    yield f"hours    {_hours(cost)}"
+    yield f"dollars  {_dollars(cost)}"
+    if cost.mfu_fraction is not None:
+        yield f"MFU      {cost.mfu_fraction:.1%} in the middle prediction"
+    parts = {
+        "steps": cost.step_hours,
+        "saves": cost.save_hours,
+        "evaluations": cost.eval_hours,
+        "once": cost.startup_hours,
+    }
+    known = [f"{name} {short_time(hours)}" for name, hours in parts.items() if hours is not None]
+    if known:
+        yield f"parts    {', '.join(known)}"
+    yield from textwrap.wrap(cost.reason, WIDTH - 2)
+
+
+def _hours(cost: CostPlan) -> str:
+    if cost.predicted_hours is None:
+        return "unknown"
+    low, high = cost.predicted_hours_low or 0.0, cost.predicted_hours_high or 0.0
+    kind = "calibrated" if cost.calibrated else "prior"
+    return f"{short_time(cost.predicted_hours)} ({short_time(low)} to {short_time(high)}), {kind}"
+
+
+def _dollars(cost: CostPlan) -> str:
+    if cost.price_usd_per_hour is None:
+        return "unknown: no price is configured for this hardware"
+    rate = f"at {usd_words(cost.price_usd_per_hour)} an hour, as of {cost.price_as_of or 'no date'}"
+    if cost.predicted_usd is None:
+        return f"unknown, {rate}"
+    low, high = cost.predicted_usd_low or 0.0, cost.predicted_usd_high or 0.0
+    return f"{usd_words(cost.predicted_usd)} ({usd_words(low)} to {usd_words(high)}) {rate}"
+
+
+def _claims(claims: tuple[ClaimCheck, ...]) -> Iterator[str]:
+    text = None
+    for check in claims:
+        if check.text != text:
+            text = check.text
+            yield f'"{text}"'
+        yield from claim_lines(check)
+
+
+def claim_lines(check: ClaimCheck) -> Iterator[str]:
+    """Give a finding as lines: whether the arithmetic holds, and what it is."""
+    mark = "holds " if check.holds else "wrong "
+    yield textwrap.fill(
+        check.finding, WIDTH - 2, initial_indent=f"  {mark}", subsequent_indent=" " * 8
+    )

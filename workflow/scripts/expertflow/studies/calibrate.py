@@ -1,0 +1,233 @@
+"""Run a few steps of a plan through the real training job, and say what they took.
+
+Ten steps to warm up, thirty that are timed, one save and two evaluations, of which the second one
+counts: the first also pays for what is made once. Weights are trained and thrown away. Rows are
+read where they are, as staging comes after the plan.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.files import read_json_lines, remove
+from expertflow.core.records import read_record, write_record
+from expertflow.hardware.probe import probe_machine
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.calibrated import calibration_key
+from expertflow.plan.cost_records import Calibration
+from expertflow.plan.records import TrainPlan
+from expertflow.stage.copy import plan_staging
+from expertflow.stage.records import StageSpec
+from expertflow.train.job import TrainingJob, run_job
+from expertflow.train.processes import RANK
+from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
+
+N_WARMUP, N_TIMED = 10, 30
+# Epochs of which so many fit into the timed steps are timed whole: their last steps are shorter.
+EPOCHS_TIMED = 4
+# A save by time among the timed steps would be counted twice.
+NEVER_MINUTES = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationJob:
+    """What to run: a plan as it would be trained, its records and rows, and a place to work in.
+
+    ``began_s`` is the performance counter when planning began, which a training does not do. What
+    planning and a training both import has to be imported before.
+    """
+
+    plan: TrainPlan
+    packing: Path
+    model: Path
+    rows: Path
+    scratch: Path
+    code: str
+    began_s: float
+
+
+def calibrate(job: CalibrationJob) -> Calibration | None:
+    """Run and time; null in a process that only helps.
+
+    With several processes planned, this one becomes their launcher, as in training.
+
+    Raises:
+        TrainingError, HardwareError: the run cannot be made, or not on the card that is planned.
+        Interrupted: a signal came; nothing is kept.
+    """
+    gpu = job.plan.gpu
+    if gpu is not None and RANK not in os.environ:
+        _check_cards(gpu, job.plan.world_size)
+    with _scratch(job.scratch):
+        short, n_warmup = shortened(job.plan)
+        training = TrainingJob(
+            plan=job.scratch / "plan.json",
+            packing=job.packing,
+            model=job.model,
+            staging=job.scratch / "staging.json",
+            state=job.scratch / "state",
+            checkpoint=job.scratch / "checkpoint",
+            output=job.scratch / "training.json",
+            code=f"calibration {job.code}",
+        )
+        if RANK not in os.environ:
+            write_record(training.plan, short)
+            staging = plan_staging(
+                expert=short.expert, spec=StageSpec(scratch=None), source=job.rows, key=""
+            )
+            write_record(training.staging, staging)
+        planning_s = time.perf_counter() - job.began_s
+        if not run_job(training):
+            return None
+        record = read_record(TrainingRecord, training.output)
+        lines = read_json_lines(job.scratch / "steps.jsonl")
+        steps = [StepRecord(**line) for line in lines]
+        if gpu is not None:
+            # Where the driver could not be asked before, the run's monitor may have a name.
+            _check_name(gpu, record.gpu_name)
+        model_type = read_record(ModelRecord, job.model).facts.model_type
+        return measured(
+            job.plan,
+            record,
+            steps,
+            n_warmup=n_warmup,
+            n_window_steps=1 if gpu is None else short.logging_steps,
+            planning_s=planning_s,
+            key=calibration_key(job.plan, model_type),
+        )
+
+
+def shortened(plan: TrainPlan) -> tuple[TrainPlan, int]:
+    """Give the plan with few steps, saved and evaluated at the end, and how many warm up."""
+    n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
+    n_warmup = min(N_WARMUP, n_steps // 4)
+    rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
+    return replace(
+        plan,
+        n_steps=n_steps,
+        n_epochs=n_steps / plan.n_steps_per_epoch,
+        n_warmup_steps=rate_warmup,
+        n_decay_steps=min(plan.n_decay_steps, n_steps - rate_warmup),
+        save_steps=n_steps,
+        save_every_minutes=NEVER_MINUTES,
+        save_total_limit=1,
+        eval_steps=n_steps,
+        load_best_model_at_end=False,
+        patience=None,
+        min_delta=0.0,
+        # On a card, steps between two log lines get their mean time: the timed ones begin anew.
+        logging_steps=max(1, n_warmup // 2),
+        track_per_step_metrics=True,
+        report_to="none",
+    ), n_warmup
+
+
+def measured(
+    plan: TrainPlan,
+    record: TrainingRecord,
+    steps: list[StepRecord],
+    *,
+    n_warmup: int,
+    n_window_steps: int,
+    planning_s: float,
+    key: str,
+) -> Calibration:
+    """Take the times of a short run apart: steps, save, evaluation, and what happens once.
+
+    ``n_window_steps`` is how many steps share a time: on a card those between two log lines, as
+    the device is waited for only then.
+
+    Raises:
+        TrainingError: the run left too little to time.
+    """
+    timed = steps[n_warmup:]
+    if not timed or not record.save_points or not record.eval_points:
+        raise TrainingError(
+            f"{plan.expert}: the calibration left {len(steps)} steps and"
+            f" {len(record.save_points)} saves, too few to time; set calibrate: false"
+        )
+    seconds = step_seconds(steps)[n_warmup:]
+    level = levels(seconds, per_epoch=plan.n_steps_per_epoch)
+    low, middle, high = (float(q) for q in np.quantile(level, (0.25, 0.5, 0.75)))
+    save_s = sum(point.save_s for point in record.save_points) / len(record.save_points)
+    eval_s = record.eval_points[-1].eval_s
+    # A run's clock begins with its process, which here made a plan first.
+    rest = record.time.wall_s - planning_s - float(seconds.sum()) - n_warmup * middle
+    rest -= save_s * len(record.save_points) + eval_s * len(record.eval_points)
+    return Calibration(
+        expert=plan.expert,
+        hardware=plan.hardware,
+        key=key,
+        n_warmup_steps=n_warmup,
+        n_timed_steps=len(timed),
+        n_timings=min(len(level), math.ceil(len(timed) / n_window_steps)),
+        step_s=middle,
+        step_s_low=low,
+        step_s_high=high,
+        step_s_mean=float(seconds.mean()),
+        save_s=save_s,
+        eval_s=eval_s,
+        startup_s=max(0.0, rest),
+        tokens_per_step=sum(step.n_tokens for step in timed) / len(timed),
+        peak_memory_bytes=record.peak_memory_reserved_bytes,
+    )
+
+
+def step_seconds(steps: list[StepRecord]) -> NDArray[np.float64]:
+    """Give the seconds from the end of one step to the end of the next, logging included."""
+    ends = np.array([step.elapsed_s for step in steps])
+    return np.concatenate(([steps[0].step_s], np.diff(ends)))
+
+
+def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
+    """Give the times to take quartiles of: steps, or the means of whole epochs if those are short.
+
+    The last step of an epoch may hold fewer rows, so a median over steps would miss it.
+    """
+    n_epochs = len(seconds) // per_epoch
+    if n_epochs < EPOCHS_TIMED:
+        return seconds
+    whole = seconds[-n_epochs * per_epoch :].reshape(n_epochs, per_epoch)
+    means: NDArray[np.float64] = whole.mean(axis=1)
+    return means
+
+
+def _check_cards(gpu: GpuFacts, n_gpus: int) -> None:
+    """Hold the cards that the run would use against the planned one.
+
+    Raises:
+        HardwareError: one of them is another card.
+    """
+    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
+    for card in probe_machine(table=[row]).gpus[:n_gpus]:
+        _check_name(gpu, card.name)
+
+
+def _check_name(gpu: GpuFacts, name: str | None) -> None:
+    if name is not None and name not in (gpu.name, *gpu.driver_names):
+        raise HardwareError(
+            f"calibration: the plan is for {gpu.name} and the card of this machine is {name}; set"
+            f" hardware to auto, or calibrate on a machine with {gpu.name}"
+        )
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[None]:
+    """Work in an empty folder and leave none behind; helpers share that of the first process."""
+    first = os.environ.get(RANK, "0") == "0"
+    if RANK not in os.environ:
+        remove(folder)
+        folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        if first:
+            remove(folder)
