@@ -17,6 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CPU_INDEX))
+LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
 .PHONY: demo demos test lint install bitsandbytes verify prune soak clean
@@ -37,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/snakefmt --check -l 100 Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 
-install: $(VENV)/.installed
+install: $(VENV)/.logger
 
 $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -47,9 +48,15 @@ $(VENV)/.installed: envs/requirements.lock
 	$(BIN)/pip install -q -r envs/requirements.lock
 	touch $@
 
+# Built by the setuptools of the lock: no network. A build folder of before would be packed again.
+$(VENV)/.logger: $(VENV)/.installed $(LOGGER)
+	rm -rf workflow/logger/build
+	$(BIN)/pip install -q --no-deps --no-build-isolation --force-reinstall ./workflow/logger
+	touch $@
+
 bitsandbytes: $(VENV)/.bitsandbytes
 
-$(VENV)/.bitsandbytes: $(VENV)/.installed envs/requirements-bitsandbytes.lock
+$(VENV)/.bitsandbytes: $(VENV)/.logger envs/requirements-bitsandbytes.lock
 	$(BIN)/pip install -q -r envs/requirements-bitsandbytes.lock
 	touch $@
 

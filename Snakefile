@@ -16,6 +16,8 @@
       |        /
     pack_sequences                          rows of one length
       |
+    calibrate_expert                        seconds of a step; only where asked for
+      |
     plan_training                           every setting with its reason, hours, dollars
       |
     stage_to_nvme                           rows on a fast disk, or why not
@@ -55,9 +57,10 @@ configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "
 
 
 house = House(config=config, basedir=BASEDIR, main=workflow.is_main_process)
-guard.set_environment(house.scripts)
+guard.set_environment(house.scripts, main=house.main)
 
 guard.refuse_unlimited_gpus(workflow.global_resources.get("gpu"), main=house.main)
+guard.note_missing_table(workflow.output_settings, BASEDIR, main=house.main)
 
 
 wildcard_constraints:
@@ -69,6 +72,7 @@ wildcard_constraints:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/tokens.smk"
+include: "workflow/rules/calibrate.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/report.smk"
 
@@ -80,6 +84,6 @@ rule all:
 
 
 onsuccess:
-    reports = guard.reports_among(workflow.dag_settings.targets)
+    reports = guard.reports_to_sum_up(workflow.dag_settings.targets, house.experts)
     if reports:
         shell('python "$EXPERTFLOW"/show_report.py {reports:q}')

@@ -1,12 +1,16 @@
 """The pins stand in several files; they must agree, and hold what the README promises."""
 
 import re
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 from support import ROOT
 
 LOCK = ROOT / "envs" / "requirements.lock"
+LOGGER = ROOT / "workflow" / "logger"
+PLUGIN = "snakemake_logger_plugin_expertflow"
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -35,3 +39,42 @@ def test_what_is_installed_is_what_is_pinned() -> None:
 
     for name, pinned in pins(LOCK).items():
         assert version(name).split("+")[0] == pinned, name
+
+
+def test_the_logger_plugin_pins_what_the_lock_pins_and_is_built_by_it() -> None:
+    project = tomllib.loads((LOGGER / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
+    assert len(wanted) == 3
+    assert dict(line.split("==") for line in wanted).items() <= pins(LOCK).items()
+
+
+def test_the_logger_plugin_is_installed_as_it_stands_here() -> None:
+    from importlib.metadata import distribution
+
+    files = {str(file): file.locate() for file in distribution(PLUGIN).files or []}
+    sources = sorted((LOGGER / PLUGIN).glob("*.py"))
+    assert len(sources) >= 3
+    for source in sources:
+        installed = Path(str(files[f"{PLUGIN}/{source.name}"]))
+        assert installed.read_text() == source.read_text(), f"install {LOGGER} again"
+
+
+@pytest.mark.parametrize("recipe", ["Makefile", "envs/Containerfile"])
+def test_every_installation_brings_the_logger_plugin(recipe: str) -> None:
+    install = r"pip install .*--no-deps --no-build-isolation .*\./workflow/logger"
+    assert re.search(install, (ROOT / recipe).read_text()), recipe
+
+
+def test_the_default_profile_turns_the_logger_plugin_on_only_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib.util
+
+    import yte
+
+    text = (ROOT / "profiles" / "default" / "config.yaml").read_text()
+    assert yte.process_yaml(text)["logger"] == ["expertflow"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    without = yte.process_yaml(text)
+    assert "logger" not in without
+    assert without["resources"] == ["gpu=1"]

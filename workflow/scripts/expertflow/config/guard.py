@@ -1,11 +1,15 @@
 """How the workflow meets Snakemake: one line for a user's error, and runs that are refused."""
 
 import functools
+import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import psutil
 
 from expertflow.core.errors import ExpertflowError
 
@@ -36,14 +40,19 @@ def one_line(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def set_environment(scripts: Path) -> None:
+def set_environment(scripts: Path, *, main: bool) -> None:
     """Let rules find the interpreter that runs Snakemake, and the scripts beside the Snakefile.
 
-    They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory.
+    They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory. The report tells
+    the command line; in the environment it counts for no rule's settings.
     """
     interpreter = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join([interpreter, os.environ.get("PATH", "")])
     os.environ["EXPERTFLOW"] = str(scripts)
+    # As in the jobs: cards are counted as the driver counts them.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if main:
+        os.environ["EXPERTFLOW_COMMAND"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def refuse_unlimited_gpus(limit: Any, *, main: bool) -> None:
@@ -58,6 +67,17 @@ def refuse_unlimited_gpus(limit: Any, *, main: bool) -> None:
         )
 
 
+def note_missing_table(settings: Any, basedir: Path, *, main: bool) -> None:
+    """Tell how to get the table of hours and dollars, where a dry run will end without it."""
+    if not main or not settings.dryrun or "expertflow" in settings.log_handler_settings:
+        return
+    if importlib.util.find_spec("snakemake_logger_plugin_expertflow") is None:
+        how = f"pip install --no-build-isolation {basedir}/workflow/logger"
+    else:
+        how = "add --logger expertflow, or logger: [expertflow] to your profile"
+    note(f"this dry run ends without hours and dollars; {how}")
+
+
 def refuse_keep_incomplete(settings: Any) -> None:
     """End the run if half-written outputs would stay: Snakemake records them as complete."""
     if settings is not None and settings.keep_incomplete:
@@ -67,6 +87,15 @@ def refuse_keep_incomplete(settings: Any) -> None:
         )
 
 
-def reports_among(targets: Iterable[Any]) -> list[str]:
-    """Pick the reports that a run was asked for by name; they are summed up at its end."""
-    return [str(target) for target in targets if str(target).endswith("/report.json")]
+def reports_to_sum_up(
+    targets: Iterable[Any], experts: Iterable[str], *, since_s: float | None = None
+) -> list[str]:
+    """Pick the reports that a run was asked for by name or made; they are summed up at its end.
+
+    ``since_s`` is a time of the system's clock, by default the start of this process.
+    """
+    start_s = psutil.Process().create_time() if since_s is None else since_s
+    named = [str(target) for target in targets if str(target).endswith("/report.json")]
+    places = [Path("results", expert, "report.json") for expert in experts]
+    made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= start_s]
+    return list(dict.fromkeys([*named, *made]))

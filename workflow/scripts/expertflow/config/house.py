@@ -7,9 +7,12 @@ in one manifest does not stop the others. A user's mistake ends in one line.
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from expertflow.config import digest, specs
+from expertflow.config.expected_work import Case
+from expertflow.config.forecast import forecast, is_current
 from expertflow.config.guard import fail, note, one_line
 from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.load import Schemas, load_config, load_expert
@@ -30,7 +33,11 @@ RESOURCES = {
         f"{REPORT}/page.html.j2",
         f"{REPORT}/style.css",
     ),
-    "compare_experts": (f"{REPORT}/index.html.j2", f"{REPORT}/style.css"),
+    "compare_experts": (
+        "schemas/report.schema.yaml",
+        f"{REPORT}/index.html.j2",
+        f"{REPORT}/style.css",
+    ),
 }
 
 
@@ -131,6 +138,22 @@ class House:
         build = getattr(self, f"_spec_{rule}")
         return canonical_json(to_json(build(wildcards.expert, wildcards)))
 
+    @one_line
+    def forecast(self, name: str) -> str:
+        """Say what an expert's training should take, in one line for a dry run."""
+        case = Case(
+            results=Path("results", name),
+            expert=self.expert(name),
+            spec=self._hardware.plan_spec(self.expert(name)),
+            lock=self._lock(name),
+            is_current=lambda rule, record, **of: is_current(
+                record,
+                spec=self.spec(rule, SimpleNamespace(expert=name, **of)),
+                code=self.code(rule),
+            ),
+        )
+        return forecast(case).text()
+
     @functools.cache  # noqa: B019  (one House lives as long as the process)
     def code(self, rule: str) -> str:
         """Give the digest of a rule's script and all it imports."""
@@ -228,6 +251,9 @@ class House:
 
     def _spec_plan_training(self, name: str, _: Any) -> Any:
         return self._hardware.plan_spec(self.expert(name))
+
+    def _spec_calibrate_expert(self, name: str, _: Any) -> Any:
+        return self._hardware.calibration_spec(self.expert(name))
 
     def _spec_stage_to_nvme(self, name: str, _: Any) -> Any:
         return specs.stage_spec(self.config)

@@ -1,0 +1,185 @@
+"""The plugin on its own: which events it heeds, what it prints, and when it keeps silent."""
+
+import io
+import logging
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
+
+from snakemake_logger_plugin_expertflow import LogHandler
+from snakemake_logger_plugin_expertflow.table import Plan, print_table
+
+PRICED = "0.42 to 0.94 hours; 1.0 to 2.3 dollars; 1 x H100 SXM; plan; $2.49/h of 2026-11-01"
+UNPRICED = "2 to 4.1 hours; unknown dollars; 1 x L40S; estimate from bytes; no price"
+UNKNOWN = "unknown hours; unknown dollars; cpu; a reason; in two parts"
+
+
+class TestSnakemakesOwnChecks(TestLogHandlerBase):
+    """What the interface package asks of every plugin."""
+
+    __test__ = True
+
+    def get_log_handler_cls(self) -> type[LogHandler]:
+        return LogHandler
+
+    def get_log_handler_settings(self) -> Any:
+        return None
+
+
+def handler(**settings: Any) -> LogHandler:
+    common = MockOutputSettings()
+    for name, value in {"dryrun": True, "stdout": True, **settings}.items():
+        setattr(common, name, value)
+    return LogHandler(common_settings=common, settings=None)
+
+
+def event(kind: LogEvent | None, *, level: int = logging.INFO, **extra: Any) -> logging.LogRecord:
+    record = logging.LogRecord("snakemake", level, "p", 1, "m", (), None)
+    record.__dict__.update(event=kind, **extra)
+    return record
+
+
+def said(text: str) -> logging.LogRecord:
+    record = event(None)
+    record.msg = text
+    return record
+
+
+ENDED = said("This was a dry-run (flag -n). The order of jobs does not reflect …")
+
+
+def job(rule: str, expert: str | None = "a", forecast: str | None = None) -> logging.LogRecord:
+    return event(
+        LogEvent.JOB_INFO,
+        rule_name=rule,
+        wildcards={} if expert is None else {"expert": expert},
+        resources=SimpleNamespace(**({} if forecast is None else {"forecast": forecast})),
+    )
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], *records: logging.LogRecord, **settings: Any
+) -> list[str]:
+    tested = handler(**settings)
+    for record in records:
+        tested.emit(record)
+    tested.close()
+    tested.close()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(
+        capsys,
+        ENDED,
+        job("train_expert", "b", UNPRICED),
+        job("pack_sequences", "a"),
+        job("train_expert", "a", PRICED),
+        job("compare_experts", None),
+        job("evaluate_expert", "finished"),
+    )
+    assert lines == [
+        "",
+        "What the trainings should take; other jobs are not included",
+        "expert  jobs  hours         dollars     on            basis",
+        "a       2     0.42 to 0.94  1.0 to 2.3  1 x H100 SXM  plan; $2.49/h of 2026-11-01",
+        "b       1     2 to 4.1      unknown     1 x L40S      estimate from bytes; no price",
+        "total   3     2.4 to 5.0    unknown",
+    ]
+
+
+def test_there_is_no_total_of_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(
+        capsys, ENDED, job("train_expert", "a", PRICED), job("train_expert", "b", UNKNOWN)
+    )
+    assert (
+        lines[-1] == "b       1     unknown       unknown     cpu           a reason; in two parts"
+    )
+
+
+def test_figures_of_a_record_that_is_made_again_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    packed = UNPRICED.replace("estimate from bytes", "estimate from packed tokens")
+    again = "; made again in this run, these are the figures of before"
+    for rule, forecast in (("plan_training", PRICED), ("pack_sequences", packed)):
+        planned = job("train_expert", "a", forecast)
+        assert printed(capsys, ENDED, job(rule, "a"), planned)[-1].endswith(again)
+        assert not printed(capsys, ENDED, job(rule, "b"), planned)[-1].endswith(again)
+    unplanned = job("train_expert", "a", UNPRICED)
+    assert not printed(capsys, ENDED, job("plan_training", "a"), unplanned)[-1].endswith(again)
+
+
+def test_without_a_training_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, ENDED, job("build_report")) == ["", "Nothing to train."]
+    assert printed(capsys, said("Nothing to be done (all is there).")) == ["", "Nothing to train."]
+
+
+def test_jobs_that_quiet_hides_are_not_called_none(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
+    lines = printed(capsys, stats, quiet=["progress", "rules"])
+    assert lines == ["", "Leave out --quiet to see what the trainings should take."]
+
+
+@pytest.mark.parametrize(
+    ("records", "settings"),
+    [
+        ((ENDED, job("train_expert", "a", PRICED)), {"dryrun": False}),
+        ((ENDED, job("train_expert", "a", PRICED), event(None, level=logging.ERROR)), {}),
+        ((event(LogEvent.WORKFLOW_STARTED),), {}),
+        (
+            (
+                event(LogEvent.RUN_INFO, stats={"train_expert": 1}),
+                job("train_expert", "a", PRICED),
+            ),
+            {},
+        ),
+    ],
+    ids=["a real run", "a run that failed", "no jobs yet", "left before its end"],
+)
+def test_it_keeps_silent(
+    capsys: pytest.CaptureFixture[str],
+    records: tuple[logging.LogRecord, ...],
+    settings: dict[str, Any],
+) -> None:
+    assert printed(capsys, *records, **settings) == []
+
+
+def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(
+        capsys,
+        ENDED,
+        event(LogEvent.JOB_INFO),
+        event(LogEvent.RUN_INFO, stats="changed"),
+        event(LogEvent.JOB_INFO, rule_name=None, wildcards=["expert"], resources=None),
+        job("train_expert", "a"),
+        job("train_expert", "b", "another text"),
+        job("train_expert", "c", "soon to be hours; 1 to x dollars; L4; plan"),
+    )
+    assert [line.split()[0] for line in lines[3:]] == ["a", "b", "c"]
+    assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
+
+
+def test_snakemake_keeps_its_own_log() -> None:
+    # It drops its own stream handler for a plugin that writes to a stream.
+    assert not handler().writes_to_stream
+
+
+def test_a_terminal_gets_it_fitted_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    plan, stream = Plan(), Terminal()
+    resources = SimpleNamespace(forecast=PRICED)
+    plan.add(rule="train_expert", wildcards={"expert": "a"}, resources=resources)
+    print_table(plan, stream, colour=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert "0.42 to 0.94  1.0 to 2.3  1 x H100 SXM" in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,103 @@
+"""A real ``snakemake -n`` ends with what its trainings should take, and with nothing else new."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from workflow_space import Workspace, make_workspace, manifest
+
+pytestmark = pytest.mark.chain
+TITLE = "What the trainings should take; other jobs are not included"
+SHAPE = {
+    "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+    "tie_word_embeddings": True, "model_type": "qwen3",
+}  # fmt: skip
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Workspace:
+    """Give two experts of which nothing is made yet: a large one, and the tiny one."""
+    space = make_workspace(tmp_path / "fresh")
+    (space.root / "model").mkdir()
+    (space.root / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (space.root / "data" / "sums.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 200_000)
+    large: dict[str, Any] = manifest(batch_size=16, max_steps=None, num_train_epochs=2.0)
+    large = {key: value for key, value in large.items() if key != "builtin"}
+    space.write_manifest("large", {**large, "model": "model"})
+    prices = {"prices": {"H100 SXM": {"usd_per_hour": 2.49, "as_of": "2026-11-01"}}}
+    (space.root / "config" / "hardware" / "prices.yaml").write_text(yaml.safe_dump(prices))
+    return space
+
+
+def table(space: Workspace, target: str, *arguments: str) -> list[str]:
+    """Give the lines that a dry run ends with."""
+    done = space.snakemake("-n", f"results/{target}/report.json", *arguments)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    before, found, after = done.stdout.partition(f"\n{TITLE}\n")
+    # Snakemake's own log is still there, and the table is the last there is.
+    assert "This was a dry-run" in before or "Nothing to be done" in before
+    return after.splitlines() if found else before.splitlines()[-1:]
+
+
+def test_a_card_with_a_price(fresh: Workspace) -> None:
+    config = ("--config", "preset=full", "hardware=H100 SXM")
+    header, line = table(fresh, "large", *config)
+    assert header.split() == ["expert", "jobs", "hours", "dollars", "on", "basis"]
+    words = line.split()
+    assert words[0:2] == ["large", "13"]
+    assert words[3] == words[6] == "to"
+    hours, dollars = float(words[4]), float(words[7])
+    assert dollars == pytest.approx(2.49 * hours, rel=0.1)
+    assert line.endswith("  1 x H100 SXM  estimate from bytes; $2.49/h of 2026-11-01")
+
+
+def test_a_card_without_a_price(fresh: Workspace) -> None:
+    _, line = table(fresh, "large", "--config", "preset=full", "hardware=L40S")
+    assert " to " in line
+    basis = "estimate from bytes; no price for L40S in config/hardware/prices.yaml"
+    assert line.endswith(f"  unknown  1 x L40S  {basis}")
+
+
+def test_the_demo_on_a_cpu_is_unknown_and_says_why(fresh: Workspace) -> None:
+    _, line = table(fresh, "tiny")
+    reason = "the speed of a CPU is not known before a calibrated plan"
+    assert line == f"tiny    13    unknown  unknown  cpu  {reason}"
+
+
+def test_another_directory_and_a_profile_without_the_table(fresh: Workspace) -> None:
+    mine = Workspace(fresh.root.with_name("mine"))
+    mine.root.mkdir()
+    for name in ("config", "data", "model"):
+        shutil.move(fresh.root / name, mine.root / name)
+    assert len(table(mine, "tiny", "-s", str(fresh.root / "Snakefile"))) == 2
+    bare = ("-n", "results/tiny/report.json", "-s", str(fresh.root / "Snakefile"))
+    done = mine.snakemake(*bare, "--workflow-profile", "none", "--resources", "gpu=1")
+    assert TITLE not in done.stdout
+    assert "note: this dry run ends without hours and dollars; add --logger" in done.stderr
+
+
+def test_a_group_of_trainings_still_runs_dry(fresh: Workspace) -> None:
+    groups = ("--groups", "train_expert=g", "--group-components", "g=2")
+    lines = table(fresh, "tiny", "results/other/report.json", *groups)
+    assert [line.split()[0] for line in lines] == ["expert", "other", "tiny"]
+    assert lines[1].endswith("no forecast; jobs in groups have none")
+
+
+def test_a_dry_run_that_an_error_ends_has_no_last_word(fresh: Workspace) -> None:
+    fresh.write_manifest("tiny", manifest(learning_rat=1.0))
+    done = fresh.snakemake("-n", "results/tiny/report.json")
+    assert done.returncode != 0 and "did you mean 'learning_rate'" in done.stderr
+    assert "Nothing to train." not in done.stdout + done.stderr
+
+
+def test_with_nothing_to_do_there_is_nothing_to_train(finished: Workspace) -> None:
+    assert table(finished, "tiny") == ["Nothing to train."]
+
+
+def test_a_plan_that_stands_is_what_is_shown(space: Workspace) -> None:
+    _, line = table(space, "tiny", "--forcerun", "train_expert")
+    assert "  cpu  plan: no estimate on a CPU" in line
