@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from made_up_series import GPU
 
+from expertflow.core.files import sha256_json
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import (
     DatasetManifest,
@@ -22,7 +23,7 @@ from expertflow.evaluate.records import (
 )
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.cost_records import ClaimCheck, CostPlan, HardwareOption, MemoryParts
 from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StagingRecord
@@ -46,7 +47,7 @@ from expertflow.train.records import (
 )
 
 N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
-TOKENS_PER_STEP = 53_400
+TOKENS_PER_STEP = 48_000
 SAMPLE = DecodedSample(
     document_id="text-to-sql/14", n_tokens=31, n_supervised_tokens=9,
     pieces=(
@@ -132,10 +133,10 @@ def make_packing() -> PackingRecord:
     counts = tuple(round(19_800 * s / sum(shape)) for s in shape)
     train = PackedSplit(
         path="packed/train.arrow", sha256="5e" * 32, n_documents=19_800, n_documents_split=99,
-        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=48_060_000,
-        n_tokens=48_060_000, n_tokens_dropped=0, n_supervised_tokens=15_900_000,
-        n_target_tokens=15_900_000, n_padding_tokens=870_000, n_sequences=23_892,
-        n_sequences_lower_bound=23_467, sum_len_sq=24_510_600_000,
+        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=43_200_000,
+        n_tokens=43_200_000, n_tokens_dropped=0, n_supervised_tokens=14_300_000,
+        n_target_tokens=14_300_000, n_padding_tokens=1_036_800, n_sequences=28_800,
+        n_sequences_lower_bound=28_125, sum_len_sq=22_032_000_000,
     )  # fmt: skip
     return PackingRecord(
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
@@ -144,18 +145,18 @@ def make_packing() -> PackingRecord:
         engine_fallbacks=("fastokens gives other ids for 'a b'",), tokenizer_sha256="3c" * 32,
         n_special_text_documents=2, n_dropped_held_out=0, n_dropped_by_reason={},
         samples=(SAMPLE,), train=train,
-        held_out=replace(train, path="packed/held_out.arrow", n_documents=200),
+        held_out=replace(train, path="packed/held_out.arrow", sha256="5f" * 32, n_documents=200),
         histogram=LengthHistogram(
             edges=edges, counts=counts, p50=341, p90=796, p99=1_388, max=1_591
         ),
         choices=(
             LengthChoice(sequence_length_tokens=1_536, n_over_long_documents=99,
-                         n_over_long_tokens=4_100, n_sequences=23_892, fill_fraction=0.982),
+                         n_over_long_tokens=4_100, n_sequences=28_800, fill_fraction=0.977),
         ),
         suggestion=LengthSuggestion(
             sequence_length_tokens=1_536,
             reason="rows of 1536 tokens are too short for 0.50 % of the documents and filled to"
-            " 98.20 %",
+            " 97.66 %",
         ),
     )  # fmt: skip
 
@@ -166,6 +167,7 @@ def make_plan() -> TrainPlan:
         peak_bf16_flops_per_s=989.5e12, peak_fp16_flops_per_s=989.5e12,
         peak_tf32_flops_per_s=494.5e12, peak_bandwidth_bytes_per_s=3.35e12, power_limit_w=700.0,
         source="NVIDIA H100 datasheet",
+        sources={"peak_bf16_flops_per_s": "NVIDIA datasheet, dense"},
     )  # fmt: skip
     return TrainPlan(
         expert="expert-sql", method="lora", group_by_length=False,
@@ -174,7 +176,7 @@ def make_plan() -> TrainPlan:
         lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
                       use_rslora=False),
         hardware="h100-sxm", gpu=gpu, world_size=1, micro_batch_size=16, n_accumulation_steps=2,
-        global_batch_sequences=32, sequence_length_tokens=1_536, n_sequences=23_892,
+        global_batch_sequences=32, sequence_length_tokens=1_536, n_sequences=28_800,
         n_steps=N_STEPS, n_steps_per_epoch=STEPS_PER_EPOCH, n_epochs=2.0, n_warmup_steps=180,
         learning_rate=2e-4, lr_scheduler_type="cosine", n_decay_steps=180,
         weight_decay=0.01, max_grad_norm=1.0,
@@ -188,17 +190,54 @@ def make_plan() -> TrainPlan:
         n_params_total=600_637_440, n_params_trainable=4_587_520, flops_per_token_model=2.62e9,
         flops_per_token_hardware=2.62e9,
         flops_convention="useful tokens; causal block-diagonal attention; embedding lookup 0",
-        predicted_tokens=96_120_000, predicted_peak_bytes=63_000_000_000,
+        predicted_tokens=86_400_000, predicted_peak_bytes=63_000_000_000,
         predicted_peak_reason="weights + optimizer + activations without checkpointing + 8 %",
         cost=CostPlan(
-            price_usd_per_hour=2.49, price_as_of="2026-05", predicted_hours=0.82,
-            predicted_hours_low=0.66, predicted_hours_high=1.20, predicted_usd=2.03,
-            predicted_usd_low=1.64, predicted_usd_high=2.99,
-            reason="prior: 20 to 45 % of the peak, no measurement yet",
+            price_usd_per_hour=2.49, price_as_of="2026-05", predicted_hours=0.73,
+            predicted_hours_low=0.71, predicted_hours_high=0.77, predicted_usd=1.8177,
+            predicted_usd_low=1.7679, predicted_usd_high=1.9173,
+            reason="calibrated: 30 timed steps, one save, one evaluation",
+            calibrated=True, mfu_fraction=0.094, step_hours=0.675, save_hours=0.015,
+            eval_hours=0.021, startup_hours=0.019,
         ),
+        memory=MemoryParts(
+            model_bytes=1_200_000_000, optimizer_bytes=55_000_000, step_bytes=56_006_000_000,
+            reserve_bytes=5_739_000_000,
+        ),
+        next_micro_batch_peak_bytes=123_600_000_000, options=_options(), claims=CLAIMS,
         reasons=(
-            Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB"),
+            Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB",
+                   source_value="16"),
             Reason(setting="warmup_steps", value="180", because="10 % of 1,800 steps"),
+        ),
+    )  # fmt: skip
+
+
+CLAIMS = (
+    ClaimCheck(text="takes 47 hours", holds=False,
+               finding="3,558 steps at 1.25 a second are 47 minutes, not 47 hours"),
+    ClaimCheck(text="costs about two dollars", holds=True, finding="0.78 h at $2.49 are $1.94"),
+)  # fmt: skip
+
+
+def _options() -> tuple[HardwareOption, ...]:
+    return (
+        HardwareOption(
+            name="H100 SXM", n_gpus=1, fits=True, micro_batch_size=16,
+            checkpoint_activations=False, hours=0.73, hours_low=0.71, hours_high=0.77,
+            usd_per_hour=2.49, price_as_of="2026-05", usd=1.8177, usd_low=1.7679,
+            usd_high=1.9173, remark="as planned",
+        ),
+        HardwareOption(
+            name="RTX 4090", n_gpus=1, fits=True, micro_batch_size=4, checkpoint_activations=True,
+            hours=5.1, hours_low=3.4, hours_high=7.6, usd_per_hour=None, price_as_of=None,
+            usd=None, usd_low=None, usd_high=None, remark="no price is configured",
+        ),
+        HardwareOption(
+            name="RTX 2060", n_gpus=1, fits=False, micro_batch_size=None,
+            checkpoint_activations=None, hours=None, hours_low=None, hours_high=None,
+            usd_per_hour=None, price_as_of=None, usd=None, usd_low=None, usd_high=None,
+            remark="needs 7.1 GB for one row, has 6 GB",
         ),
     )  # fmt: skip
 
@@ -214,9 +253,9 @@ def make_staging() -> StagingRecord:
 
 def make_training() -> TrainingRecord:
     time = TimeSpent(
-        wall_s=2_712.0, startup_s=61.0, data_wait_s=21.4, h2d_s=5.1, train_s=2_489.0,
-        forward_s=812.0, backward_s=1_545.0, optimizer_s=132.0, checkpoint_s=56.9, eval_s=75.6,
-        other_s=3.0, gpu_idle_s=140.0,
+        wall_s=2_712.0, startup_s=61.0, data_wait_s=21.4, h2d_s=None, train_s=2_494.1,
+        forward_s=None, backward_s=None, optimizer_s=None, checkpoint_s=56.9, eval_s=75.6,
+        other_s=3.0, gpu_idle_s=None,
     )  # fmt: skip
     points = tuple(
         EvalPoint(step=s, loss=0.53 + 1.2 * math.exp(-s / 420), n_target_tokens=161_000,
@@ -228,9 +267,9 @@ def make_training() -> TrainingRecord:
     )
     epochs = (
         EpochSummary(epoch=1, steps=900, loss_mean=0.86, eval_loss=points[3].loss,
-                     tokens=48_060_000, seconds=1_258.0, tokens_per_s=38_203.5),
+                     tokens=43_200_000, seconds=1_258.0, tokens_per_s=34_340.2),
         EpochSummary(epoch=2, steps=900, loss_mean=0.54, eval_loss=points[6].loss,
-                     tokens=48_060_000, seconds=1_257.0, tokens_per_s=38_233.9),
+                     tokens=43_200_000, seconds=1_257.0, tokens_per_s=34_367.5),
     )  # fmt: skip
     return TrainingRecord(
         expert="expert-sql", fingerprint="7a" * 32, status="finished",
@@ -239,21 +278,25 @@ def make_training() -> TrainingRecord:
         activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
         n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS, micro_batch_size=16,
-        n_accumulation_steps=2, memory_retries=(), checkpoint_write_s=31.0,
+        n_accumulation_steps=2, memory_retries=(), on_the_fly=False, checkpoint_write_s=31.0,
         n_checkpoint_bytes=55_100_000,
         sampled_steps=SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
                                    optimizer_s=0.07),
-        n_tokens=96_120_000, n_target_tokens=31_800_000, n_padding_tokens=1_740_000,
+        n_tokens=86_400_000, n_target_tokens=28_600_000, n_padding_tokens=2_073_600,
         loss_first=2.10, loss_last=0.53, eval_points=points, save_points=saves,
         epoch_summaries=epochs, time=time,
         n_sessions=2, resumed_at_steps=(600,), n_saves=6,
         peak_memory_allocated_bytes=58_900_000_000, peak_memory_reserved_bytes=61_500_000_000,
         peak_host_rss_bytes=9_800_000_000, measured_peak_flops_per_s=None,
-        packing_sha256="2b" * 32, weights_sha256="8b" * 32,
+        packing_sha256=sha256_json(["5e" * 32, "5f" * 32]), weights_sha256="8b" * 32,
         checkpoint_path="results/expert-sql/checkpoint",
         steps_path="results/expert-sql/steps.jsonl", gpu_path="results/expert-sql/gpu.jsonl",
         versions={"torch": "2.9.1+cu128", "transformers": "5.23.0", "peft": "0.18.0"},
-        unavailable={},
+        unavailable=dict.fromkeys(
+            ("time.h2d_s", "time.forward_s", "time.backward_s", "time.optimizer_s",
+             "time.gpu_idle_s"),
+            "the device runs behind the host",
+        ),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import made_up_series as series
 from expertflow.plan.cost_records import CostPlan
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
+from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
@@ -22,6 +23,20 @@ PROVENANCE = {
     "input_sha256": {"documents.json": "1a" * 32, "packing.json": "2b" * 32},
     "command": "snakemake --cores 8 results/expert-sql/report.json",
     "host_hash": "c0ffee",
+    "chain": [
+        {"stage": stage, "record": f"{record}.json", "sha256": digest * 32, "code": digest * 8}
+        for stage, record, digest in (
+            ("find_datasets", "datasets", "0a"),
+            ("deduplicate_documents", "documents", "1a"),
+            ("prepare_model", "model", "1b"),
+            ("pack_sequences", "packing", "2b"),
+            ("plan_training", "plan", "2c"),
+            ("stage_to_nvme", "staging", "2d"),
+            ("train_expert", "training", "3a"),
+            ("evaluate_expert", "evaluation", "3b"),
+            ("export_model", "export", "3c"),
+        )
+    ],
 }
 
 
@@ -42,6 +57,7 @@ def make_gpu_inputs() -> ReportInputs:
             n_steps=pieces.N_STEPS, step_s=pieces.STEP_S, tokens=pieces.TOKENS_PER_STEP, seed=1
         ),
         samples=series.make_gpu_samples(),
+        preflight={"machine": series.make_machine(), "n_cpus": 8},
     )
 
 
@@ -91,7 +107,8 @@ def make_cpu_inputs() -> ReportInputs:
                       licence=None),
         plan=_cpu_plan(gpu.plan),
         training=training,
-        packing=replace(gpu.packing, sequence_length_tokens=512),
+        packing=_cpu_packing(gpu.packing),
+        preflight={"n_cpus": 2},
         staging=replace(gpu.staging, target=None, n_bytes_copied=None, copy_bytes_per_s=None,
                         reason="no scratch disk is configured; rows are read where they are"),
         monitor=series.make_cpu_monitor(),
@@ -99,6 +116,16 @@ def make_cpu_inputs() -> ReportInputs:
         steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
         samples=series.make_cpu_samples(),
     )  # fmt: skip
+
+
+def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
+    """Pack 480 rows of 512 tokens."""
+    train = replace(
+        gpu.train,
+        n_sequences=480, n_tokens_in=237_000, n_tokens=237_000, n_padding_tokens=8_760,
+        n_supervised_tokens=78_000, n_target_tokens=78_000,
+    )  # fmt: skip
+    return replace(gpu, sequence_length_tokens=512, train=train)
 
 
 def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
@@ -117,4 +144,5 @@ def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
             predicted_usd_low=None, predicted_usd_high=None,
             reason="no speed is known for this CPU",
         ),
+        memory=None, options=(), claims=(),
     )  # fmt: skip

@@ -2,8 +2,17 @@
 
 import math
 import random
+from typing import Any
 
-from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.core.records import to_json
+from expertflow.hardware.records import (
+    GpuSample,
+    GpuSeen,
+    MachineFacts,
+    MonitorRecord,
+    ScratchFacts,
+    Stats,
+)
 from expertflow.train.records import (
     StepRecord,
 )
@@ -48,18 +57,54 @@ def make_monitor() -> MonitorRecord:
         memory_used_bytes=_stats(62.2e9, 0.1e9), temperature_c=_stats(67.0, 2.0),
         power_w=_stats(612.0, 40.0), cpu_percent=_stats(14.0, 3.0),
         ram_used_bytes=_stats(31e9, 1e9), assessment=("the card was busy",), unavailable={},
+        tensor_active_percent=_stats(38.0, 4.0), sm_active_percent=_stats(86.0, 5.0),
+        sm_clock_mhz=_stats(1_905.0, 30.0), memory_clock_mhz=_stats(2_619.0, 0.0),
+        pcie_rx_bytes_per_s=_stats(2.1e6, 0.4e6), pcie_tx_bytes_per_s=_stats(0.9e6, 0.2e6),
+        throttle_s={"power": 41.0, "thermal": 3.0}, throttle_source="counter",
+        n_gpus=1, energy_all_j=1.47e6, power_all_w=_stats(612.0, 40.0),
+        temperature_limits_c={"slowdown": 87.0, "shutdown": 92.0, "max_operating": 83.0},
+        energy_source="counter", disk_read_bytes=410_000_000, disk_write_bytes=390_000_000,
+        monitor_cpu_fraction=0.0021, wall_s=2_680.0,
     )  # fmt: skip
+
+
+def make_machine() -> dict[str, Any]:
+    """Describe the rented machine as its preflight did."""
+    card = GpuSeen(
+        index=0, name=GPU, listed_as="H100 SXM", memory_total_bytes=80_000_000_000,
+        memory_free_bytes=79_400_000_000, compute_capability="9.0", supports_bf16=True,
+        supports_tf32=True, power_limit_w=700.0, unavailable={},
+        temperature_limits_c={"slowdown": 87.0, "shutdown": 92.0, "max_operating": 83.0},
+    )  # fmt: skip
+    disk = ScratchFacts(
+        path="/scratch", asked_by="config", file_system="ext4", is_memory=False,
+        is_rotational=False, free_bytes=900_000_000_000, total_bytes=960_000_000_000,
+        read_bytes_per_s=2.9e9, read_method="256 MiB, past the page cache",
+    )  # fmt: skip
+    facts = MachineFacts(
+        cpu_model="Intel Xeon Platinum 8480+", n_cpus_physical=56, n_cpus_logical=112,
+        n_cpus_affinity=112, cpu_quota_cpus=8.0, n_cpus_usable=8, ram_total_bytes=1_080_000_000_000,
+        ram_limit_bytes=240_000_000_000, ram_usable_bytes=240_000_000_000, driver="580.65",
+        gpus=(card,), scratch=(disk,), simulated=True, unavailable={},
+    )  # fmt: skip
+    made: dict[str, Any] = to_json(facts)
+    return made
 
 
 def make_cpu_monitor() -> MonitorRecord:
     no_gpu = "no NVIDIA driver was found"
     missing = ("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "energy_j",
-               "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w")  # fmt: skip
+               "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w",
+               "tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz",
+               "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "throttle_s", "temperature_limits_c",
+               "energy_source", "energy_all_j", "power_all_w", "throttle_source")  # fmt: skip
     return MonitorRecord(
         configured_interval_s=1.0, effective_interval_s=1.0, n_samples=96, simulated=False,
         gpu_name=None, driver=None, memory_total_bytes=None, power_limit_w=None, energy_j=None,
         any_kernel_percent=None, memory_used_bytes=None, temperature_c=None, power_w=None,
         cpu_percent=_stats(92.0, 4.0), ram_used_bytes=_stats(3.1e9, 0.2e9), assessment=(),
+        disk_read_bytes=1_300_000, disk_write_bytes=22_000_000, monitor_cpu_fraction=0.0012,
+        wall_s=92.0, n_gpus=0,
         unavailable=dict.fromkeys(missing, no_gpu),
     )  # fmt: skip
 
@@ -79,6 +124,15 @@ def make_gpu_samples() -> tuple[GpuSample, ...]:
                 energy_j=548.0 * second,
                 cpu_percent=chance.uniform(10, 18),
                 ram_used_bytes=31_000_000_000,
+                tensor_active_percent=2.0 if pause else chance.gauss(38, 1),
+                sm_active_percent=9.0 if pause else chance.gauss(86, 1.5),
+                sm_clock_mhz=1_905,
+                memory_clock_mhz=2_619,
+                pcie_rx_bytes_per_s=2.1e6,
+                pcie_tx_bytes_per_s=0.9e6,
+                throttle_reasons=("sw_power_cap",) if 300 <= second < 341 else (),
+                disk_read_bytes=300_000,
+                disk_write_bytes=290_000,
             )
         )
     return tuple(samples)

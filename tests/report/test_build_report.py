@@ -37,12 +37,54 @@ def test_report_equals_golden(variant: str, request: pytest.FixtureRequest) -> N
 def test_report_passes_its_check(
     variant: str, schema: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    check_report(request.getfixturevalue(f"{variant}_report"), schema)
+    check_report(
+        request.getfixturevalue(f"{variant}_report"),
+        schema,
+        request.getfixturevalue(f"{variant}_inputs"),
+    )
 
 
 @pytest.mark.parametrize("path", KEPT_PATHS)
 def test_paths_of_older_readers_stay(path: str, gpu_report: dict[str, Any]) -> None:
     assert look_up(gpu_report, path) not in (None, MISSING)
+
+
+def test_machine_of_the_preflight_is_passed_on(gpu_inputs: ReportInputs) -> None:
+    inputs = replace(gpu_inputs, preflight={"machine": {"ram_total_bytes": 1}, "n_cpus": 2})
+    report = build_report(inputs, {})
+    assert report["training_report"]["hardware"]["machine"] == {"ram_total_bytes": 1}
+
+
+def test_automatic_interval_is_null_and_valid(
+    gpu_inputs: ReportInputs, schema: dict[str, Any]
+) -> None:
+    monitor = replace(gpu_inputs.monitor, configured_interval_s=None)
+    inputs = replace(gpu_inputs, monitor=monitor)
+    report = build_report(inputs, {})
+    check_report(report, schema, inputs)
+    path = "training_report.hardware.collection_interval_seconds"
+    assert report["unavailable"][path].startswith("automatic")
+
+
+def test_gpu_run_without_timed_steps_is_valid(
+    gpu_inputs: ReportInputs, schema: dict[str, Any]
+) -> None:
+    training = replace(
+        gpu_inputs.training,
+        sampled_steps=None,
+        unavailable={"sampled_steps": "the run had too few steps for one to be timed"},
+    )
+    inputs = replace(gpu_inputs, training=training)
+    report = build_report(inputs, {})
+    check_report(report, schema, inputs)
+    assert "too few steps" in report["unavailable"]["time.forward_s"]
+
+
+def test_card_without_a_driver_is_valid(gpu_inputs: ReportInputs, schema: dict[str, Any]) -> None:
+    inputs = replace(gpu_inputs, training=replace(gpu_inputs.training, gpu_name=None))
+    report = build_report(inputs, {})
+    check_report(report, schema, inputs)
+    assert "CPU" not in report["unavailable"]["training_report.hardware.gpu.name"]
 
 
 def test_report_survives_json(gpu_report: dict[str, Any]) -> None:
@@ -77,7 +119,7 @@ def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs, schema: dict
     first, last = gpu_inputs.training.epoch_summaries
     training = replace(gpu_inputs.training, epoch_summaries=(first, replace(last, eval_loss=None)))
     report = build_report(replace(gpu_inputs, training=training), {})
-    check_report(report, schema)
+    check_report(report, schema, gpu_inputs)
     path = "training_report.training.epoch_summaries[1].eval_loss"
     assert report["unavailable"][path] == "no evaluation fell into this epoch"
 
@@ -93,7 +135,7 @@ def test_task_without_metric_keeps_the_loss(
         after=replace(old.after, score=None, generation_s=None),
     )
     report = build_report(replace(gpu_inputs, evaluation=evaluation), {})
-    check_report(report, schema)
+    check_report(report, schema, gpu_inputs)
     assert report["evaluation"]["delta"]["held_out_loss"] == pytest.approx(-1.308)
     assert report["evaluation"]["delta"]["value_fraction"] is None
 

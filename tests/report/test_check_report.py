@@ -7,6 +7,7 @@ import pytest
 
 from expertflow.core.errors import DataError
 from expertflow.report.check import check_report
+from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]
 
@@ -43,7 +44,30 @@ FAULTS = {
     "time is lost": (_set("time.train_s", 2_450.0), "time: the parts"),
     "time is invented": (_set("time.other_s", 40.0), "time: the parts"),
     "wrong price": (_set("cost.usd", 2.10), "cost.usd"),
+    "other hours": (_set("cost.hours", 0.76), "cost.hours"),
     "price without a rate": (_set("cost.usd_per_hour", None), "cost.usd"),
+    "epochs of other tokens": (
+        _set("data.trained_tokens", 86_400_001),
+        "epoch_summaries: tokens add up to 86,400,000, not to 86,400,001",
+    ),
+    "epochs of other steps": (
+        _set("training_report.training.steps", 1_799),
+        "epoch_summaries: steps add up to 1,800, not to 1,799",
+    ),
+    "an epoch that missed rows": (
+        _set("data.useful_tokens", 43_200_001),
+        "epoch_summaries[0].tokens: 43,200,000 in 900 of 900 steps",
+    ),
+    "billed for another time": (_set("cost.billed_usd", 1.0), "cost.billed_usd: 1.0 is not"),
+    "fixes worth more than the run": (
+        lambda report: report["findings"][0].update(worth_usd=9.0),
+        "findings: worth $9",
+    ),
+    "plan of other parts": (_set("plan.save_hours", 0.5), "plan.hours: is 0.73"),
+    "memory of other parts": (
+        lambda report: report["plan"]["memory"].update(step_bytes=1),
+        "plan.memory_peak_bytes",
+    ),
     "silent null": (
         _set("training_report.hardware.power_w", None),
         "training_report.hardware.power_w: null without a reason",
@@ -53,28 +77,36 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_named(name: str, gpu_report: Report, schema: dict[str, Any]) -> None:
+def test_fault_is_named(
+    name: str, gpu_report: Report, schema: dict[str, Any], gpu_inputs: ReportInputs
+) -> None:
     change, message = FAULTS[name]
     change(gpu_report)
     with pytest.raises(DataError, match=r"report\.json") as error:
-        check_report(gpu_report, schema)
+        check_report(gpu_report, schema, gpu_inputs)
     assert message in str(error.value)
 
 
-def test_time_may_be_one_percent_off(gpu_report: Report, schema: dict[str, Any]) -> None:
+def test_time_may_be_one_percent_off(
+    gpu_report: Report, schema: dict[str, Any], gpu_inputs: ReportInputs
+) -> None:
     gpu_report["time"]["other_s"] += 0.009 * gpu_report["time"]["wall_s"]
-    check_report(gpu_report, schema)
+    check_report(gpu_report, schema, gpu_inputs)
 
 
-def test_single_step_without_warmup(gpu_report: Report, schema: dict[str, Any]) -> None:
+def test_single_step_without_warmup(
+    gpu_report: Report, schema: dict[str, Any], gpu_inputs: ReportInputs
+) -> None:
     gpu_report["training_parameters"] |= {"total_steps": 1, "warmup_steps": 0}
-    check_report(gpu_report, schema)
+    check_report(gpu_report, schema, gpu_inputs)
 
 
-def test_null_in_a_list_is_found(gpu_report: Report, schema: dict[str, Any]) -> None:
+def test_null_in_a_list_is_found(
+    gpu_report: Report, schema: dict[str, Any], gpu_inputs: ReportInputs
+) -> None:
     gpu_report["data"]["sources"][1]["licence"] = None
     with pytest.raises(DataError, match=r"data\.sources\[1\]\.licence"):
-        check_report(gpu_report, schema)
+        check_report(gpu_report, schema, gpu_inputs)
 
 
 def test_every_key_is_described(schema: dict[str, Any]) -> None:

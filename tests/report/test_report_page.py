@@ -1,16 +1,19 @@
 """report.html: one small file without network or script, safe against what data may contain."""
 
-import copy
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from made_up_runs import PROVENANCE
 
 from expertflow.report.build import build_report
+from expertflow.report.charts_frame import _themed
+from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.page import MAX_PAGE_BYTES, render_page
+from expertflow.report.page import MAX_PAGE_BYTES, render_page, style
+from expertflow.report.view_chain import chain_rows
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \u2028"
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
@@ -49,7 +52,7 @@ def _outline(page: str) -> _Outline:
 
 @pytest.fixture(scope="module")
 def gpu_page(gpu_inputs: ReportInputs) -> str:
-    return render_page(build_report(gpu_inputs, {}), gpu_inputs)
+    return render_page(build_report(gpu_inputs, PROVENANCE), gpu_inputs)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def test_two_drawings_of_one_report_are_equal(cpu_inputs: ReportInputs, cpu_page
 
 
 def test_sections_are_in_order(gpu_page: str) -> None:
-    wanted = ["time", "evaluation", "training", "timeline", "data", "trained", "samples",
+    wanted = ["time", "training", "timeline", "data", "trained", "evaluation", "samples",
               "findings", "plan", "sources", "provenance"]  # fmt: skip
     assert re.findall(r'<section id="(\w+)"', gpu_page) == wanted
     assert gpu_page.index("verdict mixed") < gpu_page.index('class="tiles"')
@@ -105,12 +108,14 @@ def test_missing_values_say_why(cpu_page: str) -> None:
 
 def _hostile(value: Any, key: str = "") -> Any:
     """Replace every free text of a report; leave those that schema or templates interpret."""
-    kept = {"level", "learned", "severity", "op", "verdict", "started_at", "preset"}
+    kept = {"level", "learned", "severity", "op", "verdict", "started_at", "preset", "unit"}
+    names = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions"}
     if isinstance(value, str):
-        return value if key in kept else HOSTILE
+        is_quantity = key == "quantity" and value.endswith(("_percent", "_c", "_bytes"))
+        return value if key in kept or is_quantity else HOSTILE
     if isinstance(value, dict):
         return {
-            HOSTILE if key.endswith("_by_reason") or key == "n_by_kind" else k: _hostile(v, k)
+            HOSTILE if key.endswith("_by_reason") or key in names else k: _hostile(v, k)
             for k, v in value.items()
         }
     if isinstance(value, list):
@@ -118,14 +123,37 @@ def _hostile(value: Any, key: str = "") -> Any:
     return value
 
 
-def test_hostile_texts_are_escaped(cpu_inputs: ReportInputs) -> None:
-    report = build_report(cpu_inputs, {"command": "x"})
-    page = render_page(_hostile(copy.deepcopy(report)), cpu_inputs)
+def _escaped(page: str) -> str:
     outline = _outline(page)
     assert "script" not in outline.tags
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
     assert "&lt;script&gt;" in page and "<script" not in page
     assert "{{ 7 * 7 }}" in page
+    return page
+
+
+@pytest.mark.parametrize("which", ["cpu", "gpu"])
+def test_hostile_texts_are_escaped(which: str, request: pytest.FixtureRequest) -> None:
+    inputs = request.getfixturevalue(f"{which}_inputs")
+    report = _hostile(build_report(inputs, PROVENANCE))
+    page = _escaped(render_page(report, inputs))
+    if which == "gpu":  # the places that only a full report has
+        for section, end in (("timeline", "data"), ("plan", "sources"), ("provenance", "footer")):
+            part = page.split(f'<section id="{section}"')[1].split(f'id="{end}"')[0]
+            assert part.count("&lt;script&gt;") > 3, section
+
+
+def test_hostile_texts_are_escaped_in_the_index(gpu_report: dict[str, Any]) -> None:
+    other = {**gpu_report, "run": {**gpu_report["run"], "preset": "demo"}}
+    other["data"] = {**gpu_report["data"], "sources": [{"licence": HOSTILE}]}
+    _escaped(render_index(build_index([_hostile(gpu_report), other])))
+
+
+def test_texts_in_drawings_are_escaped() -> None:
+    svg = _themed('<svg width="1"><text>a</text></svg>', HOSTILE)
+    outline = _outline(svg)
+    assert outline.tags == ["svg", "text"]
+    assert dict(outline.attributes)["aria-label"] == HOSTILE
 
 
 def test_long_texts_do_not_burst_the_page(cpu_inputs: ReportInputs) -> None:
@@ -146,3 +174,92 @@ def test_run_without_series_has_a_page(cpu_inputs: ReportInputs) -> None:
     page = render_page(build_report(inputs, {}), inputs)
     _outline(page)
     assert "No readings were taken." in page
+
+
+def test_long_series_do_not_burst_the_page(gpu_inputs: ReportInputs) -> None:
+    steps = [replace(gpu_inputs.steps[i % 1_800], step=i + 1) for i in range(40_000)]
+    samples = [replace(gpu_inputs.samples[i % 1_000], elapsed_s=float(i)) for i in range(40_000)]
+    last = gpu_inputs.training.save_points[-1]
+    training = replace(gpu_inputs.training, save_points=(last,) * 300)
+    inputs = replace(gpu_inputs, steps=tuple(steps), samples=tuple(samples), training=training)
+    page = render_page(build_report(gpu_inputs, PROVENANCE), inputs)
+    assert len(page.encode()) < MAX_PAGE_BYTES
+    assert page.count("<figure>") >= 11
+
+
+def test_every_table_and_drawing_is_named(gpu_page: str, cpu_page: str) -> None:
+    for page in (gpu_page, cpu_page):
+        assert page.count("<table") == page.count("<caption>") > 8
+        drawings = re.findall(r"<svg [^>]*>", page)
+        assert drawings
+        for drawing in drawings:
+            label = re.search(r'role="img" aria-label="([^"]*)"', drawing)
+            assert label is not None and len(label[1]) > 30, drawing
+
+
+def test_page_shows_plan_claims_options_and_chain(gpu_page: str) -> None:
+    for text in ("The same work on other hardware", "Claims, held against their own arithmetic",
+                 "Device memory", "From sources to report", "pack sequences"):  # fmt: skip
+        assert text in gpu_page
+
+
+def test_parts_without_content_are_left_out(cpu_inputs: ReportInputs) -> None:
+    report = build_report(cpu_inputs, PROVENANCE)
+    report["plan"] |= {"options": [], "claims": [], "memory": None}
+    report["provenance"]["chain"] = []
+    page = render_page(report, cpu_inputs)
+    _outline(page)
+    for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
+        assert text not in page
+
+
+def test_chain_is_placed_by_stage() -> None:
+    stages = ("export_model", "prepare_model", "prepare_shard", "a_new_stage", "prepare_shard",
+              "pretokenize_shard", "deduplicate_documents", "pack_sequences")  # fmt: skip
+    chain = [{"stage": s, "record": "x.json", "sha256": "ab" * 32, "code": ""} for s in stages]
+    rows = chain_rows(chain)
+    assert [[box.stage if box else None for box in row.boxes] for row in rows] == [
+        ["prepare_shard", "prepare_model"],
+        ["deduplicate_documents", "pretokenize_shard"],
+        ["pack_sequences"],
+        ["export_model"],
+        ["a_new_stage"],
+    ]
+    assert [row.link for row in rows] == ["", "left right elbow", "join", "straight", "straight"]
+    shards = rows[0].boxes[0]
+    assert shards is not None and [made.sha256 for made in shards.made] == ["ababababab"] * 2
+
+
+def test_a_chain_without_shards_is_still_joined() -> None:
+    stages = ("find_datasets", "deduplicate_documents", "prepare_model", "pack_sequences")
+    chain = [{"stage": s, "record": "x.json", "sha256": "", "code": ""} for s in stages]
+    rows = chain_rows(chain)
+    assert [row.link for row in rows] == ["", "left", "join"]
+    assert [row.link for row in chain_rows(chain[:1])] == [""]
+    assert chain_rows([]) == ()
+
+
+def test_many_records_of_one_stage_are_counted() -> None:
+    chain = [
+        {"stage": "fetch_source", "record": f"{i}", "sha256": "", "code": ""} for i in range(9)
+    ]
+    box = chain_rows(chain)[0].boxes[0]
+    assert box is not None and box.n_more == 6 and len(box.made) == 3
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def test_texts_stand_out_from_what_is_behind_them() -> None:
+    css = str(style())
+    themes = css.split("{ box-sizing")[0].split("prefers-color-scheme: dark")
+    light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme)) for theme in themes)
+    pairs = [(text, behind) for text in ("text", "muted", "blue", "limit", "good", "red")
+             for behind in ("page", "card")]  # fmt: skip
+    for theme in (light, {**light, **dark}):
+        for text, behind in [*pairs, ("text", "learned")]:
+            low, high = sorted((_luminance(theme[text]), _luminance(theme[behind])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{text} on {behind}"

@@ -16,7 +16,7 @@ from expertflow.report.summary import print_summary, summary_rows
 from expertflow.report.view import time_parts
 
 Report = dict[str, Any]
-PLACES = {"json_path": Path("r/report.json"), "html_path": Path("r/report.html")}
+PAGE = Path("r/report.html")
 
 
 @pytest.mark.parametrize("module", [f, reasons])
@@ -50,33 +50,52 @@ def test_bar_fills_the_wall_time(gpu_report: Report, cpu_report: Report) -> None
         assert sum(part.fraction for part in time_parts(report)) == pytest.approx(1.0, abs=0.01)
 
 
-def test_summary_has_ten_lines(gpu_report: Report, cpu_report: Report) -> None:
+def _printed(report: Report, **about: Any) -> str:
+    stream = io.StringIO()
+    print_summary(report, html_path=PAGE, console=Console(file=stream, **about))
+    return stream.getvalue()
+
+
+def test_summary_has_the_verdict_and_the_eight_figures(
+    gpu_report: Report, cpu_report: Report
+) -> None:
     for report in (gpu_report, cpu_report):
-        assert len(summary_rows(report, **PLACES)) == 10
+        labels = [label for label, _ in summary_rows(report, html_path=PAGE)]
+        assert labels[:2] == ["expert", "verdict"] and labels[-1] == "report"
+        assert len(labels) == 3 + 8
 
 
 def test_summary_says_what_matters(cpu_report: Report) -> None:
-    stream = io.StringIO()
-    print_summary(cpu_report, **PLACES, console=Console(file=stream, width=200))
-    text = stream.getvalue().replace(f.NBSP, " ")
-    for part in ("Yes.", "0.0 % -> 18.5 %", "6.203 -> 2.110", "not measured", "r/report.html"):
+    text = _printed(cpu_report, width=60)
+    for part in ("Yes.", "18.5 %  (before 0.0 %)", "not measured: no price", "r/report.html"):
         assert part in text
 
 
-def test_summary_does_not_read_markup(cpu_report: Report) -> None:
+def test_summary_is_plain_where_nobody_watches(cpu_report: Report) -> None:
+    lines = _printed(cpu_report, width=40).splitlines()
+    assert len(lines) == 11 and "\x1b" not in "".join(lines)
+    assert _printed(cpu_report, width=40, force_terminal=True).count("\x1b") > 11
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_summary_does_not_read_markup(cpu_report: Report, is_terminal: bool) -> None:
     cpu_report["run"]["expert"] = "[red]x[/red] [/nonsense]"
-    stream = io.StringIO()
-    print_summary(cpu_report, **PLACES, console=Console(file=stream, width=200))
-    assert "[red]x[/red] [/nonsense]" in stream.getvalue()
+    text = _printed(cpu_report, width=200, force_terminal=is_terminal)
+    assert "[red]x[/red] [/nonsense]" in text
 
 
 def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> None:
     cpu_report["run"]["expert"] = "an-expert"
     index = build_index([gpu_report, cpu_report])
     first, second = index["experts"]
-    assert (first["expert"], second["expert"]) == ("an-expert", "expert-sql")
-    assert second["after_fraction"] == 0.61 and second["usd"] == gpu_report["cost"]["usd"]
-    assert first["usd"] is None and "price" in first["unavailable"]["usd"]
+    assert (first["expert"], second["expert"]) == ("expert-sql", "an-expert")  # as configured
+    assert first["after_fraction"] == 0.61 and first["usd"] == gpu_report["cost"]["usd"]
+    assert first["n_findings"] == len(gpu_report["findings"])
+    planned = first["planned_hours"] * (1 + first["hours_difference_fraction"])
+    assert planned == pytest.approx(first["wall_s"] / 3600)
+    assert second["usd"] is None and "price" in second["unavailable"]["usd"]
+    assert second["hours_difference_fraction"] is None
+    assert second["source_licences"] == ["CC0-1.0"]
 
 
 def test_index_page(gpu_report: Report, cpu_report: Report) -> None:

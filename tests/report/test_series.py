@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from made_up_records import STEP_S, TOKENS_PER_STEP
 
 from expertflow.report import series
 from expertflow.report.inputs import ReportInputs
@@ -24,7 +25,7 @@ def test_short_series_are_not_thinned() -> None:
 
 def test_pauses_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
     rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps)]
-    assert max(rates) == pytest.approx(53_400 / 1.38, rel=0.03)
+    assert max(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.03)
     assert min(rates) < 0.6 * max(rates)
 
 
@@ -36,7 +37,7 @@ def test_resumed_clock_does_not_go_backwards(cpu_inputs: ReportInputs) -> None:
 
 def test_steps_between_kept_lines_do_not_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
     rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps[::10])]
-    assert min(rates) == pytest.approx(53_400 / 1.38, rel=0.06)
+    assert min(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
 
 
 def test_evaluation_before_training_comes_first(cpu_inputs: ReportInputs) -> None:
@@ -50,3 +51,18 @@ def test_evaluations_follow_their_step(cpu_inputs: ReportInputs) -> None:
     first, _ = series.evaluation_spans(cpu_inputs.steps, cpu_inputs.training.eval_points)
     assert first.start_s == cpu_inputs.steps[29].elapsed_s
     assert first.end_s - first.start_s == pytest.approx(2.6)
+
+
+def test_halving_keeps_extremes() -> None:
+    points = series.envelope([(float(x), float(x % 7)) for x in range(9)])
+    halves = series.halved(points)
+    assert len(halves) == 5 and halves[0].x == 0.5
+    assert (halves[3].low, halves[3].high) == (0, 6)
+    assert series.halved([]) == []
+
+
+def test_saves_begin_when_training_stops(gpu_inputs: ReportInputs) -> None:
+    point = gpu_inputs.training.save_points[0]
+    span = series.save_spans([point])[0]
+    assert span.start_s == point.elapsed_s
+    assert span.end_s - span.start_s == pytest.approx(point.save_s)

@@ -51,6 +51,14 @@ def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
     assert '"n_shards": 32' in lock
 
 
+def test_a_calibration_comes_before_the_plan_where_it_is_asked_for(clone: Workspace) -> None:
+    target = "results/expert-json/plan.json"
+    without, _ = planned(clone, target)
+    rules, out = planned(clone, target, "--config", "calibrate=true")
+    assert rules - without == Counter({"calibrate_expert": 1})
+    assert "--calibration results/expert-json/calibration.json" in out
+
+
 def test_lint_is_clean(clone: Workspace) -> None:
     done = clone.snakemake("--lint")
     assert done.returncode == 0

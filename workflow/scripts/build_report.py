@@ -6,6 +6,7 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import write_text
+from expertflow.data.shards import token_shards
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report, read_schema
 from expertflow.report.inputs import ReportPaths, read_inputs
@@ -24,8 +25,8 @@ def main() -> None:
     args = parser.parse_args()
     spec = cli.spec_from_text(ReportSpec, args.spec)
     inputs = read_inputs(spec, ReportPaths.in_folder(args.results))
-    report = build_report(inputs, collect_provenance(args.results))
-    check_report(report, read_schema(SCHEMA))
+    report = build_report(inputs, collect_provenance(args.results, token_shards))
+    check_report(report, read_schema(SCHEMA), inputs)
     write_text(args.html, render_page(report, inputs))
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(args.json, text + "\n")

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import write_text
+from expertflow.report.check import read_report, read_schema
 from expertflow.report.compare import build_index, render_index
+
+SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
@@ -16,7 +19,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="index.json to write")
     parser.add_argument("--html", type=Path, required=True, help="index.html to write")
     args = parser.parse_args()
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.reports]
+    schema = read_schema(SCHEMA)
+    reports = [read_report(path, schema) for path in args.reports]
     index = build_index(reports)
     write_text(args.html, render_index(index))
     write_text(args.json, json.dumps(index, indent=2, ensure_ascii=False) + "\n")

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Print ten lines from finished reports: verdict, scores, speed, time, cost, and where they lie."""
+"""Print finished reports in a few lines each: the verdict, eight figures, and where they lie."""
 
 import argparse
-import json
 from pathlib import Path
 
 from expertflow.core import cli
+from expertflow.report.check import read_report, read_schema
 from expertflow.report.summary import print_summary
+
+SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reports", type=Path, nargs="+", help="report.json files")
     args = parser.parse_args()
+    schema = read_schema(SCHEMA)
     for path in args.reports:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        print_summary(report, json_path=path, html_path=path.with_suffix(".html"), console=None)
+        print_summary(read_report(path, schema), html_path=path.with_suffix(".html"))
 
 
 if __name__ == "__main__":

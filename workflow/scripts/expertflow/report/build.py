@@ -10,13 +10,22 @@ from typing import Any
 from expertflow.core.records import to_json
 from expertflow.evaluate.records import EvaluationSide
 from expertflow.report import derive
+from expertflow.report.bottleneck import bottleneck
 from expertflow.report.data_section import data_section
-from expertflow.report.diagnose import accept, bottleneck, find
+from expertflow.report.diagnose import accept, find
+from expertflow.report.hardware_section import hardware_section
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.plan_section import plan_against_actual, plan_section
 from expertflow.report.reasons import explain
+from expertflow.report.time_section import split, time_section
 from expertflow.report.verdict import verdict
 
 SCHEMA_VERSION = 1
+MFU_CONVENTION = (
+    "MFU: FLOPs that the model needs for its useful tokens, over the seconds of stepping (saves,"
+    " evaluation and start-up left out) and the dense peak of all devices at the precision used;"
+    " HFU adds what activation checkpointing computes again"
+)
 
 
 def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -31,17 +40,18 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "model": _model(inputs),
         "data": data_section(inputs),
         "training_parameters": _training_parameters(inputs),
-        "training_report": {"training": _training(inputs), "hardware": _hardware(inputs)},
-        "time": to_json(inputs.training.time),
+        "training_report": {"training": _training(inputs), "hardware": hardware_section(inputs)},
+        "time": time_section(inputs.training),
         "throughput": _throughput(inputs),
         "cost": _cost(inputs),
-        "plan": _plan(inputs),
+        "plan": plan_section(inputs),
         "evaluation": _evaluation(inputs),
         "staging": to_json(inputs.staging),
         "export": to_json(inputs.export),
         "comparison": [],
         "provenance": _provenance(inputs, provenance),
     }
+    report["plan_against_actual"] = plan_against_actual(report)
     report["bottleneck"] = bottleneck(report)
     report["findings"] = to_json(find(report))
     report["acceptance"] = to_json(accept(report, inputs.spec.acceptance))
@@ -124,99 +134,45 @@ def _training(inputs: ReportInputs) -> dict[str, Any]:
         "saves": training.n_saves,
         "checkpoint_write_s": training.checkpoint_write_s,
         "memory_retries": to_json(training.memory_retries),
+        "on_the_fly": training.on_the_fly,
         "sampled_steps": to_json(training.sampled_steps),
         "activated": list(training.activated),
         "loss_first": training.loss_first,
         "loss_last": training.loss_last,
         "eval_points": to_json(training.eval_points),
+        "save_points": to_json(training.save_points),
         "epoch_summaries": to_json(training.epoch_summaries),
         "series_path": training.steps_path,
     }
 
 
-def _hardware(inputs: ReportInputs) -> dict[str, Any]:
-    training, monitor = inputs.training, inputs.monitor
-    return {
-        "collection_interval_seconds": monitor.configured_interval_s,
-        "collection_interval_effective_seconds": monitor.effective_interval_s,
-        "samples": monitor.n_samples,
-        "series_path": training.gpu_path,
-        "device": training.device,
-        "threads": training.n_threads,
-        "gpu": _gpu(inputs),
-        "any_kernel_percent": to_json(monitor.any_kernel_percent),
-        "tensor_active_percent": None,
-        "power_w": to_json(monitor.power_w),
-        "temperature_c": to_json(monitor.temperature_c),
-        "memory_used_bytes": to_json(monitor.memory_used_bytes),
-        "memory_peak_allocated_bytes": training.peak_memory_allocated_bytes,
-        "memory_peak_reserved_bytes": training.peak_memory_reserved_bytes,
-        "memory_spilled_bytes": None,
-        "host_memory_peak_bytes": training.peak_host_rss_bytes,
-        "cpu_percent": to_json(monitor.cpu_percent),
-        "ram_used_bytes": to_json(monitor.ram_used_bytes),
-        "energy_j": monitor.energy_j,
-        "energy_source": _energy_source(inputs),
-        "throttle_s": None,
-        "assessment": list(monitor.assessment),
-    }
-
-
-def _gpu(inputs: ReportInputs) -> dict[str, Any]:
-    monitor, peak = inputs.monitor, derive.peak(inputs.plan, inputs.training)
-    return {
-        "name": inputs.training.gpu_name,
-        "driver": monitor.driver,
-        "peak_flops_per_s": peak.flops_per_s,
-        "peak_bf16_flops_per_s": peak.flops_per_s if inputs.training.precision == "bf16" else None,
-        "peak_source": peak.source,
-        "memory_total_bytes": monitor.memory_total_bytes,
-        "power_limit_w": monitor.power_limit_w,
-    }
-
-
-def _energy_source(inputs: ReportInputs) -> str | None:
-    counted = any(sample.energy_j is not None for sample in inputs.samples)
-    return "energy counter" if inputs.monitor.energy_j is not None and counted else None
-
-
 def _throughput(inputs: ReportInputs) -> dict[str, Any]:
-    plan = inputs.plan
+    plan, training = inputs.plan, inputs.training
     return {
-        "useful_tokens_per_s": derive.tokens_per_s(inputs.training).value,
+        "useful_tokens_per_s": derive.tokens_per_s(training).value,
+        "target_tokens_per_s": derive.per_stepping_s(training, training.n_target_tokens).value,
+        "steps_per_s": derive.per_stepping_s(training, training.n_steps).value,
+        "tokens_per_step": training.n_tokens / training.n_steps,
         "mfu_fraction": derive.utilisation(inputs, plan.flops_per_token_model).value,
         "hfu_fraction": derive.utilisation(inputs, plan.flops_per_token_hardware).value,
-        "goodput_fraction": derive.goodput(inputs.training.time).value,
+        "goodput_fraction": derive.goodput(split(training).spent).value,
+        "convention": f"{MFU_CONVENTION} ({plan.flops_convention}).",
     }
 
 
 def _cost(inputs: ReportInputs) -> dict[str, Any]:
+    training = inputs.training
     return {
         "usd": derive.cost_usd(inputs).value,
+        "billed_usd": derive.billed_usd(inputs).value,
+        "hours": training.time.wall_s / 3600,
         "usd_per_hour": inputs.plan.cost.price_usd_per_hour,
         "rate_as_of": inputs.plan.cost.price_as_of,
-        "usd_per_million_tokens": derive.cost_usd_per_million_tokens(inputs).value,
-    }
-
-
-def _plan(inputs: ReportInputs) -> dict[str, Any]:
-    plan, cost = inputs.plan, inputs.plan.cost
-    return {
-        "hardware": plan.hardware,
-        "steps": plan.n_steps,
-        "trained_tokens": plan.predicted_tokens,
-        "memory_peak_bytes": plan.predicted_peak_bytes,
-        "memory_reason": plan.predicted_peak_reason,
-        "hours": cost.predicted_hours,
-        "usd": cost.predicted_usd,
-        "band": {
-            "hours_low": cost.predicted_hours_low,
-            "hours_high": cost.predicted_hours_high,
-            "usd_low": cost.predicted_usd_low,
-            "usd_high": cost.predicted_usd_high,
-        },
-        "cost_reason": cost.reason,
-        "reasons": to_json(plan.reasons),
+        "usd_per_million_tokens": derive.usd_per_million(inputs, training.n_tokens).value,
+        "usd_per_million_target_tokens": derive.usd_per_million(
+            inputs, training.n_target_tokens
+        ).value,
+        "energy_kwh": derive.energy_kwh(inputs).value,
     }
 
 
@@ -262,6 +218,7 @@ def _provenance(inputs: ReportInputs, given: dict[str, Any]) -> dict[str, Any]:
         "input_sha256": {},
         "command": None,
         "host_hash": None,
+        "chain": [],
         "torch": training.versions.get("torch"),
         "driver": inputs.monitor.driver,
         "versions": dict(training.versions),

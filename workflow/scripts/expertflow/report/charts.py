@@ -1,260 +1,242 @@
-"""Draw the report's charts: Vega-Altair specifications, rendered to SVG that takes page colours.
+"""Draw the report's charts: Vega-Altair specifications, rendered to SVG.
 
-Each chart is drawn twice, for a page and for a phone, since text in a scaled SVG shrinks with it.
-The only module that imports altair and vl-convert: they take a second to load.
+Only this module and its frame import altair and vl-convert: they take a second to load.
 """
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
 
 import altair as alt
-import vl_convert
 
+from expertflow.report import format as f
 from expertflow.report import series
-from expertflow.report.inputs import ReportInputs
+from expertflow.report.chart_data import ChartData, Cut, LengthData, LossData, Panel, TimelineData
+from expertflow.report.charts_frame import (
+    BLUE,
+    GREY,
+    NAMED,
+    NARROW,
+    ORANGE,
+    PURPLE,
+    ROUND_TIMES,
+    YELLOW,
+    Axes,
+    Chart,
+    Form,
+    both_sizes,
+    curve,
+    lettering,
+    round_ticks,
+    rounded_up,
+    rows,
+    time_unit,
+    x_axis,
+    y_axis,
+)
 from expertflow.report.series import Point, Span
 
-# A colour that no chart would choose by chance -> the CSS variable that takes its place.
-COLOURS = {
-    "#2d6cb6": "blue",
-    "#3f8f5c": "green",
-    "#c4602e": "orange",
-    "#8a5fb1": "purple",
-    "#d8d5cd": "rule",
-    "#6b7281": "muted",
-}
-BLUE, GREEN, ORANGE, PURPLE, RULE, MUTED = COLOURS
-Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
-GB = 1e-9
+LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
+LINE_PX = 15
+CENTRE = 0.45  # labels right of it run to the left
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Axes:
-    """The two axes that the layers of a chart share."""
-
-    x: alt.X
-    y: alt.Y
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """A chart in both sizes, as inline SVG. Title and unit are written by the page."""
-
-    title: str
-    unit: str
-    wide: str
-    narrow: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """What a size of screen allows."""
-
-    width_px: int
-    stretch: float
-    n_x_ticks: int
-    n_y_ticks: int
-
-
-WIDE = Form(width_px=720, stretch=1.0, n_x_ticks=8, n_y_ticks=4)
-NARROW = Form(width_px=358, stretch=1.15, n_x_ticks=4, n_y_ticks=3)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """What to draw over time: ``limit`` is a dashed line with its label."""
-
-    title: str
-    unit: str
-    colour: str
-    points: Sequence[Point]
-    top: float | None = None
-    limit: float | None = None
-    limit_label: str = ""
-
-
-def loss_chart(inputs: ReportInputs) -> Chart | None:
+def loss_chart(data: ChartData) -> Chart | None:
     """Draw training loss with its spread, and held-out loss as points."""
-    points = series.training_loss(inputs.steps)
-    if not points:
-        return None
-    held_out = [{"x": p.step, "y": p.loss} for p in inputs.training.eval_points]
-    steps = alt.Scale(domain=[0, inputs.steps[-1].step], nice=False)
+    return _loss(data.loss) if data.loss else None
+
+
+def timeline_charts(data: ChartData) -> list[Chart]:
+    """Draw speed and hardware over time, all on one clock."""
+    timeline = data.timeline
+    return [_panel(panel, timeline) for panel in timeline.panels] if timeline else []
+
+
+def length_chart(data: ChartData) -> Chart:
+    """Draw how long the documents are, and where a row ends."""
+    return _lengths(data.lengths)
+
+
+def _loss(loss: LossData) -> Chart:
+    held_out = [{"x": mark.x, "y": mark.y} for mark in loss.held_out]
+    values = [p.low for p in loss.train] + [p.high for p in loss.train]
+    values += [mark.y for mark in loss.held_out]
+    low, high = min(values), max(values)
+    room = 0.04 * (high - low) or 0.1
+    start = 0.0 if any(mark.x == 0 for mark in loss.held_out) else loss.train[0].x
+    steps = alt.Scale(domain=[min(start, loss.last_step - 1), loss.last_step], nice=False)
+    height = alt.Scale(domain=[low - room, high + room], nice=False)
 
     def draw(form: Form) -> list[alt.Chart]:
         axes = Axes(
-            x=_x(form, "steps", steps, format=",d"),
-            y=_y(form.n_y_ticks, alt.Scale(zero=False)),
+            x=x_axis(round_ticks(start, loss.last_step, form.n_x_ticks), "steps", steps),
+            y=y_axis(round_ticks(low - room, high + room, form.n_y_ticks + 1), height),
         )
-        held = alt.Chart(_data(held_out)).encode(x=axes.x, y=axes.y)
+        held = alt.Chart(rows(held_out)).encode(x=axes.x, y=axes.y)
         return [
-            *_line(points, BLUE, axes),
+            *curve(_fitting(loss.train, form), BLUE, axes),
             held.mark_line(color=ORANGE, strokeWidth=1, strokeDash=[3, 3]),
             held.mark_point(color=ORANGE, filled=True, size=44, opacity=1),
         ]
 
-    return _chart("Loss", "nats a token", draw, height_px=190)
+    return both_sizes(
+        draw, title="Loss", unit="nats a token", label=loss.label, height_px=190
+    )  # fmt: skip
 
 
-def timeline_charts(inputs: ReportInputs) -> list[Chart]:
-    """Draw speed and hardware over time; a series without a single reading has no chart."""
-    spans = series.evaluation_spans(inputs.steps, inputs.training.eval_points)
-    drawn = [one for one in (_speed(inputs), *_hardware(inputs)) if one.points]
-    ends_s = [one.points[-1].x for one in drawn] + [span.end_s for span in spans]
-    return [_over_time(one, spans if one is drawn[0] else [], max(ends_s)) for one in drawn]
+def _panel(panel: Panel, timeline: TimelineData) -> Chart:
+    unit, scale = time_unit(timeline.end_s)
+    end = timeline.end_s / scale
+    highest = max(point.high for point in panel.points)
+    limit = (panel.limit or 0.0) * 1.2  # leaves room for the label above the line
+    top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
+    if panel.limit is None and panel.top is None:
+        top = rounded_up(top, 3)
+    bottom = min(panel.bottom, *(10 * math.floor(p.low / 10) for p in panel.points))
+    time = alt.Scale(domain=[0, end], nice=False)
+    height = alt.Scale(domain=[min(bottom, panel.bottom), top], nice=False)
+    points = [
+        Point(x=p.x / scale, y=p.y, low=p.low, high=p.high) for p in panel.points
+    ]  # fmt: skip
+
+    def draw(form: Form) -> list[alt.Chart]:
+        axes = Axes(
+            x=x_axis(round_ticks(0.0, end, form.n_x_ticks, ROUND_TIMES), unit, time),
+            y=y_axis(round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks)), height),
+        )
+        least = LEAST_BAND_PX * end / form.width_px
+        return [
+            *_stripes(panel, axes, end),
+            _bands(timeline.saves, YELLOW, axes.x, scale, least),
+            _bands(timeline.evaluations, PURPLE, axes.x, scale, least),
+            *curve(_fitting(points, form), NAMED[panel.colour], axes),
+            *_limit(panel, axes.y),
+        ]
+
+    return both_sizes(
+        draw, title=panel.title, unit=panel.unit, label=panel.label, height_px=96,
+        note=_reference(panel),
+    )  # fmt: skip
 
 
-def _speed(inputs: ReportInputs) -> Series:
-    points = series.tokens_per_s(inputs.steps)
-    return Series(title="Useful tokens per second", unit="tok/s", colour=BLUE, points=points)
+def _reference(panel: Panel) -> str:
+    return "; ".join(
+        f"{stripe.label}: {stripe.low:g} to {stripe.high:g} {panel.unit}"
+        for stripe in panel.reference
+    )
 
 
-def _hardware(inputs: ReportInputs) -> list[Series]:
-    monitor, samples = inputs.monitor, inputs.samples
-    limit_w, total = monitor.power_limit_w, monitor.memory_total_bytes
-    total_gb = None if total is None else total * GB
+def _stripes(panel: Panel, axes: Axes, end: float) -> list[alt.Chart]:
+    """Shade what others call normal, behind all else."""
+    if not panel.reference:
+        return []
+    values = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
+    stripes = alt.Chart(rows(values)).mark_rect(color=GREY, opacity=0.16)
+    return [stripes.encode(x=axes.x, x2="x2:Q", y=axes.y, y2="y2:Q")]
+
+
+def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: float) -> alt.Chart:
+    values: list[dict[str, float]] = []
+    for span in spans:
+        start, end = span.start_s / scale, max(span.end_s / scale, span.start_s / scale + least)
+        if values and start - values[-1]["x2"] < least / 2:  # no gap that a screen could show
+            values[-1]["x2"] = max(values[-1]["x2"], end)
+        else:
+            values.append({"x": start, "x2": end})
+    bands: alt.Chart = alt.Chart(rows(values)).mark_rect(color=colour, opacity=0.4)
+    return bands.encode(x=x, x2="x2:Q")
+
+
+def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
+    if panel.limit is None:
+        return []
+    base = alt.Chart(rows([{"y": panel.limit, "label": panel.limit_label}]))
+    text = base.encode(x=alt.value("width"))
     return [
-        Series(title="Any kernel running", unit="%", colour=GREEN, top=100,
-               points=series.sampled(samples, "utilization_percent")),
-        Series(title="Power", unit="W", colour=ORANGE,
-               points=series.sampled(samples, "power_w"),
-               limit=limit_w, limit_label=f"limit {limit_w or 0:.0f} W"),
-        Series(title="GPU memory in use", unit="GB", colour=PURPLE,
-               points=series.sampled(samples, "memory_used_bytes", GB),
-               limit=total_gb, limit_label=f"{total_gb or 0:.0f} GB"),
-        Series(title="GPU temperature", unit="\u00b0C", colour=ORANGE,
-               points=series.sampled(samples, "temperature_c")),
-        Series(title="CPU", unit="% of all cores", colour=GREEN, top=100,
-               points=series.sampled(samples, "cpu_percent")),
-        Series(title="Host memory in use", unit="GB", colour=PURPLE,
-               points=series.sampled(samples, "ram_used_bytes", GB)),
+        base.mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(y=y),
+        *lettering(text, y, align="right", baseline="bottom", dy=-3),
+    ]
+
+
+def _lengths(lengths: LengthData) -> Chart:
+    """Bins of equal width have a linear axis, bins that grow a logarithmic one."""
+    edges = lengths.edges
+    grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
+    bars = [
+        {"x": low, "x2": high, "y": n}
+        for low, high, n in zip(edges, edges[1:], lengths.counts, strict=False)
+    ]
+    if grows:  # the short end, where nothing is, would take half the width
+        bars = bars[next((i for i, bar in enumerate(bars) if bar["y"]), 0) :]
+    start = bars[0]["x"] if bars else 0
+    end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in lengths.shown)])
+    most = max([*lengths.counts, 1])
+    tokens = alt.Scale(domain=[start, end], nice=False)
+    if grows:
+        tokens = alt.Scale(domain=[start, end], nice=False, type="log", base=2)
+    height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(lengths.shown))], nice=False)
+
+    def draw(form: Form) -> list[alt.Chart]:
+        ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
+        axes = Axes(
+            x=x_axis(ticks, "tokens", tokens),
+            y=y_axis(round_ticks(0, most, min(4, form.n_y_ticks)), height),
+        )
+        bar = alt.Chart(rows(bars)).mark_rect(color=BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
+        places = [_share(cut.length_tokens, start, end, log=grows) for cut in lengths.shown]
+        cuts = [
+            _cut(lengths.shown[i], line, axes.x, to_the_left=places[i] > CENTRE)
+            for line, i in enumerate(_outside_in(places))
+        ]
+        lines, texts = [cut[0] for cut in cuts], [text for cut in cuts for text in cut[1:]]
+        return [bar.encode(x=axes.x, x2="x2:Q", y=axes.y, y2=alt.datum(0)), *lines, *texts]
+
+    unit = f"{sum(lengths.counts):,} documents by tokens"
+    if lengths.fill_fraction is not None:
+        unit += f"; rows are {f.percent(lengths.fill_fraction)} full"
+    return both_sizes(
+        draw, title="Document length", unit=unit, label=lengths.label, height_px=170
+    )  # fmt: skip
+
+
+def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]:
+    top = 2 + LINE_PX * line
+    base = alt.Chart(rows([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
+    return [
+        base.mark_rule(color=ORANGE, strokeDash=[] if cut.is_chosen else [4, 3]).encode(
+            y=alt.value(top), y2=alt.value("height")
+        ),
+        *lettering(
+            base, alt.value(top), baseline="top",
+            align="right" if to_the_left else "left", dx=-5 if to_the_left else 5,
+            fontWeight="bold" if cut.is_chosen else "normal",
+        ),
     ]  # fmt: skip
 
 
-def _over_time(one: Series, spans: Sequence[Span], end_s: float) -> Chart:
-    unit, scale = ("min", 60.0) if end_s > 180 else ("s", 1.0)
-    points = [
-        Point(x=point.x / scale, y=point.y, low=point.low, high=point.high) for point in one.points
-    ]
-    limit = (one.limit or 0.0) * 1.18  # leaves room for the label above the line
-    top = max([one.top or 0.0, limit, *(point.high for point in points)]) or 1.0
-    bands = [{"x": span.start_s / scale, "x2": span.end_s / scale} for span in spans]
-    time = alt.Scale(domain=[0, end_s / scale], nice=False)
-    height = alt.Scale(domain=[0, top], nice=one.limit is None and one.top is None)
-
-    def draw(form: Form) -> list[alt.Chart]:
-        axes = Axes(x=_x(form, unit, time), y=_y(3, height, thousands=top >= 1e4))
-        return [_bands(bands, axes.x), *_line(points, one.colour, axes), *_limit(one, axes.y)]
-
-    return _chart(one.title, one.unit, draw, height_px=96)
+def _outside_in(places: list[float]) -> list[int]:
+    """Order cuts so that no label lies under the line of a cut further out."""
+    right = [i for i, place in enumerate(places) if place > CENTRE]
+    return [*reversed(right), *(i for i in range(len(places)) if i not in right)]
 
 
-def length_chart(inputs: ReportInputs) -> Chart:
-    """Draw how long the documents are, and where a row ends."""
-    histogram, length = inputs.packing.histogram, inputs.packing.sequence_length_tokens
-    edges = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
-    bars = [{"x": low, "x2": high, "y": n} for low, high, n in edges]
-    end = max(histogram.edges[-1], length * 1.02)
-    tokens = alt.Scale(domain=[0, end], nice=False)
-    row = alt.Chart(_data([{"x": length, "label": f"row: {length:,}"}]))
-    side: dict[str, Any] = {"align": "right", "dx": -5} if length > end / 2 else {"dx": 5}
-
-    def draw(form: Form) -> list[alt.Chart]:
-        x = _x(form, "tokens", tokens, format=",d")
-        y = _y(form.n_y_ticks, alt.Scale(), thousands=True)
-        bar = alt.Chart(_data(bars)).mark_rect(color=BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
-        text = row.mark_text(color=ORANGE, baseline="top", **{"align": "left", **side})
-        return [
-            bar.encode(x=x, x2="x2:Q", y=y, y2=alt.datum(0)),
-            row.mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x=x),
-            text.encode(x=x, text="label:N", y=alt.value(2)),
-        ]
-
-    return _chart("Document length", "documents by tokens", draw, height_px=150)
+def _share(value: float, start: float, end: float, *, log: bool) -> float:
+    if log:
+        return math.log(value / start) / math.log(end / start) if value > start else 0.0
+    return (value - start) / (end - start)
 
 
-def _x(form: Form, unit: str, scale: alt.Scale, **axis: Any) -> alt.X:
-    """Make an x axis that writes its unit beside the zero alone."""
-    label = f"datum.value === 0 ? '0 {unit}' : datum.label"
-    bottom = alt.Axis(tickCount=form.n_x_ticks, title=None, labelExpr=label, **axis)
-    return alt.X("x:Q", axis=bottom, scale=scale)
+def _powers(start: float, end: float, n_max: int) -> list[float]:
+    """Give powers of two inside, every second or third where there are too many."""
+    powers = [2.0**i for i in range(math.ceil(math.log2(start)), math.floor(math.log2(end)) + 1)]
+    return powers[:: -(-len(powers) // n_max)] if powers else [start]
 
 
-def _y(n_ticks: int, scale: alt.Scale, *, thousands: bool = False) -> alt.Y:
-    left = alt.Axis(tickCount=n_ticks, title=None)
-    if thousands:
-        label = "datum.value === 0 ? '0' : datum.label"
-        left = alt.Axis(tickCount=n_ticks, title=None, format="~s", labelExpr=label)
-    return alt.Y("y:Q", axis=left, scale=scale)
+def _dozens(end: float, n_max: int) -> list[float]:
+    """Give multiples of a power of two: row lengths are."""
+    step = 2.0 ** max(0, math.floor(math.log2(end)) - 4)
+    while end / step >= n_max:
+        step *= 2
+    return [i * step for i in range(int(end / step) + 1)]
 
 
-def _line(points: Sequence[Point], colour: str, axes: Axes) -> list[alt.Chart]:
-    """Make a line of means over a band from least to greatest."""
-    base = alt.Chart(_data([asdict(point) for point in points])).encode(x=axes.x)
-    line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=axes.y)
-    if all(point.low == point.high for point in points):
-        return [line]
-    band = base.mark_area(color=colour, opacity=0.25)
-    return [band.encode(y=alt.Y("low:Q", title=None), y2="high:Q"), line]
-
-
-def _limit(one: Series, y: alt.Y) -> list[alt.Chart]:
-    if one.limit is None:
-        return []
-    base = alt.Chart(_data([{"y": one.limit, "label": one.limit_label}])).encode(y=y)
-    text = base.mark_text(color=ORANGE, align="right", baseline="bottom", dy=-3)
-    return [
-        base.mark_rule(color=ORANGE, strokeDash=[4, 3]),
-        text.encode(x=alt.value("width"), text="label:N"),
-    ]
-
-
-def _bands(bands: list[dict[str, float]], x: alt.X) -> alt.Chart:
-    spans = alt.Chart(_data(bands)).encode(x=x, x2="x2:Q")
-    rectangles: alt.Chart = spans.mark_rect(color=PURPLE, opacity=0.3)
-    return rectangles
-
-
-def _data(rows: list[dict[str, Any]]) -> alt.InlineData:
-    return alt.InlineData(values=rows)
-
-
-def _chart(
-    title: str, unit: str, draw: Callable[[Form], list[alt.Chart]], *, height_px: int
-) -> Chart:
-    wide, narrow = (_svg(draw(form), form, height_px, title) for form in (WIDE, NARROW))
-    return Chart(title=title, unit=unit, wide=wide, narrow=narrow)
-
-
-def _svg(layers: list[alt.Chart], form: Form, height_px: int, title: str) -> str:
-    chart = (
-        alt.layer(*layers)
-        .properties(
-            width=form.width_px,
-            height=round(height_px * form.stretch),
-            autosize=alt.AutoSizeParams(type="fit", contains="padding"),
-            padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
-        )
-        .configure(aria=False, background="transparent", font="sans-serif")
-        .configure_view(stroke=None)
-        .configure_axis(
-            domain=False, ticks=False, grid=True, gridColor=RULE, labelColor=MUTED,
-            labelFontSize=11, labelPadding=6,
-        )
-        .configure_axisX(grid=False)
-        .configure_axisY(minExtent=Y_AXIS_PX, maxExtent=Y_AXIS_PX)
-        .configure_text(fontSize=11)
-    )  # fmt: skip
-    return _themed(vl_convert.vegalite_to_svg(chart.to_json()), title)
-
-
-def _themed(svg: str, title: str) -> str:
-    """Hand the colours over to the page, name the picture, and drop what no reader needs."""
-    for colour, name in COLOURS.items():
-        svg = svg.replace(f'"{colour}"', f'"var(--{name})"')
-    svg = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", svg)
-    svg = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", svg)
-    svg = re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+def _fitting(points: list[Point] | tuple[Point, ...], form: Form) -> list[Point]:
+    return series.halved(points) if form is NARROW else list(points)

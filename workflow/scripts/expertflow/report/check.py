@@ -1,5 +1,6 @@
 """Refuse a report that contradicts itself, lacks a key, or is silent about a missing value."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ import jsonschema
 import yaml
 
 from expertflow.core.errors import DataError
+from expertflow.plan.cost import billed_hours
+from expertflow.report.check_run import RUN_CHECKS, check_against_records
 from expertflow.report.derive import n_epochs_started
+from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]
 
@@ -29,15 +33,37 @@ def read_schema(path: Path) -> dict[str, Any]:
     return schema
 
 
-def check_report(report: Report, schema: dict[str, Any]) -> None:
-    """Check form first, then what the numbers say together.
+def read_report(path: Path, schema: dict[str, Any]) -> Report:
+    """Read a finished report, as a reader of its figures needs it.
+
+    Raises:
+        DataError: it is missing, damaged, or of another version of the schema.
+    """
+    try:
+        report: Report = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no report; run snakemake {path}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); delete it and make it again") from error
+    try:
+        _check_schema(report, schema)
+    except DataError as error:
+        raise DataError(
+            f"{path}: older or damaged ({error}); delete it and make it again"
+        ) from error
+    return report
+
+
+def check_report(report: Report, schema: dict[str, Any], inputs: ReportInputs) -> None:
+    """Check form first, then what the numbers say together, then the report against its records.
 
     Raises:
         DataError: with the path of the first fault in report.json.
     """
     _check_schema(report, schema)
-    for check in (_check_epochs, _check_warmup, _check_time, _check_cost):
+    for check in (_check_epochs, _check_warmup, _check_time, _check_cost, *RUN_CHECKS):
         check(report)
+    check_against_records(report, inputs)
     _check_unavailable(report, schema)
 
 
@@ -78,15 +104,21 @@ def _check_time(report: Report) -> None:
 
 
 def _check_cost(report: Report) -> None:
-    cost = report["cost"]
+    cost, hours = report["cost"], report["time"]["wall_s"] / 3600
+    if abs(cost["hours"] - hours) > 1e-9 * hours:
+        raise DataError(f"report.json.cost.hours: {cost['hours']} is not wall_s = {hours} h")
     usd, rate = cost["usd"], cost["usd_per_hour"]
     if (usd is None) != (rate is None):
         raise DataError("report.json.cost.usd: must be known exactly when usd_per_hour is")
     if usd is None:
         return
-    expected = rate * report["time"]["wall_s"] / 3600
+    expected = rate * hours
     if abs(usd - expected) > 1e-6 * max(expected, 1e-9):
         raise DataError(f"report.json.cost.usd: {usd} is not rate x hours = {expected}")
+    billed, minutes = cost["billed_usd"], report["plan"]["billing_minutes"]
+    expected = rate * billed_hours(hours, minutes)
+    if billed is None or abs(billed - expected) > 1e-6 * max(expected, 1e-9):
+        raise DataError(f"report.json.cost.billed_usd: {billed} is not rate x hours = {expected}")
 
 
 def _check_unavailable(report: Report, schema: dict[str, Any]) -> None:

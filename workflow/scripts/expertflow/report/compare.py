@@ -9,30 +9,30 @@ from expertflow.report.page import style, templates
 
 Report = dict[str, Any]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+FIGURES = {
+    "useful_tokens_per_s": "throughput.useful_tokens_per_s",
+    "mfu_fraction": "throughput.mfu_fraction",
+    "goodput_fraction": "throughput.goodput_fraction",
+    "usd": "cost.usd",
+    "before_fraction": "evaluation.before.value_fraction",
+    "after_fraction": "evaluation.after.value_fraction",
+    "delta_fraction": "evaluation.delta.value_fraction",
+    "planned_hours": "plan.hours",
+    "planned_usd": "plan.usd",
+    "licence": "model.licence",
+}
 
 
 def build_index(reports: list[Report]) -> dict[str, Any]:
-    """Give one row an expert, ordered by name; a null keeps the reason its report gives."""
-    rows = [_row(report) for report in reports]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "experts": sorted(rows, key=lambda row: (row["expert"], row["run_id"])),
-    }
+    """Give one row an expert, in the order given; a null keeps the reason its report gives."""
+    return {"schema_version": SCHEMA_VERSION, "experts": [_row(report) for report in reports]}
 
 
 def _row(report: Report) -> dict[str, Any]:
-    run, evaluation = report["run"], report["evaluation"]
+    run, evaluation, reasons = report["run"], report["evaluation"], report["unavailable"]
     before, after, delta = evaluation["before"], evaluation["after"], evaluation["delta"]
-    figures = {
-        "useful_tokens_per_s": "throughput.useful_tokens_per_s",
-        "mfu_fraction": "throughput.mfu_fraction",
-        "usd": "cost.usd",
-        "before_fraction": "evaluation.before.value_fraction",
-        "after_fraction": "evaluation.after.value_fraction",
-        "delta_fraction": "evaluation.delta.value_fraction",
-    }
-    reasons = report["unavailable"]
+    figures = {name: look_up(report, path) for name, path in FIGURES.items()}
     return {
         "expert": run["expert"],
         "run_id": run["id"],
@@ -44,7 +44,7 @@ def _row(report: Report) -> dict[str, Any]:
         "task": evaluation["task"],
         "metric": evaluation["metric"],
         "verdict": report["verdict"],
-        **{name: look_up(report, path) for name, path in figures.items()},
+        **figures,
         "before_ci95": before["ci95"],
         "after_ci95": after["ci95"],
         "delta_ci95": delta["ci95"],
@@ -52,8 +52,20 @@ def _row(report: Report) -> dict[str, Any]:
         "held_out_loss_before": before["held_out_loss"],
         "held_out_loss_after": after["held_out_loss"],
         "wall_s": report["time"]["wall_s"],
-        "unavailable": {name: reasons[path] for name, path in figures.items() if path in reasons},
+        "hours_difference_fraction": _difference(report["cost"]["hours"], figures["planned_hours"]),
+        "n_findings": len(report["findings"]),
+        "n_bars_failed": sum(item["verdict"] == "fail" for item in report["acceptance"]),
+        "source_licences": _licences(report["data"]["sources"]),
+        "unavailable": {name: reasons[path] for name, path in FIGURES.items() if path in reasons},
     }
+
+
+def _difference(actual: float, planned: float | None) -> float | None:
+    return actual / planned - 1 if planned else None
+
+
+def _licences(sources: list[dict[str, Any]]) -> list[str]:
+    return sorted({source["licence"] or "not stated" for source in sources})
 
 
 def render_index(index: dict[str, Any]) -> str:

@@ -143,6 +143,15 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def short_hash(text: str) -> str:
+    """Keep the first digits of a hash, and any other text as it is.
+
+    >>> short_hash("9d" * 32), short_hash("c0ffee")
+    ('9d9d9d9d9d9d9d9d…', 'c0ffee')
+    """
+    return re.sub(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b", "\\1…", text)
+
+
 def clip(text: str, n_chars: int) -> str:
     """Cut a long text, and say how much is gone; say so when there is nothing to see."""
     if not text.strip():

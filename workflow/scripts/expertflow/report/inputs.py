@@ -36,6 +36,7 @@ class ReportPaths:
     export: Path
     steps: Path
     samples: Path
+    preflight: Path
 
     @classmethod
     def in_folder(cls, folder: Path) -> "ReportPaths":
@@ -47,7 +48,11 @@ class ReportPaths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportInputs:
-    """What ``build_report`` reads, and nothing else. ``samples`` is empty where none was taken."""
+    """What ``build_report`` reads, and nothing else. ``samples`` is empty where none was taken.
+
+    ``preflight`` holds the readings that the training job took before it began; no two machines
+    tell the same, so it is kept as it is.
+    """
 
     spec: ReportSpec
     datasets: DatasetManifest
@@ -62,6 +67,7 @@ class ReportInputs:
     export: ExportRecord
     steps: tuple[StepRecord, ...]
     samples: tuple[GpuSample, ...]
+    preflight: dict[str, Any]
 
 
 def read_inputs(spec: ReportSpec, paths: ReportPaths) -> ReportInputs:
@@ -84,6 +90,7 @@ def read_inputs(spec: ReportSpec, paths: ReportPaths) -> ReportInputs:
         export=read_record(ExportRecord, paths.export),
         steps=read_lines(StepRecord, paths.steps),
         samples=read_lines(GpuSample, paths.samples),
+        preflight=read_record(dict[str, Any], paths.preflight),
     )
     _check_same_expert(inputs)
     return inputs

@@ -12,12 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from expertflow.report import format as f
-from expertflow.report import view
+from expertflow.report import view, view_chain, view_hardware, view_plan
+from expertflow.report.chart_data import chart_data
 from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]
 
 N_SAMPLES = 6
+N_EPOCHS = 8
 N_ROWS = 60  # longer tables end with a hint at report.json
 N_CHARS = 1_600
 MAX_PAGE_BYTES = 400_000
@@ -34,7 +36,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     names = ("count", "short", "percent", "tenths", "points", "loss", "usd", "duration", "size",
-             "energy", "words", "plain", "signed", "sentence", "hold")  # fmt: skip
+             "energy", "words", "plain", "signed", "sentence", "hold", "hours",
+             "short_hash", "signed_percent")  # fmt: skip
     environment.filters |= {name: getattr(f, name) for name in names}
     environment.filters["clip"] = lambda text: f.clip(str(text), N_CHARS)
     return environment
@@ -44,7 +47,8 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
     """Render the report with its charts; the series for them come from the inputs."""
     from expertflow.report import charts  # loads altair, which takes a second
 
-    evaluation = report["evaluation"]
+    data = chart_data(report, inputs)
+    evaluation, training = report["evaluation"], report["training_report"]["training"]
     return (
         templates()
         .get_template("page.html.j2")
@@ -52,24 +56,36 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
             report=report,
             unavailable=report["unavailable"],
             unavailable_rows=list(report["unavailable"].items())[:N_ROWS],
-            evaluation_marked=bool(inputs.training.eval_points and inputs.steps),
             style=style(),
             subject=view.subject(report),
             preset_note=view.preset_note(report),
             tiles=view.tiles(report),
             parts=view.time_parts(report),
-            plan_rows=view.plan_rows(report),
-            cell=lambda path, show="plain": view.cell(report, path, getattr(f, show)),
+            split_note=view.split_note(report),
+            hardware_rows=view_hardware.rows(report),
+            plan_rows=view_plan.plan_rows(report),
+            memory=view_plan.memory(report),
+            options=view_plan.options(report),
+            chain=view_chain.chain_rows(report["provenance"]["chain"]),
+            cell=lambda path, show="plain", blank=view.NOT_MEASURED: view.cell(
+                report, path, getattr(f, show), blank=blank
+            ),
             kinds=_kinds(evaluation),
             samples=evaluation["samples"][:N_SAMPLES],
             n_samples=len(evaluation["samples"]),
             pieces=_pieces,
+            epochs=_ends(training["epoch_summaries"]),
             settings=list(report["training_parameters"].items()),
-            provenance=_flat(report["provenance"])[:N_ROWS],
+            machine=view_hardware.machine(report),
+            provenance=_flat(_without(report["provenance"], "chain", "input_sha256", "versions"))[
+                :N_ROWS
+            ],
             n_rows=N_ROWS,
-            loss_chart=_trusted(charts.loss_chart(inputs)),
-            timeline=[_trusted(chart) for chart in charts.timeline_charts(inputs)],
-            length_chart=_trusted(charts.length_chart(inputs)),
+            loss_chart=_trusted(charts.loss_chart(data)),
+            timeline=[_trusted(chart) for chart in charts.timeline_charts(data)],
+            timeline_data=data.timeline,
+            length_chart=_trusted(charts.length_chart(data)),
+            cuts=data.lengths.cuts,
         )
     )
 
@@ -87,7 +103,18 @@ def _trusted(chart: Any) -> dict[str, Any] | None:
         "unit": chart.unit,
         "wide": Markup(chart.wide),
         "narrow": Markup(chart.narrow),
+        "note": chart.note,
     }
+
+
+def _ends(epochs: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Give the first and last epochs with their places; the middle of many says little."""
+    numbered = list(enumerate(epochs))
+    return numbered if len(numbered) <= N_EPOCHS else [*numbered[:3], *numbered[3 - N_EPOCHS :]]
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _pieces(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -113,6 +140,11 @@ def _kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict) and value:
         return [row for key, item in value.items() for row in _flat(item, f"{path}.{key}")]
+    if isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
+        return [row for i, item in enumerate(value) for row in _flat(item, f"{path}[{i}]")]
     if isinstance(value, list | tuple):
         return [(path[1:], ", ".join(map(f.plain, value)))]
-    return [(path[1:], "" if value in (None, {}) else f.plain(value))]
+    if value in (None, {}):
+        return [(path[1:], "")]
+    is_size = path.endswith("_bytes") and isinstance(value, int | float)
+    return [(path[1:], f.size(value) if is_size else f.plain(value))]

@@ -2,13 +2,23 @@
 
 import getpass
 import hashlib
+import json
+import os
 import platform
 import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from expertflow.core.files import sha256_file
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import read_record
+from expertflow.data.records import DatasetManifest
 
+# From a source's number of document shards to the names of its token shards.
+TokenShards = Callable[[int], Iterable[str]]
+# The command line that Snakemake was started with, as the Snakefile hands it on.
+COMMAND = "EXPERTFLOW_COMMAND"
 ROOT = Path(__file__).resolve().parents[4]
 LOCKFILE = ROOT / "envs" / "requirements.lock"
 RECORDS = (
@@ -17,14 +27,33 @@ RECORDS = (
     "documents.json",
     "model.json",
     "packing.json",
+    "calibration.json",
     "plan.json",
+    "staging.json",
+    "training.json",
+    "evaluation.json",
+    "export.json",
+)
+# Where each stage leaves its records, in the order of the chain.
+CHAIN = (
+    "sources/fetched/*.json",
+    "sources/generated/*.json",
+    "datasets.json",
+    "documents/*/*.json",
+    "documents.json",
+    "model.json",
+    "tokens/*/*.json",
+    "packing.json",
+    "calibration.json",
+    "plan.json",
+    "staging.json",
     "training.json",
     "evaluation.json",
     "export.json",
 )
 
 
-def collect_provenance(results: Path) -> dict[str, Any]:
+def collect_provenance(results: Path, token_shards: TokenShards) -> dict[str, Any]:
     """Hash the records in ``results`` and describe code and host; null where something is unknown.
 
     The host's name is hashed: it tells two machines apart and names neither.
@@ -35,9 +64,58 @@ def collect_provenance(results: Path) -> dict[str, Any]:
         "git": _git_commit(),
         "lockfile_sha256": sha256_file(LOCKFILE) if LOCKFILE.is_file() else None,
         "input_sha256": {name: sha256_file(results / name) for name in found},
-        "command": f"snakemake --cores all {results}/report.json",
+        "chain": stages(results, token_shards),
+        "command": os.environ.get(COMMAND),
         "host_hash": hashlib.sha256(host.encode()).hexdigest()[:12],
     }
+
+
+def stages(results: Path, token_shards: TokenShards) -> list[dict[str, str]]:
+    """List the stages behind a result from the notes beside their records, in their order.
+
+    Shards that one code made are one entry: the pattern of their records, and the hash of their
+    hashes. A record without a note was not made by the workflow and is left out, and so is one of a
+    source or shard that ``datasets.json`` does not name: an earlier manifest had it.
+    """
+    named = _named(results, token_shards)
+    return [
+        {"stage": stage, "record": record, "sha256": sha256, "code": code}
+        for pattern in CHAIN
+        for (stage, code), records in sorted(_notes(results, pattern, named).items())
+        for record, sha256 in [_together(pattern, records)]
+    ]
+
+
+def _named(results: Path, token_shards: TokenShards) -> set[str]:
+    """List the records of sources, documents and tokens that belong to the expert's data."""
+    path = results / "datasets.json"
+    if not path.is_file():
+        return set()
+    shards = read_record(DatasetManifest, path).shards
+    n_shards = {shard.source: shard.n_shards for shard in shards}
+    names = {f"documents/{shard.source}/{shard.shard}.json" for shard in shards}
+    for source, n in n_shards.items():
+        names |= {f"sources/{kind}/{source}.json" for kind in ("fetched", "generated")}
+        names |= {f"tokens/{source}/{shard}.json" for shard in token_shards(n)}
+    return names
+
+
+def _notes(results: Path, pattern: str, named: set[str]) -> dict[tuple[str, str], dict[str, str]]:
+    """Read the sidecars of records that match; give hashes by record, by stage and code."""
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for record in sorted(results.glob(pattern)):
+        sidecar = record.with_name(f".{record.name}.fingerprint")
+        place = record.relative_to(results).as_posix()
+        if sidecar.is_file() and ("*" not in pattern or place in named):
+            note = json.loads(sidecar.read_text(encoding="utf-8"))
+            found[note["rule"], note["code"]][place] = note["sha256"]
+    return found
+
+
+def _together(pattern: str, records: dict[str, str]) -> tuple[str, str]:
+    if len(records) == 1:
+        return next(iter(records.items()))
+    return f"{pattern} ({len(records)})", sha256_json(records)
 
 
 def _git_commit() -> str | None:

@@ -8,10 +8,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expertflow.report import derive
+from expertflow.report import derive, hardware_section
+from expertflow.report.finding import NO_PRICE
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.plan_section import COMPARED
+from expertflow.report.time_section import THROWN_AWAY, split
+from expertflow.train.records import NOT_ON_CPU
 
 HARDWARE = "training_report.hardware"
+UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
+OPTION_FIGURES = (
+    "fits", "micro_batch_size", "checkpoint_activations", "hours", "hours_low", "hours_high",
+    "usd_per_hour", "price_as_of", "usd", "usd_low", "usd_high",
+)  # fmt: skip
 
 # report path -> field of the training record, under which the trainer notes why it is null
 FROM_TRAINING = {
@@ -24,14 +33,10 @@ FROM_TRAINING = {
 
 # the same for the record of the hardware monitor
 FROM_MONITOR = {
+    **{f"{HARDWARE}.{name}": name for name in hardware_section.FROM_MONITOR},
     f"{HARDWARE}.collection_interval_effective_seconds": "effective_interval_s",
-    f"{HARDWARE}.any_kernel_percent": "any_kernel_percent",
-    f"{HARDWARE}.power_w": "power_w",
-    f"{HARDWARE}.temperature_c": "temperature_c",
-    f"{HARDWARE}.memory_used_bytes": "memory_used_bytes",
-    f"{HARDWARE}.cpu_percent": "cpu_percent",
-    f"{HARDWARE}.ram_used_bytes": "ram_used_bytes",
-    f"{HARDWARE}.energy_j": "energy_j",
+    f"{HARDWARE}.watched_s": "wall_s",
+    f"{HARDWARE}.n_gpus_visible": "n_gpus",
     f"{HARDWARE}.gpu.driver": "driver",
     f"{HARDWARE}.gpu.memory_total_bytes": "memory_total_bytes",
     f"{HARDWARE}.gpu.power_limit_w": "power_limit_w",
@@ -39,14 +44,12 @@ FROM_MONITOR = {
 }
 
 ALWAYS = {
-    f"{HARDWARE}.tensor_active_percent": "the monitor does not read profiling counters",
-    f"{HARDWARE}.memory_spilled_bytes": "the monitor does not read memory spilled to the host",
-    f"{HARDWARE}.throttle_s": "the monitor does not read clock-event reasons",
-    f"{HARDWARE}.energy_source": "no sample holds a reading of an energy counter",
-    f"{HARDWARE}.gpu.name": "this run was on the CPU",
+    f"{HARDWARE}.machine": "the preflight of this run did not describe the machine",
+    f"{HARDWARE}.collection_interval_seconds": "automatic: the monitor chose its own interval",
     "training_report.training.stopped_early_at_step": "the run was not stopped early",
     "training_report.training.epoch_summaries[].eval_loss": "no evaluation fell into this epoch",
     "cost.rate_as_of": "the price has no date",
+    "plan.billing_minutes": "no billing step is configured",
     "export.merged_into": "no adapter was trained",
     "model.revision": "only models from a hub have a revision",
     "model.licence": "the model states no licence",
@@ -73,7 +76,11 @@ ALWAYS = {
 def explain(report: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
     """Map the path of every null leaf to its reason. A null without one is left out."""
     known = _known(inputs)
-    found = ((path, known.get(re.sub(r"\[\d+\]", "[]", path))) for path in null_paths(report))
+    known |= _compared(report, known)
+    found = (
+        (path, known.get(path) or known.get(re.sub(r"\[\d+\]", "[]", path)))
+        for path in null_paths(report)
+    )
     return {path: reason for path, reason in found if reason}
 
 
@@ -115,34 +122,101 @@ def _from_record(fields: dict[str, str], unavailable: dict[str, str], who: str) 
 def _derived(inputs: ReportInputs) -> dict[str, str]:
     plan, training = inputs.plan, inputs.training
     peak = derive.peak(plan, training).reason
-    no_bf16 = f"the run used {training.precision}" if training.precision != "bf16" else None
+    speed = derive.tokens_per_s(training).reason
+    target_usd = derive.usd_per_million(inputs, training.n_target_tokens).reason
     reasons = {
-        "throughput.useful_tokens_per_s": derive.tokens_per_s(training).reason,
+        "throughput.useful_tokens_per_s": speed,
+        "throughput.target_tokens_per_s": speed,
+        "throughput.steps_per_s": speed,
         "throughput.mfu_fraction": derive.utilisation(inputs, plan.flops_per_token_model).reason,
         "throughput.hfu_fraction": derive.utilisation(inputs, plan.flops_per_token_hardware).reason,
         "throughput.goodput_fraction": derive.goodput(training.time).reason,
         "cost.usd": derive.cost_usd(inputs).reason,
+        "cost.billed_usd": derive.billed_usd(inputs).reason,
         "cost.usd_per_hour": derive.cost_usd(inputs).reason,
-        "cost.usd_per_million_tokens": derive.cost_usd_per_million_tokens(inputs).reason,
-        f"{HARDWARE}.gpu.peak_flops_per_s": peak,
-        f"{HARDWARE}.gpu.peak_bf16_flops_per_s": peak or no_bf16,
-        f"{HARDWARE}.gpu.peak_source": peak,
+        "cost.usd_per_million_tokens": derive.usd_per_million(inputs, training.n_tokens).reason,
+        "cost.usd_per_million_target_tokens": target_usd,
+        "cost.energy_kwh": derive.energy_kwh(inputs).reason,
+        f"{HARDWARE}.memory_spilled_bytes": derive.memory_spilled(inputs).reason,
+        **_timed(inputs),
+        **_of_card(inputs, peak),
     }
     if inputs.plan.cost.price_usd_per_hour is None:
         reasons["cost.rate_as_of"] = reasons["cost.usd"]
     return {path: reason for path, reason in reasons.items() if reason}
 
 
+def _timed(inputs: ReportInputs) -> dict[str, str | None]:
+    """Explain a time that is not split: on a CPU the trainer said why, on a GPU no step was."""
+    if derive.on_cpu(inputs.training):
+        why = "the trainer did not time the parts of a step"
+        idle = inputs.training.unavailable.get("time.gpu_idle_s", NOT_ON_CPU)
+        return {"time.split_source": why, "time.gpu_idle_s": idle, "time.gpu_idle_source": idle}
+    times = split(inputs.training)
+    if times.split_source is not None:
+        if times.gpu_idle_source is not None:
+            return {}
+        return {"time.gpu_idle_s": THROWN_AWAY, "time.gpu_idle_source": THROWN_AWAY}
+    why = inputs.training.unavailable.get("sampled_steps", "no step was timed on the device")
+    parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s", "split_source", "gpu_idle_s")
+    return {f"time.{part}": why for part in (*parts, "gpu_idle_source")}
+
+
+def _of_card(inputs: ReportInputs, peak: str | None) -> dict[str, str | None]:
+    plan, training = inputs.plan, inputs.training
+    no_card = "this run was on the CPU"
+    if not derive.on_cpu(training):
+        no_card = "the card that ran is not the one that the plan describes"
+    unnamed = no_card if derive.on_cpu(training) else "the driver did not tell the card's name"
+    known = derive.facts_of_card(plan, training) is not None
+    table = "config/hardware/gpus.yaml does not have it for this card" if known else no_card
+    no_bf16 = f"the run used {training.precision}" if training.precision != "bf16" else None
+    return {
+        f"{HARDWARE}.gpu.name": unnamed,
+        f"{HARDWARE}.gpu.compute_capability": table,
+        f"{HARDWARE}.gpu.sources": no_card,
+        f"{HARDWARE}.gpu.peak_flops_per_s": peak,
+        f"{HARDWARE}.gpu.peak_bf16_flops_per_s": peak or no_bf16,
+        f"{HARDWARE}.gpu.peak_source": peak,
+    }
+
+
 def _planned(inputs: ReportInputs) -> dict[str, str]:
-    because, staging = inputs.plan.cost.reason, inputs.staging.reason
-    band = ("hours_low", "hours_high", "usd_low", "usd_high")
+    plan, cost = inputs.plan, inputs.plan.cost
+    because, staging = cost.reason, inputs.staging.reason
+    no_parts = because if cost.predicted_hours is None else UNCALIBRATED
+    no_memory = plan.predicted_peak_reason
+    if plan.predicted_peak_bytes is not None:
+        no_memory = "the plan does not say of what its peak consists"
+    kept = "activations are kept" if not plan.checkpoint_activations else no_memory
+    parts = ("step_hours", "save_hours", "eval_hours", "startup_hours", "useful_tokens_per_s")
     return {
         "plan.hours": because,
-        "plan.usd": because,
-        **{f"plan.band.{key}": because for key in band},
-        "plan.memory_peak_bytes": inputs.plan.predicted_peak_reason,
+        "plan.usd": NO_PRICE if cost.predicted_hours is not None else because,
+        "plan.mfu_fraction": because,
+        **{f"plan.{key}": no_parts for key in parts},
+        **{f"plan.band.hours_{end}": because for end in ("low", "high")},
+        **{f"plan.band.usd_{end}": NO_PRICE if cost.predicted_hours else because
+           for end in ("low", "high")},
+        "plan.memory_peak_bytes": plan.predicted_peak_reason,
+        "plan.memory": no_memory,
+        "plan.next_micro_batch_peak_bytes": no_memory,
+        "plan.without_checkpointing_peak_bytes": kept,
         **{f"staging.{key}": staging for key in ("target", "n_bytes_copied", "copy_bytes_per_s")},
-    }
+        **{f"plan.options[{i}].{key}": option.remark or because
+           for i, option in enumerate(plan.options) for key in OPTION_FIGURES},
+    }  # fmt: skip
+
+
+def _compared(report: dict[str, Any], said: dict[str, str]) -> dict[str, str]:
+    """Explain the nulls of plan against actual by those of the values that they repeat."""
+    reasons: dict[str, str] = {}
+    for index, row in enumerate(report["plan_against_actual"]):
+        place, (plan, actual) = f"plan_against_actual[{index}]", COMPARED[row["quantity"]]
+        reasons |= {f"{place}.plan": said.get(plan, ""), f"{place}.actual": said.get(actual, "")}
+        first = plan if row["plan"] is None else actual
+        reasons[f"{place}.difference_fraction"] = said.get(first, "the plan is zero")
+    return reasons
 
 
 def _scored(inputs: ReportInputs) -> dict[str, str]:

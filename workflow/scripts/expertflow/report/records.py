@@ -6,7 +6,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something worth changing, with what was seen and where the threshold comes from."""
+    """Something worth changing, with what was seen and where the threshold comes from.
+
+    ``worth_usd`` is the price of time that was measured as lost: the most that a fix can save.
+    ``worth_reason`` says how it was reckoned, or why there is none.
+    """
 
     code: str
     severity: Literal["info", "warning", "problem"]
@@ -15,6 +19,7 @@ class Finding:
     threshold_origin: str
     recommendation: str
     worth_usd: float | None
+    worth_reason: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from expertflow.hardware.records import GpuSample
-from expertflow.train.records import EvalPoint, StepRecord
+from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 
 T = TypeVar("T")
 
@@ -89,6 +89,24 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
     ]
 
 
+def save_spans(points: Sequence[SavePoint]) -> list[Span]:
+    """Give the stretches in which training stood still for a checkpoint."""
+    return [Span(start_s=p.elapsed_s, end_s=p.elapsed_s + p.save_s) for p in points]
+
+
+def halved(points: Sequence[Point]) -> list[Point]:
+    """Join neighbours: half as many bins, for half the width."""
+    return [
+        Point(
+            x=sum(point.x for point in part) / len(part),
+            y=sum(point.y for point in part) / len(part),
+            low=min(point.low for point in part),
+            high=max(point.high for point in part),
+        )
+        for part in _parts(points, -(-len(points) // 2))
+    ]
+
+
 def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
     """Give one field of the hardware samples over elapsed seconds."""
     readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
@@ -96,5 +114,5 @@ def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> lis
 
 
 def _parts(items: Sequence[T], n_parts: int) -> list[Sequence[T]]:
-    size = max(1, -(-len(items) // n_parts))
+    size = max(1, -(-len(items) // max(1, n_parts)))
     return [items[start : start + size] for start in range(0, len(items), size)]

@@ -11,6 +11,7 @@ Report = dict[str, Any]
 Show = Callable[[Any], str]
 
 NOT_MEASURED = "not measured"
+METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +41,6 @@ class Part:
     fraction: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRow:
-    """A prediction beside what came of it."""
-
-    label: str
-    plan: Cell
-    band: str
-    actual: Cell
-    difference: str
-
-
 def cell(report: Report, path: str, show: Show, *, blank: str = NOT_MEASURED) -> Cell:
     """Show the value at a dotted path, or say why there is none."""
     value = look_up(report, path)
@@ -73,12 +63,12 @@ def tiles(report: Report) -> tuple[Tile, ...]:
         Tile(
             label="Wall time",
             value=cell(report, "time.wall_s", f.duration),
-            note=_planned(report, "plan.hours", f.hours),
+            note=_planned(report, "plan.hours", f.hours, report["time"]["wall_s"] / 3600),
         ),
         Tile(
             label="Cost",
             value=cell(report, "cost.usd", f.usd),
-            note=_planned(report, "plan.usd", f.usd),
+            note=_planned(report, "plan.usd", f.usd, report["cost"]["usd"]),
         ),
         _tile(report, "Useful tokens/s", "throughput.useful_tokens_per_s", f.short, speed),
         _tile(report, "MFU", "throughput.mfu_fraction", f.percent, _peak(report)),
@@ -106,22 +96,37 @@ def _memory_tile(report: Report) -> Tile:
         return _tile(report, "Peak memory", path, f.size, "of the training process")
     total = hardware["gpu"]["memory_total_bytes"]
     path = "training_report.hardware.memory_peak_reserved_bytes"
+    peak = hardware["memory_peak_reserved_bytes"]
     note = "" if total is None else f"of {f.size(total)}"
+    if total and peak is not None:
+        note += f" \u00b7 {f.percent(1 - peak / total)} free"
     return _tile(report, "Peak GPU memory", path, f.size, note)
 
 
-def _planned(report: Report, path: str, show: Show) -> str:
-    value = look_up(report, path)
-    return "no prediction" if value is None else f"plan {show(value)}"
+def _planned(report: Report, path: str, show: Show, actual: float | None) -> str:
+    planned = look_up(report, path)
+    if planned is None:
+        return "no prediction"
+    text = f"plan {show(planned)}"
+    if not planned or actual is None:
+        return text
+    return f"{text} \u00b7 {f.signed_percent(actual / planned - 1)}"
 
 
 def _peak(report: Report) -> str:
     flops_per_s = report["training_report"]["hardware"]["gpu"]["peak_flops_per_s"]
-    return "" if flops_per_s is None else f"of {f.flops(flops_per_s)}, dense"
+    if flops_per_s is None:
+        return ""
+    settings = report["training_parameters"]
+    precision = "bf16" if settings["bf16"] else "fp16" if settings["fp16"] else "fp32"
+    return f"of {f.flops(flops_per_s)} {precision}"
 
 
 def time_parts(report: Report) -> tuple[Part, ...]:
-    """Split wall time for the bar; the step is split further where its parts were measured."""
+    """Split wall time for the bar; the step is split further where its parts were measured.
+
+    Copies that are a part of ``train_s`` are not in it: the two stay apart in the report.
+    """
     time = report["time"]
     passes, optimizer_s = (time["forward_s"], time["backward_s"]), time["optimizer_s"]
     parts = [("Training steps", "blue", time["train_s"])]
@@ -134,7 +139,7 @@ def time_parts(report: Report) -> tuple[Part, ...]:
         ("Waiting for data", "orange", time["data_wait_s"]),
         ("Copies to the GPU", "red", time["h2d_s"]),
         ("Checkpoints", "yellow", time["checkpoint_s"]),
-        ("Held-out evaluation", "purple", time["eval_s"]),
+        ("Evaluation", "purple", time["eval_s"]),
         ("Start-up and model load", "grey", time["startup_s"]),
         ("Other", "faint", time["other_s"]),
     ]
@@ -146,35 +151,14 @@ def time_parts(report: Report) -> tuple[Part, ...]:
     )
 
 
-def plan_rows(report: Report) -> tuple[PlanRow, ...]:
-    """Lay every prediction beside the measurement that answers it."""
-    steps = "training_report.training.steps"
-    memory = "training_report.hardware.memory_peak_reserved_bytes"
-    timed = {**report, "wall_hours": report["time"]["wall_s"] / 3600}
+def split_note(report: Report) -> str:
+    """Say where the split of a step comes from, unless the host timed every part itself."""
+    time, sampled = report["time"], report["training_report"]["training"]["sampled_steps"]
+    if time["split_source"] != "sampled steps" or sampled is None:
+        return ""
     return (
-        _plan_row(report, "Optimiser steps", "plan.steps", steps, f.count),
-        _plan_row(report, "Trained tokens", "plan.trained_tokens", "data.trained_tokens", f.short),
-        _plan_row(timed, "Wall time", "plan.hours", "wall_hours", f.hours, "hours"),
-        _plan_row(report, "Cost", "plan.usd", "cost.usd", f.usd, "usd"),
-        _plan_row(report, "Peak device memory", "plan.memory_peak_bytes", memory, f.size),
-    )
-
-
-def _plan_row(
-    report: Report, label: str, plan: str, actual: str, show: Show, band: str = ""
-) -> PlanRow:
-    planned, found = look_up(report, plan), look_up(report, actual)
-    difference = ""
-    if planned and found is not None:
-        difference = f.signed_percent(found / planned - 1) if found != planned else "0"
-    low = look_up(report, f"plan.band.{band}_low") if band else None
-    high = look_up(report, f"plan.band.{band}_high") if band else None
-    return PlanRow(
-        label=label,
-        plan=cell(report, plan, show, blank="not predicted"),
-        band="" if low is None or high is None else f"{show(low)} to {show(high)}",
-        actual=cell(report, actual, show),
-        difference=difference,
+        f"Forward, backward, optimiser and copies share the time of all steps as they did in "
+        f"{f.count(sampled['n_steps'])} sampled steps, timed on the device."
     )
 
 
@@ -182,7 +166,8 @@ def subject(report: Report) -> str:
     """Name the run in one line: expert, model, method, preset."""
     run, model = report["run"], report["model"]
     lora = f" r{model['lora']['r']}" if model["lora"] else ""
-    parts = [run["expert"], model["name"], model["method"] + lora, f"preset {run['preset']}"]
+    method = METHODS.get(model["method"], model["method"])
+    parts = [run["expert"], model["name"], method + lora, f"preset {run['preset']}"]
     return " \u00b7 ".join([*parts, "simulated hardware readings"] if run["simulated"] else parts)
 
 

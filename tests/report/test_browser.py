@@ -1,0 +1,165 @@
+"""The pages in a real browser: wide and narrow, light and dark, printed, without JavaScript."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_runs import PROVENANCE
+
+from expertflow.report.build import build_report
+from expertflow.report.compare import build_index, render_index
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.page import render_page
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
+SIZES = {"desktop": 900, "phone": 390}
+PAGES = ("gpu", "cpu", "index")
+
+# Whatever is wider than the page. Tables may scroll inside their own box.
+TOO_WIDE = """() => [...document.querySelectorAll('body *')]
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, caption'))
+  .map(e => e.tagName + '.' + e.className)"""
+# Texts of one drawing that lie on each other (those written twice for a rim aside), or are cut off.
+COLLISIONS = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect();
+  if (!frame.width) return [];
+  const texts = [...svg.querySelectorAll('text')].filter(t => t.textContent)
+    .map(t => ({text: t.textContent, box: t.getBoundingClientRect()}));
+  const cut = texts.filter(({box}) => box.left < frame.left - 1 || box.right > frame.right + 1
+    || box.top < frame.top - 2 || box.bottom > frame.bottom + 2).map(t => 'cut off: ' + t.text);
+  const on = texts.flatMap((a, i) => texts.slice(i + 1).filter(b => a.text !== b.text
+    && a.box.left < b.box.right - 1 && b.box.left < a.box.right - 1
+    && a.box.top < b.box.bottom - 2 && b.box.top < a.box.bottom - 2)
+    .map(b => a.text + ' | ' + b.text));
+  return cut.concat(on);
+})"""
+SMALLEST = """() => Math.min(...[...document.querySelectorAll('svg text')]
+  .filter(t => t.getBoundingClientRect().height).map(t => {
+    const svg = t.closest('svg');
+    return parseFloat(getComputedStyle(t).fontSize)
+      * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  }))"""
+TICKS = """() => Math.max(0, ...[...document.querySelectorAll('.narrow svg')].map(svg =>
+  [...svg.querySelectorAll('text')].filter(t => /^translate\\([\\d.]+,15\\)$/
+    .test(t.getAttribute('transform'))).length))"""
+
+
+@pytest.fixture(scope="module")
+def folder(
+    gpu_inputs: ReportInputs, cpu_inputs: ReportInputs, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    target = tmp_path_factory.mktemp("pages")
+    reports = []
+    for name, inputs in (("gpu", gpu_inputs), ("cpu", cpu_inputs)):
+        reports.append(build_report(inputs, PROVENANCE))
+        (target / f"{name}.html").write_text(render_page(reports[-1], inputs), encoding="utf-8")
+    (target / "index.html").write_text(render_index(build_index(reports)), encoding="utf-8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def show(browser: Any, folder: Path) -> Iterator[Any]:
+    """Open a page; at the end no request may have left it, and nothing may have complained."""
+    strays: list[str] = []
+    contexts = []
+
+    def opened(name: str, *, width: int = 900, scheme: str = "light") -> Any:
+        place = (folder / f"{name}.html").as_uri()
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme,
+            java_script_enabled=False,
+        )  # fmt: skip
+        contexts.append(context)
+
+        def guard(route: Any) -> None:
+            if route.request.url == place:
+                route.continue_()
+            else:
+                strays.append(route.request.url)
+                route.abort()
+
+        context.route("**/*", guard)
+        page = context.new_page()
+        page.on("console", lambda message: strays.append(message.text))
+        page.on("pageerror", lambda error: strays.append(str(error)))
+        page.goto(place)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert strays == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_sticks_out_and_no_texts_collide(
+    show: Any, name: str, size: str, scheme: str
+) -> None:
+    page = show(name, width=SIZES[size], scheme=scheme)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= SIZES[size], page.evaluate(TOO_WIDE)
+    assert page.evaluate(TOO_WIDE) == []
+    assert page.evaluate(COLLISIONS) == []
+    if name != "index":
+        assert page.evaluate(SMALLEST) >= 10.5
+        assert page.evaluate(TICKS) <= 4
+
+
+def test_a_phone_has_its_own_drawings(show: Any) -> None:
+    for size, shown, hidden in (("desktop", "wide", "narrow"), ("phone", "narrow", "wide")):
+        page = show("gpu", width=SIZES[size])
+        assert page.locator(f".{shown}").first.is_visible()
+        assert not page.locator(f".{hidden}").first.is_visible()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_dark_is_dark_and_light_is_light(show: Any, name: str) -> None:
+    style = "() => getComputedStyle(document.body).backgroundColor"
+    light, dark = (show(name, scheme=scheme).evaluate(style) for scheme in ("light", "dark"))
+    assert sum(_channels(light)) > 3 * 230 and sum(_channels(dark)) < 3 * 50
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+def test_it_prints_on_white_with_whole_charts(show: Any) -> None:
+    page = show("gpu", scheme="dark")
+    page.emulate_media(media="print")
+    style = "() => getComputedStyle(document.body).backgroundColor"
+    assert _channels(page.evaluate(style)) == [255, 255, 255]
+    broken = "() => getComputedStyle(document.querySelector('figure')).breakInside"
+    assert page.evaluate(broken) == "avoid"
+    printed = page.pdf(format="A4", print_background=True)
+    assert printed.startswith(b"%PDF") and len(printed) > 20_000
+
+
+def test_details_open_without_a_script(show: Any) -> None:
+    page = show("gpu", width=390)
+    details = page.locator("#plan details")
+    assert not details.locator("table").first.is_visible()
+    details.locator("summary").click()
+    assert details.locator("table").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

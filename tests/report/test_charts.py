@@ -1,0 +1,160 @@
+"""What the charts show: the data behind each, held against the kept ones; ticks and labels."""
+
+import doctest
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_up_runs import PROVENANCE
+
+from expertflow.report import charts, charts_frame
+from expertflow.report.build import build_report
+from expertflow.report.chart_data import ChartData, as_json, chart_data
+from expertflow.report.inputs import ReportInputs
+from expertflow.tokens.records import LengthHistogram
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _data(inputs: ReportInputs) -> ChartData:
+    return chart_data(build_report(inputs, PROVENANCE), inputs)
+
+
+def _same(found: object, kept: object, where: str = "") -> None:
+    """Compare parsed values; the last digit of a rounded number may differ between machines."""
+    if isinstance(kept, dict) and isinstance(found, dict):
+        assert found.keys() == kept.keys(), where
+        for key in kept:
+            _same(found[key], kept[key], f"{where}.{key}")
+    elif isinstance(kept, list) and isinstance(found, list):
+        assert len(found) == len(kept), where
+        for i, (one, other) in enumerate(zip(found, kept, strict=True)):
+            _same(one, other, f"{where}[{i}]")
+    elif isinstance(kept, float):
+        assert found == pytest.approx(kept, rel=1e-4), where
+    else:
+        assert found == kept, where
+
+
+@pytest.mark.parametrize("which", ["gpu", "cpu"])
+def test_data_behind_the_charts(which: str, request: pytest.FixtureRequest) -> None:
+    found = as_json(_data(request.getfixturevalue(f"{which}_inputs")))
+    path = GOLDEN / f"charts-{which}.json"
+    if os.environ.get("EXPERTFLOW_UPDATE_GOLDEN"):
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        # a row of numbers is one line
+        text = re.sub(r"\[[^\[\]{}\"]*\]", lambda m: " ".join(m[0].split()), text)
+        path.write_text(text + "\n", encoding="utf-8")
+    _same(found, json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_examples_in_docstrings_of_the_frame() -> None:
+    outcome = doctest.testmod(charts_frame)
+    assert outcome.attempted > 0 and outcome.failed == 0
+
+
+def test_a_card_without_counters_has_fewer_panels(
+    gpu_inputs: ReportInputs, cpu_inputs: ReportInputs
+) -> None:
+    gpu, cpu = _data(gpu_inputs).timeline, _data(cpu_inputs).timeline
+    assert gpu is not None and cpu is not None
+    assert [panel.quantity for panel in gpu.panels] == [
+        "useful_tokens_per_s", "tensor_active_percent", "sm_active_percent",
+        "any_kernel_percent", "power_w", "memory_used_bytes", "temperature_c", "cpu_percent",
+        "ram_used_bytes",
+    ]  # fmt: skip
+    assert [panel.quantity for panel in cpu.panels] == [
+        "useful_tokens_per_s", "cpu_percent", "ram_used_bytes",
+    ]  # fmt: skip
+
+
+def test_limits_are_those_of_the_device(gpu_inputs: ReportInputs) -> None:
+    monitor = replace(gpu_inputs.monitor, temperature_limits_c=None)
+    bare = _data(replace(gpu_inputs, monitor=monitor)).timeline
+    full = _data(gpu_inputs).timeline
+    assert full is not None and bare is not None
+    limits = {panel.quantity: panel.limit for panel in full.panels}
+    assert limits["power_w"] == 700 and limits["memory_used_bytes"] == 80
+    assert limits["temperature_c"] == gpu_inputs.monitor.temperature_limits_c["slowdown"]
+    assert {panel.quantity: panel.limit for panel in bare.panels}["temperature_c"] is None
+
+
+def test_bands_mark_saves_and_evaluations(gpu_inputs: ReportInputs) -> None:
+    timeline = _data(gpu_inputs).timeline
+    assert timeline is not None
+    assert len(timeline.saves) == len(gpu_inputs.training.save_points)
+    assert len(timeline.evaluations) == len(gpu_inputs.training.eval_points)
+    drawing = charts.timeline_charts(_data(gpu_inputs))[0].wide
+    assert _bands(drawing, "yellow") == len(timeline.saves)
+    assert _bands(drawing, "purple") == len(timeline.evaluations)
+
+
+def test_bands_that_a_screen_cannot_part_are_one(gpu_inputs: ReportInputs) -> None:
+    point = gpu_inputs.training.save_points[0]
+    saves = tuple(replace(point, elapsed_s=float(s), save_s=0.5) for s in range(100, 1_100))
+    training = replace(gpu_inputs.training, save_points=saves)
+    chart = charts.timeline_charts(_data(replace(gpu_inputs, training=training)))[0]
+    assert _bands(chart.wide, "yellow") == 1
+
+
+def _bands(drawing: str, colour: str) -> int:
+    paths = re.findall(rf'<path d="([^"]+)" fill="var\(--{colour}\)" opacity="0.4"/>', drawing)
+    return sum(path.count("M") for path in paths)
+
+
+def test_reference_stripes_only_where_there_are_some(gpu_inputs: ReportInputs) -> None:
+    report = build_report(gpu_inputs, PROVENANCE)
+    report["training_report"]["hardware"]["reference_bands"] = []
+    bare = charts.timeline_charts(chart_data(report, gpu_inputs))
+    assert not any(chart.note or "var(--grey)" in chart.wide for chart in bare)
+    noted = [chart for chart in charts.timeline_charts(_data(gpu_inputs)) if chart.note]
+    assert noted and all("var(--grey)" in chart.wide for chart in noted)
+
+
+def test_cuts_are_counted_not_guessed(gpu_inputs: ReportInputs) -> None:
+    labels = {cut.length_tokens: cut.label for cut in _data(gpu_inputs).lengths.cuts}
+    assert labels[1536] == "rows of 1,536: cuts 0.5 %"
+    assert labels[2048] == "2,048: cuts none"  # longer than the longest document
+    packing = replace(gpu_inputs.packing, choices=(), sequence_length_tokens=1_024)
+    cuts = _data(replace(gpu_inputs, packing=packing)).lengths.cuts
+    assert [(cut.length_tokens, cut.cut_fraction) for cut in cuts] == [
+        (1024, None), (1536, None), (2048, 0.0),
+    ]  # fmt: skip
+
+
+def test_labels_of_cuts_lie_beside_no_other_line() -> None:
+    assert charts._outside_in([0.5, 0.7, 0.9]) == [2, 1, 0]  # they run to the left
+    assert charts._outside_in([0.1, 0.3, 0.9]) == [2, 0, 1]
+
+
+def test_lengths_far_beyond_the_documents_are_said_not_drawn(gpu_inputs: ReportInputs) -> None:
+    histogram = LengthHistogram(
+        edges=(1, 2, 4, 8, 16, 32, 64, 128), counts=(0, 0, 3, 9, 40, 30, 8), p50=20, p90=60,
+        p99=100, max=120,
+    )  # fmt: skip
+    packing = replace(gpu_inputs.packing, histogram=histogram, sequence_length_tokens=256)
+    lengths = _data(replace(gpu_inputs, packing=packing)).lengths
+    assert [cut.length_tokens for cut in lengths.shown] == [256]
+    drawing = charts.length_chart(_data(replace(gpu_inputs, packing=packing))).narrow
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", drawing)
+    assert "4 tokens" in texts  # bins that grow have a logarithmic axis
+    widths = [float(w) for w in re.findall(r"M[-\d.]+,[-\d.]+h([\d.]+)v", drawing)]
+    bars = [w for w in widths if 10 < w < 100]
+    assert len(bars) == 5 and max(bars) - min(bars) < 1
+
+
+def test_every_label_of_an_axis_is_true(gpu_inputs: ReportInputs) -> None:
+    """A tick's label is the number at its place, on the phone too."""
+    chart = charts.timeline_charts(_data(gpu_inputs))[0]
+    timeline = _data(gpu_inputs).timeline
+    assert timeline is not None
+    for drawing, most in ((chart.wide, 10), (chart.narrow, 4)):
+        found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", drawing)
+        places = [(float(x), float(label)) for x, label in found]
+        assert 3 <= len(places) <= most
+        per_min = places[-1][0] / places[-1][1]
+        assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
+        assert places[-1][1] <= timeline.end_s / 60

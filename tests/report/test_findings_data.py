@@ -1,0 +1,72 @@
+"""Rules over the data: at, below and above their thresholds."""
+
+from typing import Any
+
+import pytest
+
+from expertflow.report.diagnose import find
+from expertflow.report.records import Finding
+
+Report = dict[str, Any]
+
+
+def _found(report: Report) -> dict[str, Finding]:
+    return {finding.code: finding for finding in find(report)}
+
+
+@pytest.mark.parametrize(("share", "speaks"), [(None, False), (0.0999, False), (0.10, False),
+                                               (0.1001, True)])  # fmt: skip
+def test_padding_is_said_and_not_priced(
+    share: float | None, speaks: bool, gpu_report: Report
+) -> None:
+    gpu_report["data"]["padding_fraction"] = share
+    found = _found(gpu_report)
+    assert ("padding" in found) is speaks
+    if speaks:
+        assert found["padding"].worth_usd is None and found["padding"].worth_reason
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "speaks"),
+    [(50, 9, False), (49, 4, True), (900, 179, False), (900, 180, True), (900, 181, True)],
+)
+def test_few_steps_and_long_warmup(
+    steps: int, warmup: int, speaks: bool, gpu_report: Report
+) -> None:
+    gpu_report["training_parameters"] |= {"total_steps": steps, "warmup_steps": warmup}
+    assert ("few-steps" in _found(gpu_report)) is speaks
+
+
+@pytest.mark.parametrize(
+    ("packing", "length", "speaks"),
+    [("none", 2_000, False), ("none", 2_001, True), ("bfd", 4_096, False)],
+)
+def test_long_rows(packing: str, length: int, speaks: bool, gpu_report: Report) -> None:
+    gpu_report["data"] |= {"packing": packing, "seq_len": length}
+    gpu_report["data"]["length_histogram"]["max"] = 1_600
+    assert ("rows-too-long" in _found(gpu_report)) is speaks
+
+
+def test_licence_and_leak_come_up(gpu_report: Report) -> None:
+    assert not {"no-licence", "held-out-leak"} & set(_found(gpu_report))
+    gpu_report["data"]["sources"][0]["licence"] = None
+    gpu_report["evaluation"]["documents_shared_with_training"] = 3
+    assert "text-to-sql" in _found(gpu_report)["no-licence"].evidence
+    assert _found(gpu_report)["held-out-leak"].severity == "problem"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "kept", "speaks"),
+    [(99, 201, False), (100, 200, False), (101, 199, True), (20, 9, False), (20, 10, True)],
+)
+def test_much_of_a_source_left_out(
+    left_out: int, kept: int, speaks: bool, gpu_report: Report
+) -> None:
+    gpu_report["data"]["sources"][1] |= {"n_left_out": left_out, "n_train": kept, "n_held_out": 0}
+    found = _found(gpu_report)
+    assert ("data-left-out" in found) is speaks
+    if speaks:
+        # what a cap took may all have been of this source
+        gpu_report["data"]["dropped_by_reason"]["over_source_cap"] = left_out - 1
+        assert "data-left-out" not in _found(gpu_report)
+        assert "of generated-shops" in found["data-left-out"].evidence

@@ -1,0 +1,85 @@
+"""Rules over the plan, claims of others, and what a run had to do without."""
+
+from typing import Any
+
+import pytest
+
+from expertflow.report.diagnose import find
+from expertflow.report.plan_section import plan_against_actual
+from expertflow.report.records import Finding
+
+Report = dict[str, Any]
+
+
+def _found(report: Report) -> dict[str, Finding]:
+    return {finding.code: finding for finding in find(report)}
+
+
+def _took(report: Report, hours: float) -> Report:
+    report["cost"]["hours"] = hours
+    report["plan_against_actual"] = plan_against_actual(report)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("hours", "speaks"),
+    [(0.709, True), (0.71, False), (0.75, False), (0.77, False), (0.771, True)],
+)
+def test_plan_missed(hours: float, speaks: bool, gpu_report: Report) -> None:
+    assert ("plan-missed" in _found(_took(gpu_report, hours))) is speaks
+
+
+def test_missed_prior_weighs_less_than_a_missed_calibration(gpu_report: Report) -> None:
+    assert _found(_took(gpu_report, 2.0))["plan-missed"].severity == "warning"
+    gpu_report["plan"]["calibrated"] = False
+    assert _found(gpu_report)["plan-missed"].severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("held", "speaks"), [(62.9e9, False), (63e9, False), (63.1e9, True), (None, False)]
+)
+def test_more_memory_than_planned(held: float | None, speaks: bool, gpu_report: Report) -> None:
+    gpu_report["training_report"]["hardware"]["memory_peak_reserved_bytes"] = held
+    assert ("memory-over-plan" in _found(_took(gpu_report, 0.75))) is speaks
+
+
+def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
+    claims = [finding for finding in find(gpu_report) if finding.code == "claim"]
+    assert len(claims) == 1
+    assert "47 hours" in claims[0].evidence and "minutes" in claims[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("share", "speaks"), [(None, False), (0.0049, False), (0.005, False), (0.0051, True)]
+)
+def test_monitor_overhead(share: float | None, speaks: bool, gpu_report: Report) -> None:
+    gpu_report["training_report"]["hardware"]["monitor_cpu_fraction"] = share
+    assert ("monitor-overhead" in _found(gpu_report)) is speaks
+
+
+@pytest.mark.parametrize(("samples", "speaks"), [(0, True), (1, False)])
+def test_lost_monitor(samples: int, speaks: bool, gpu_report: Report) -> None:
+    gpu_report["training_report"]["hardware"]["samples"] = samples
+    assert ("monitor-lost" in _found(gpu_report)) is speaks
+
+
+def test_fallbacks_are_said(gpu_report: Report) -> None:
+    assert _found(gpu_report)["tokenizer-fallback"].severity == "info"
+    assert not {"measured-peak", "memory-short"} & set(_found(gpu_report))
+    gpu_report["data"]["tokenizer_fallbacks"] = []
+    gpu = gpu_report["training_report"]["hardware"]["gpu"]
+    gpu["peak_source"] = "measured matmul on this card"
+    retry = {"micro_batch_size": 8, "n_accumulation_steps": 9}
+    gpu_report["training_report"]["training"]["memory_retries"] = [retry]
+    gpu_report["training_parameters"] |= {"batch_size": 8, "gradient_accumulation_steps": 4}
+    found = _found(gpu_report)
+    assert "tokenizer-fallback" not in found
+    assert found["measured-peak"].severity == "info"
+    advice = found["memory-short"].recommendation
+    assert "batch_size to 8 and gradient_accumulation_steps to 4" in advice
+
+
+def test_epochs_of_another_length_are_not_compared(gpu_report: Report) -> None:
+    assert "rows-not-compared" not in _found(gpu_report)
+    gpu_report["training_report"]["training"]["epochs"] = 3.0
+    assert "2 of the packed rows" in _found(gpu_report)["rows-not-compared"].evidence

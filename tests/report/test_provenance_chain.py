@@ -1,0 +1,89 @@
+"""The chain of stages, read off the notes that lie beside their records."""
+
+from pathlib import Path
+
+import pytest
+
+from expertflow.config import guard
+from expertflow.core import cli
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import write_record
+from expertflow.data.records import DatasetManifest
+from expertflow.data.shards import plan_shards, token_shards
+from expertflow.report.provenance import collect_provenance, stages
+
+
+def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"from": "{path.name}"}}', encoding="utf-8")
+    monkeypatch.setattr("sys.argv", [f"{rule}.py"])
+    cli.write_sidecar(path, spec="{}", code=code)
+
+
+def _name_shards(results: Path, *sources: str) -> None:
+    """Write datasets.json with one shard a source."""
+    shards = tuple(shard for source in sources for shard in plan_shards(source, 1))
+    value = DatasetManifest(expert="e", preset="full", sources=(), shards=shards)
+    write_record(results / "datasets.json", value)
+
+
+def test_stages_stand_in_the_order_of_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _record(tmp_path / "training.json", "train_expert", "t", monkeypatch)
+    _record(tmp_path / "packing.json", "pack_sequences", "p", monkeypatch)
+    _record(tmp_path / "sources/fetched/a.json", "fetch_source", "f", monkeypatch)
+    _record(tmp_path / "calibration.json", "calibrate_expert", "c", monkeypatch)
+    _name_shards(tmp_path, "a")
+    (tmp_path / "plan.json").write_text("{}")  # made by hand: no note, no stage
+    chain = stages(tmp_path, token_shards)
+    names = ["fetch_source", "pack_sequences", "calibrate_expert", "train_expert"]
+    assert [entry["stage"] for entry in chain] == names
+    assert chain[0]["record"] == "sources/fetched/a.json"
+    assert chain[3] == {
+        "stage": "train_expert",
+        "record": "training.json",
+        "sha256": sha256_file(tmp_path / "training.json"),
+        "code": "t",
+    }
+
+
+def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / "documents" / source / "000.json" for source in "ab"]
+    for path in paths:
+        _record(path, "prepare_shard", "same", monkeypatch)
+    _name_shards(tmp_path, "a", "b")
+    (entry,) = stages(tmp_path, token_shards)
+    assert entry["record"] == "documents/*/*.json (2)"
+    hashes = {path.relative_to(tmp_path).as_posix(): sha256_file(path) for path in paths}
+    assert entry["sha256"] == sha256_json(hashes)
+    _record(paths[1], "prepare_shard", "other", monkeypatch)
+    assert [entry["code"] for entry in stages(tmp_path, token_shards)] == ["other", "same"]
+
+
+def test_what_an_earlier_manifest_left_is_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "gone"):
+        _record(tmp_path / f"sources/fetched/{name}.json", "fetch_source", "f", monkeypatch)
+        _record(tmp_path / f"tokens/{name}/000.json", "pretokenize_shard", "t", monkeypatch)
+    _record(tmp_path / "documents/a/001.json", "prepare_shard", "p", monkeypatch)
+    _name_shards(tmp_path, "a")
+    records = [entry["record"] for entry in stages(tmp_path, token_shards)]
+    assert records == ["sources/fetched/a.json", "tokens/a/000.json"]
+
+
+def test_the_command_is_the_one_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EXPERTFLOW_COMMAND", raising=False)
+    assert collect_provenance(tmp_path, token_shards)["command"] is None
+    monkeypatch.setattr("sys.argv", ["/bin/snakemake", "--config", "hardware=H100 SXM"])
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("EXPERTFLOW", "")
+    monkeypatch.setenv("EXPERTFLOW_COMMAND", "")
+    guard.set_environment(tmp_path, main=True)
+    monkeypatch.setattr("sys.argv", ["snakemake", "--mode", "subprocess"])
+    guard.set_environment(tmp_path, main=False)
+    command = collect_provenance(tmp_path, token_shards)["command"]
+    assert command == "snakemake --config 'hardware=H100 SXM'"

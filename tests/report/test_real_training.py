@@ -1,0 +1,88 @@
+"""The receipt of a real, tiny training: its clock, its monitor and its tokens agree."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_up_runs
+import pytest
+from support import SCRIPTS, write_tiny_run
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import read_record
+from expertflow.hardware.records import GpuSample, MonitorRecord
+from expertflow.plan.records import TrainPlan
+from expertflow.report.build import build_report
+from expertflow.report.check import check_report
+from expertflow.report.inputs import ReportInputs, read_lines
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import StepRecord, TrainingRecord
+
+RECORDS = {
+    "plan": TrainPlan,
+    "packing": PackingRecord,
+    "training": TrainingRecord,
+    "monitor": MonitorRecord,
+}
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
+    for name in ("plan", "packing", "model", "staging"):
+        command += [f"--{name}", str(folder / f"{name}.json")]
+    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
+    command += ["--output", str(folder / "training.json")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def _finish(folder: Path) -> ReportInputs:
+    process = _start(folder)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    made_up = made_up_runs.make_cpu_inputs()
+    real: dict[str, Any] = {
+        name: read_record(cls, folder / f"{name}.json") for name, cls in RECORDS.items()
+    }
+    return replace(
+        made_up,
+        **real,
+        steps=read_lines(StepRecord, folder / "steps.jsonl"),
+        samples=read_lines(GpuSample, folder / "gpu.jsonl"),
+        preflight=json.loads((folder / "preflight.json").read_text(encoding="utf-8")),
+    )
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
+    """Train two and a half epochs, killed once on the way."""
+    folder = tmp_path_factory.mktemp("real")
+    write_tiny_run(folder, n_steps=40, collection_interval_seconds=0.2)
+    process = _start(folder)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("state/*/checkpoints/step-*")):
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    return _finish(folder)
+
+
+def test_receipt_of_a_resumed_run_holds(inputs: ReportInputs, schema: dict[str, Any]) -> None:
+    report = build_report(inputs, {})
+    check_report(report, schema, inputs)
+    assert inputs.training.n_sessions == 2
+    assert report["time"]["split_source"] == "stamps"
+    assert "rows-not-compared" not in {finding["code"] for finding in report["findings"]}
+
+
+def test_a_row_too_many_is_noticed(inputs: ReportInputs, schema: dict[str, Any]) -> None:
+    packing = inputs.packing
+    train = replace(packing.train, n_tokens=packing.train.n_tokens - 64)
+    inputs = replace(inputs, packing=replace(packing, train=train))
+    with pytest.raises(DataError, match=r"epoch_summaries\[0\]\.tokens"):
+        check_report(build_report(inputs, {}), schema, inputs)
