@@ -162,3 +162,21 @@ def test_a_row_that_does_not_fit_names_the_way_out() -> None:
 def test_the_cpu_has_its_default() -> None:
     draft = Draft("e", plan_spec(batch_size=None), PACKING, QWEN_06B, 0, None)
     assert choose_micro_batch(draft, "fp32") == (8, False)
+
+
+@pytest.mark.parametrize(
+    ("kept", "advice"),
+    [
+        (GIB // 2, "; batch_size 4 with gradient_accumulation_steps 4 times as many fits without"),
+        (3 * GIB, ""),  # one row fits without, which leaves the card idle
+    ],
+)
+def test_a_smaller_micro_batch_that_spares_the_recomputation_is_named(
+    kept: int, advice: str
+) -> None:
+    spec = plan_spec(batch_size=16, optim="adamw_8bit")
+    trace = traced(kept, 16 << 20)
+    draft = Draft("e", spec, seq(1024), QWEN_06B, 0, RTX_2060, trace)
+    assert choose_micro_batch(draft, "fp16") == (16, True)
+    reason = next(r.because for r in draft.reasons if r.setting == "checkpoint_activations")
+    assert ("fits without" in reason) is bool(advice) and reason.endswith(advice)

@@ -57,8 +57,21 @@ def _checkpoint_of_given(draft: Draft, micro: int, precision: str) -> bool:
     draft.because("micro_batch_size", micro, reason)
     without = draft.peak_bytes(micro, precision, False)
     reason = _checkpoint_reason(draft, checkpoint, without_bytes=without)
+    if checkpoint and spec.gradient_checkpointing is None:
+        reason += _sparing(draft, micro, precision)
     draft.because("checkpoint_activations", checkpoint, reason)
     return checkpoint
+
+
+def _sparing(draft: Draft, micro: int, precision: str) -> str:
+    """Say which smaller micro-batch would keep the card busy and spare the computing again."""
+    plain = [n for n in _fitting(draft, precision, checkpoint=False) if micro % n == 0]
+    if not plain or _tokens(draft, plain[-1]) < BUSY_TOKENS:
+        return ""
+    rows, times = plain[-1], micro // plain[-1]
+    return (
+        f"; batch_size {rows} with gradient_accumulation_steps {times} times as many fits without"
+    )
 
 
 def _refuse_given(draft: Draft, micro: int, precision: str, *, checkpoint: bool) -> None:
