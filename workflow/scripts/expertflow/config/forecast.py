@@ -16,7 +16,7 @@ from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import read_part
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import MFU_HIGH, MFU_LOW, Price, peak_flops_per_s, price_of
+from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
 from expertflow.plan.cost_records import CostPlan
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.switches import choose_precision
@@ -82,7 +82,7 @@ def _forecast(case: Case) -> Forecast:
     except Unknown as reason:
         return Forecast(hours=None, usd=None, hardware=hardware, basis=f"{reason}{note}")
     hours = flops[0] / (speed * MFU_HIGH) / 3600, flops[1] / (speed * MFU_LOW) / 3600
-    price = _price(case.spec, gpu)
+    price = planned_price(case.spec, gpu)
     return Forecast(
         hours=hours,
         usd=_usd(price.usd(hours[0]), price.usd(hours[1])),
@@ -130,16 +130,6 @@ def _speed(spec: PlanSpec, gpu: GpuFacts) -> float:
     if peak is None:
         raise Unknown(f"no {precision} peak is known for {gpu.name}")
     return peak * spec.world_size
-
-
-def _price(spec: PlanSpec, gpu: GpuFacts) -> Price:
-    if spec.price_usd_per_hour is None:
-        return price_of(spec, gpu, spec.world_size)
-    return Price(
-        usd_per_hour=spec.price_usd_per_hour,
-        as_of=spec.price_as_of,
-        billing_minutes=spec.billing_minutes,
-    )
 
 
 def _price_text(usd_per_hour: float | None, as_of: str | None, gpu: str) -> str:

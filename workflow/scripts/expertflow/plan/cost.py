@@ -103,6 +103,17 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
     return Price(usd_per_hour=rate, as_of=row["as_of"], billing_minutes=minutes)
 
 
+def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
+    """Give the price of the hardware that is planned for: the machine's own, else by its cards."""
+    if spec.price_usd_per_hour is None:
+        return price_of(spec, gpu, spec.world_size)
+    return Price(
+        usd_per_hour=spec.price_usd_per_hour,
+        as_of=spec.price_as_of,
+        billing_minutes=spec.billing_minutes,
+    )
+
+
 def plan_cost(
     *,
     spec: PlanSpec,
@@ -120,13 +131,7 @@ def plan_cost(
     Raises:
         ConfigError: the prediction is above the manifest's budget.
     """
-    price = price_of(spec, gpu, spec.world_size)
-    if spec.price_usd_per_hour is not None:
-        price = Price(
-            usd_per_hour=spec.price_usd_per_hour,
-            as_of=spec.price_as_of,
-            billing_minutes=spec.billing_minutes,
-        )
+    price = planned_price(spec, gpu)
     peak = peak_flops_per_s(gpu, work.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
     if calibration is not None:
