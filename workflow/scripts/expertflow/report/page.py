@@ -35,8 +35,8 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("count", "short", "percent", "tenths", "points", "loss", "usd", "duration", "size",
-             "energy", "words", "plain", "signed", "sentence", "hold", "hours",
+    names = ("count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
+             "duration", "size", "energy", "words", "plain", "signed", "sentence", "hold", "hours",
              "short_hash", "signed_percent")  # fmt: skip
     environment.filters |= {name: getattr(f, name) for name in names}
     environment.filters["clip"] = lambda text: f.clip(str(text), N_CHARS)

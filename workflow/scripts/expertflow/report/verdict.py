@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from expertflow.report.format import NBSP, duration, loss, percent, points, tenths, usd, words
+from expertflow.report.format import (
+    NBSP,
+    duration,
+    loss,
+    number_of,
+    percent,
+    points,
+    tenths,
+    usd,
+    words,
+)
 
 Report = dict[str, Any]
 
@@ -54,7 +64,8 @@ def _learned_by_metric(evaluation: dict[str, Any]) -> Answer:
     metric = words(evaluation["metric"]).capitalize()
     change = (
         f"from {tenths(before['value_fraction'])} to {tenths(after['value_fraction'])} on "
-        f"{after['n_examples']:,} held-out questions ({points(delta['value_fraction'])} points, "
+        f"{number_of(after['n_examples'], 'held-out question')}"
+        f" ({points(delta['value_fraction'])} points, "
         f"95 % interval {points(low)} to {points(high)})"
     )
     if low > 0:
