@@ -1,6 +1,8 @@
 """Shared ground: where things are, and a tiny run to train."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,13 @@ def _write_tiny_model(folder: Path) -> ModelFacts:
         n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
         vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
     )  # fmt: skip
+
+
+def start_trainer(folder: Path) -> subprocess.Popen[str]:
+    """Start the trainer on the tiny run that lies in a folder."""
+    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
+    for name in ("plan", "packing", "model", "staging"):
+        command += [f"--{name}", str(folder / f"{name}.json")]
+    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
+    command += ["--output", str(folder / "training.json")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

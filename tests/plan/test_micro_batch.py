@@ -9,9 +9,9 @@ from support import ROOT, plan_spec
 from test_resolve import PACKING, QWEN_06B, card, plan, seq
 
 from expertflow.core.errors import HardwareError
-from expertflow.plan.cost_records import MemoryLine, MemoryTrace
+from expertflow.plan.cost_records import USABLE_FRACTION, MemoryLine, MemoryTrace
 from expertflow.plan.draft import Draft
-from expertflow.plan.micro_batch import BUSY_TOKENS, USABLE_FRACTION, choose_micro_batch
+from expertflow.plan.micro_batch import BUSY_TOKENS, choose_micro_batch
 from expertflow.plan.records import LoraSpec, TrainPlan
 
 GIB = 1 << 30

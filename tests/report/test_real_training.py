@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import made_up_runs
 import pytest
-from support import SCRIPTS, write_tiny_run
+from support import start_trainer, write_tiny_run
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import read_record
@@ -31,17 +29,8 @@ RECORDS = {
 }
 
 
-def _start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
-    for name in ("plan", "packing", "model", "staging"):
-        command += [f"--{name}", str(folder / f"{name}.json")]
-    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
-    command += ["--output", str(folder / "training.json")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
 def _finish(folder: Path) -> ReportInputs:
-    process = _start(folder)
+    process = start_trainer(folder)
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     made_up = made_up_runs.make_cpu_inputs()
@@ -62,7 +51,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
     """Train two and a half epochs, killed once on the way."""
     folder = tmp_path_factory.mktemp("real")
     write_tiny_run(folder, n_steps=40, collection_interval_seconds=0.2)
-    process = _start(folder)
+    process = start_trainer(folder)
     deadline = time.monotonic() + 120
     while not list(folder.glob("state/*/checkpoints/step-*")):
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"

@@ -4,28 +4,17 @@ import fcntl
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support import LORA, SCRIPTS, write_tiny_run
+from support import LORA, start_trainer, write_tiny_run
 
 N_STEPS = 40
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--spec", "{}", "--code", "c"]
-    for name in ("plan", "packing", "model", "staging"):
-        command += [f"--{name}", str(folder / f"{name}.json")]
-    command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
-    command += ["--output", str(folder / "training.json")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
 def finish(folder: Path) -> dict[str, object]:
-    process = start(folder)
+    process = start_trainer(folder)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     record: dict[str, object] = json.loads((folder / "training.json").read_text())
@@ -38,7 +27,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def stop_midway(folder: Path, number: signal.Signals) -> int:
     """Start a run and signal it as soon as its first checkpoint is complete."""
-    process = start(folder)
+    process = start_trainer(folder)
     deadline = time.monotonic() + 90
     while not checkpoints(folder):
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
@@ -94,7 +83,7 @@ def test_a_second_trainer_is_refused(straight: tuple[Path, dict[str, object]]) -
     lock = next(folder.glob("state/*/lock"))
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        process = start(folder)
+        process = start_trainer(folder)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "another trainer is at work there" in stderr.splitlines()[-1]
@@ -107,7 +96,7 @@ def test_an_input_edited_during_training_is_noticed(
     packing = json.loads((tmp_path / "packing.json").read_text())
     packing["train"]["sha256"] = "0" * 64
     (tmp_path / "packing.json").write_text(json.dumps(packing))
-    process = start(tmp_path)
+    process = start_trainer(tmp_path)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "changed during training" in stderr.splitlines()[-1]
@@ -129,7 +118,7 @@ def test_a_run_that_diverged_is_not_paid_for_twice(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "learning_rate": 1e30}))
     errors = []
     for _ in range(2):
-        process = start(tmp_path)
+        process = start_trainer(tmp_path)
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 1
         errors.append(stderr)

@@ -12,6 +12,7 @@ once. Its band is the quartiles of the steps and 5 %.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
@@ -163,19 +164,12 @@ def _prior(
 ) -> CostPlan:
     low, middle, high = prior_hours(work, peak) or (None, None, None)
     reason = _prior_reason(gpu, work, peak, n_cards)
-    return CostPlan(
-        price_usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of,
-        predicted_hours=middle,
-        predicted_hours_low=low,
-        predicted_hours_high=high,
-        predicted_usd=price.usd(middle),
-        predicted_usd_low=price.usd(low),
-        predicted_usd_high=price.usd(high),
+    return _priced(
+        price,
+        (low, middle, high),
         reason=reason if ignored is None else f"{reason}; {ignored}",
         mfu_fraction=None if peak is None else MFU_MIDDLE * work.flops_model / work.flops_hardware,
         step_hours=middle,
-        billing_minutes=price.billing_minutes,
     )
 
 
@@ -194,15 +188,9 @@ def _calibrated(measured: Calibration, work: Work, peak: float | None, price: Pr
     most = rest + work.n_saves_best_max * measured.save_s / 3600
     high = (max(high, steps) + most) * (1 + CALIBRATED_BAND)
     mfu = None if peak is None else work.flops_model / (steps * 3600 * peak)
-    return CostPlan(
-        price_usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of,
-        predicted_hours=hours,
-        predicted_hours_low=low,
-        predicted_hours_high=high,
-        predicted_usd=price.usd(hours),
-        predicted_usd_low=price.usd(low),
-        predicted_usd_high=price.usd(high),
+    return _priced(
+        price,
+        (low, hours, high),
         reason=_calibrated_reason(measured, work, n_saves),
         calibrated=True,
         mfu_fraction=mfu,
@@ -210,7 +198,25 @@ def _calibrated(measured: Calibration, work: Work, peak: float | None, price: Pr
         save_hours=saves,
         eval_hours=evals,
         startup_hours=startup,
+    )
+
+
+def _priced(
+    price: Price, hours: tuple[float | None, float | None, float | None], **parts: Any
+) -> CostPlan:
+    """Price low, middle and high hours; ``parts`` are the other fields of the result."""
+    low, middle, high = hours
+    return CostPlan(
+        price_usd_per_hour=price.usd_per_hour,
+        price_as_of=price.as_of,
+        predicted_hours=middle,
+        predicted_hours_low=low,
+        predicted_hours_high=high,
+        predicted_usd=price.usd(middle),
+        predicted_usd_low=price.usd(low),
+        predicted_usd_high=price.usd(high),
         billing_minutes=price.billing_minutes,
+        **parts,
     )
 
 

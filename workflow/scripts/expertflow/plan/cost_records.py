@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Of a card's memory, what a prediction may fill; a judgement, as no card has confirmed one.
+USABLE_FRACTION = 0.92
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:

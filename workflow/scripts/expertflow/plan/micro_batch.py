@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from expertflow.core.errors import HardwareError
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.plan.draft import Draft
 
 CPU_MICRO_BATCH = 8
-USABLE_FRACTION = 0.92
 ROWS = (1, 2, 4, 8, 16)
 # Tokens of a micro-batch from which on a card is taken to be busy. A judgement: each token does
 # about one FLOP a byte of half-precision weights, and the cards of the table do 154 to 419 in the

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import Price, peak_flops_per_s, price_of, prior_hours
-from expertflow.plan.cost_records import HardwareOption
+from expertflow.plan.cost_records import USABLE_FRACTION, HardwareOption
 from expertflow.plan.draft import Draft
-from expertflow.plan.micro_batch import USABLE_FRACTION, choose_micro_batch
+from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.records import PlanSpec, Precision, TrainPlan
 from expertflow.plan.switches import check_parallel, choose_precision
 from expertflow.plan.work import work_of

@@ -14,13 +14,13 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.arithmetic import Speed, check_claims, check_speed
 from expertflow.plan.calibrated import calibration_key, usable
 from expertflow.plan.cost import amount_words, peak_flops_per_s, plan_cost
-from expertflow.plan.cost_records import Calibration, CostPlan, MemoryTrace
+from expertflow.plan.cost_records import USABLE_FRACTION, Calibration, CostPlan, MemoryTrace
 from expertflow.plan.draft import Draft
 from expertflow.plan.explain import explain_rest
 from expertflow.plan.flops import CONVENTION, flops_doubts
 from expertflow.plan.loader import choose_grouping, choose_loader
 from expertflow.plan.memory import peak_reason
-from expertflow.plan.micro_batch import USABLE_FRACTION, choose_micro_batch
+from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.options import compare_options
 from expertflow.plan.records import ModelFacts, PlanSpec, Reason, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_reason, warmup_steps

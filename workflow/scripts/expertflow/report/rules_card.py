@@ -1,5 +1,6 @@
 """Rules over the card's counters. Temperatures are never judged: the driver says when it is hot."""
 
+from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.report.bottleneck import (
     KERNEL_BUSY_PERCENT,
     POWER_LOW_FRACTION,
@@ -13,7 +14,6 @@ from expertflow.report.bottleneck import (
 from expertflow.report.finding import NO_LOSS, Report, finding, lasted, median, watched
 from expertflow.report.format import duration, percent, size
 from expertflow.report.records import Finding
-from expertflow.report.rules_time import FULL_FRACTION
 
 THERMAL_LIMIT = 0.01
 BUSY_LIMIT_PERCENT = 60.0
@@ -123,7 +123,7 @@ def room_for_more(report: Report) -> Finding | None:
     """Find memory that would hold the next micro-batch, at the same global batch."""
     parameters, hardware = report["training_parameters"], report["training_report"]["hardware"]
     after, total = _next_peak(report), hardware["gpu"]["memory_total_bytes"]
-    if after is None or not total or after >= FULL_FRACTION * total or not lasted(report):
+    if after is None or not total or after >= USABLE_FRACTION * total or not lasted(report):
         return None
     micro, accumulation = parameters["batch_size"], parameters["gradient_accumulation_steps"]
     if accumulation % 2 or report["training_report"]["training"]["memory_retries"]:
@@ -137,7 +137,7 @@ def room_for_more(report: Report) -> Finding | None:
             f"a micro-batch of {2 * micro} is predicted to need at most {size(after)} of"
             f" {size(total)}"
         ),
-        threshold=f"the next micro-batch would take {percent(FULL_FRACTION)} of memory or more",
+        threshold=f"the next micro-batch would take {percent(USABLE_FRACTION)} of memory or more",
         recommendation=(
             f"batch_size: {2 * micro}, gradient_accumulation_steps: {accumulation // 2}"
         ),

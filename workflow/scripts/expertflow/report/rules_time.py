@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.report.finding import Report, broken, finding, lasted, price
 from expertflow.report.format import duration, percent, size
 from expertflow.report.records import Finding
-
-FULL_FRACTION = 0.92  # of a card's memory: what a prediction should leave free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,7 @@ def recomputation(report: Report) -> Finding | None:
     checkpointed = report["training_parameters"]["gradient_checkpointing"]
     if not checkpointed or None in (total, without) or not lasted(report):
         return None
-    if without >= FULL_FRACTION * total:
+    if without >= USABLE_FRACTION * total:
         return None
     again = 1 - model["flops_per_token_model"] / model["flops_per_token_hardware"]
     lost_s = again * report["time"]["train_s"]
@@ -111,7 +110,7 @@ def recomputation(report: Report) -> Finding | None:
             f"activations were computed twice, {percent(again)} of the hardware's FLOPs; without"
             f" that a peak of at most {size(without)} of {size(total)} is predicted"
         ),
-        threshold=f"keep them where the prediction is below {percent(FULL_FRACTION)} of memory",
+        threshold=f"keep them where the prediction is below {percent(USABLE_FRACTION)} of memory",
         recommendation="gradient_checkpointing: false",
         worth=price(report, lost_s, "the same share of the time of the steps"),
     )
