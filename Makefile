@@ -1,18 +1,29 @@
-# make demo    install, then make expert-sql from generated data: no GPU, minutes
-# make demos   all eight experts and the page that compares them
-# make test    install, then the tests
-# make lint    ruff, mypy, snakefmt, snakemake --lint
-# make bitsandbytes   install what method qlora and optimiser adamw_8bit need
-# make verify  check every record against its sidecar
-# make prune   remove training states that no result refers to
-# make soak    kill trainers at random moments for MINUTES (10); weights must not notice
-# make clean   forget results and state
+# make help         this list
+# make demo         install, then make EXPERT (expert-sql) from generated data: no GPU, minutes
+# make install      install into .venv, and no more; then: source .venv/bin/activate
+# make demos        all eight experts and the page that compares them
+# make test         install, then the tests, by WORKERS (2) at once
+# make lint         ruff, mypy, snakefmt, snakemake --lint
+# make bitsandbytes install what method qlora and optimiser adamw_8bit need
+# make slurm        install what profiles/slurm and profiles/cluster-generic need
+# make s3           install what object storage needs
+# make node         install the Node that runs generated TypeScript, in its sandbox
+# make graph        install what runs generated Cypher on a small graph
+# make gguf         install what writes GGUF files
+# make lm-eval      install what evaluation.lm_eval needs
+# make verify       check every record against its sidecar
+# make prune        remove training states that no result refers to
+# make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
+# make soak         kill trainers at random moments for MINUTES (10); weights must not notice
+# make soak-chain   the same for whole chains, at any stage
+# make clean        delete results and state
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXPERT ?= expert-sql
 MINUTES ?= 10
+WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -20,7 +31,10 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: demo demos test lint install bitsandbytes verify prune soak clean
+.PHONY: help demo demos test slurm-test lint install bitsandbytes slurm s3 node graph gguf lm-eval verify prune soak soak-chain clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 demo: install
 	$(BIN)/snakemake --cores 8 results/$(EXPERT)/report.json
@@ -28,15 +42,21 @@ demo: install
 demos: install
 	$(BIN)/snakemake --cores 8
 
+# A worker takes a whole file, so what a file makes once is made once. One thread each: two workers
+# of many threads would only get in each other's way.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+slurm-test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/snakefmt --check -l 100 Snakefile workflow/rules
+	$(BIN)/snakefmt --check -l 100 Snakefile workflow/rules workflow/remote.smk
 	$(BIN)/snakemake --lint
+	$(BIN)/snakemake --lint -s workflow/remote.smk
 
 install: $(VENV)/.logger
 
@@ -54,13 +74,17 @@ $(VENV)/.logger: $(VENV)/.installed $(LOGGER)
 	$(BIN)/pip install -q --no-deps --no-build-isolation --force-reinstall ./workflow/logger
 	touch $@
 
-bitsandbytes: $(VENV)/.bitsandbytes
+# Extras: what is needed for one thing only has a lock of its own.
+EXTRAS := bitsandbytes slurm s3 node graph gguf lm-eval
 
-$(VENV)/.bitsandbytes: $(VENV)/.logger envs/requirements-bitsandbytes.lock
-	$(BIN)/pip install -q -r envs/requirements-bitsandbytes.lock
+bitsandbytes slurm s3 node graph gguf lm-eval: %: $(VENV)/.%
+
+$(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
+	$(BIN)/pip install -q -r envs/requirements-$*.lock
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.bitsandbytes envs/requirements-dev.lock
+# All that tests use; the harness of lm-eval brings thirty packages, and its tests do without.
+$(VENV)/.dev: $(patsubst %,$(VENV)/.%,$(filter-out lm-eval,$(EXTRAS))) envs/requirements-dev.lock
 	$(BIN)/pip install -q -r envs/requirements-dev.lock
 	touch $@
 
@@ -72,6 +96,10 @@ prune: install
 
 soak: $(VENV)/.dev
 	PYTHONPATH=tests:workflow/scripts $(BIN)/python tests/train/soak.py --minutes $(MINUTES)
+
+soak-chain: $(VENV)/.dev
+	PYTHONPATH=tests:tests/workflow:workflow/scripts $(BIN)/python tests/workflow/soak_chain.py \
+	  --minutes $(MINUTES)
 
 clean:
 	rm -rf results state .snakemake

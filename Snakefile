@@ -16,9 +16,14 @@
       |        /
     pack_sequences                          rows of one length
       |
+    tune_expert                             fastest settings here; only where asked for
+      |
     calibrate_expert                        seconds of a step; only where asked for
       |
     plan_training                           every setting with its reason, hours, dollars
+      |           \
+      |          make_bundle                one file for another machine; only where asked for
+      |          ablate_variant, ablate_expert    what each switch is worth; only where asked for
       |
     stage_to_nvme                           rows on a fast disk, or why not
       |
@@ -46,8 +51,9 @@ min_version("9.27")
 BASEDIR = Path(workflow.basedir)
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
-from expertflow.config import guard
+from expertflow.config import allocation, guard, run_lock, slurm_jobs
 from expertflow.config.house import House
+from expertflow.config.spoilt_records import remove_spoilt_records
 
 # The user's own config/ in the working directory wins over the one beside this file.
 OWN_CONFIG = Path("config", "config.yaml")
@@ -56,8 +62,20 @@ OWN_CONFIG = Path("config", "config.yaml")
 configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "config.yaml")
 
 
-house = House(config=config, basedir=BASEDIR, main=workflow.is_main_process)
+remove_spoilt_records(
+    Path("results"),
+    looks=guard.only_looks(sys.argv[1:], dryrun=workflow.output_settings.dryrun),
+    main=workflow.is_main_process,
+)
+house = House(
+    config=config,
+    basedir=BASEDIR,
+    main=workflow.is_main_process,
+    told=workflow.config_settings.overwrite_config,
+)
 guard.set_environment(house.scripts, main=house.main)
+if house.main:
+    run_lock.sign_jobs()
 
 guard.refuse_unlimited_gpus(workflow.global_resources.get("gpu"), main=house.main)
 guard.note_missing_table(workflow.output_settings, BASEDIR, main=house.main)
@@ -72,15 +90,38 @@ wildcard_constraints:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/tokens.smk"
+include: "workflow/rules/tune.smk"
 include: "workflow/rules/calibrate.smk"
+include: "workflow/rules/bundle.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/ablate.smk"
 include: "workflow/rules/report.smk"
+
+
+# Of seconds each: not worth a job of its own where there is a cluster.
+localrules:
+    find_datasets,
+    plan_training,
+    build_report,
+    compare_experts,
 
 
 rule all:
     default_target: True
     input:
         "results/index.html",
+
+
+onstart:
+    allocation.refuse_missing_slurm(workflow.executor_plugin.name)
+    jobs = list(workflow.dag.needrun_jobs())
+    limit = workflow.global_resources.get("gpu")
+    allocation.refuse_misfits(jobs, house.expert, limit, main=house.main)
+    run_lock.hold(
+        jobs,
+        slurm_run=slurm_jobs.run_name(workflow),
+        main=house.main,
+    )
 
 
 onsuccess:

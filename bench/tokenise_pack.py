@@ -225,9 +225,9 @@ def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
     return {"corpus": made, "methods": rows, "share_of_ceiling": share}
 
 
-def main() -> None:
-    """Measure every size."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def options() -> argparse.ArgumentParser:
+    """Give the reader of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[20, 200, 2000])
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS))
     parser.add_argument("--repeats", type=int, default=3)
@@ -239,11 +239,20 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, default=KEPT)
     parser.add_argument("--check", action="store_true", help="decode the rows of every peer")
     parser.add_argument("--no-ours", action="store_true", help="measure the peers alone")
-    args = parser.parse_args()
+    return parser
+
+
+def missing(args: argparse.Namespace) -> str | None:
+    """Say what is not here of what a measurement reads."""
     if not (args.tokenizer / "tokenizer.json").is_file():
-        sys.exit(f"skipped: {args.tokenizer} holds no tokenizer.json; name one with --tokenizer")
+        return f"{args.tokenizer} holds no tokenizer.json; name one with --tokenizer"
     if not DATA.is_dir():
-        sys.exit(f"skipped: the real data is not here; the corpus grows out of {DATA}")
+        return f"the real data is not here; the corpus grows out of {DATA}"
+    return None
+
+
+def measure_all(args: argparse.Namespace) -> Row:
+    """Measure every size; give what the last line says."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     sizes_measured = []
     for megabytes in args.megabytes:
@@ -252,8 +261,18 @@ def main() -> None:
     names = sorted({PEERS[name][1] for name in args.peers})
     built = {name: environment(name, args.environments) for name in names}
     installed = {n: versions(e) for n, e in built.items() if e.problem is None}
-    print(json.dumps({"length": args.length, "processes": args.processes, "installed": installed,
-                      "repeats": args.repeats, "sizes": sizes_measured}))  # fmt: skip
+    return {
+        "length": args.length, "processes": args.processes, "installed": installed,
+        "repeats": args.repeats, "sizes": sizes_measured,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure every size."""
+    args = options().parse_args()
+    if reason := missing(args):
+        sys.exit(f"skipped: {reason}")
+    print(json.dumps(measure_all(args)))
 
 
 if __name__ == "__main__":

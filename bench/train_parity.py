@@ -31,7 +31,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from environments import environment, versions
 from parity_runs import LENGTH, MAX_NORM, N_STEPS, OURS, SCRIPTS, run, train_ours
+from step_rows import rows_by_step, tokenizer
 
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import RowBatch, read_rows, write_rows
-from expertflow.tokens.ragged import ragged
+from expertflow.tokens.arrow import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 BAR = 0.01
@@ -136,34 +135,6 @@ def export(folder: Path, plan: TrainPlan, output: Path, *, shift: int) -> None:
     write_rows(arranged, rows_by_step(folder / "packed" / "train", plan, shift), length=LENGTH)
     script = [sys.executable, str(SCRIPTS / "export_rows.py"), "--rows", str(arranged)]
     run([*script, "--output", str(output)])
-
-
-def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[RowBatch]:
-    """Give the rows of every step; ``shift`` begins with a later one."""
-    from expertflow.train.loader import feed_of
-
-    rows = read_rows(packed)
-    order = feed_of(plan, rows).order
-    for step in range(plan.n_steps):
-        chosen = order.rows_of_step((step + shift) % plan.n_steps)
-        n_short = plan.global_batch_sequences - len(chosen)
-        # A row without targets adds nothing to loss, gradient or the count of targets.
-        ids = np.concatenate([rows.take_ids(chosen), np.zeros((n_short, LENGTH), np.int32)])
-        lengths = rows.seq_lengths.take(chosen).tolist() + [[LENGTH]] * n_short
-        spans = rows.spans.take(chosen).tolist() + [[]] * n_short
-        yield RowBatch(ids, ragged(lengths), ragged(spans))
-
-
-def tokenizer(folder: Path) -> Path:
-    """Save a tokenizer that knows nothing but its special tokens; TRL asks for one."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    if not folder.exists():
-        words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-        made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-        made.save_pretrained(folder)
-    return folder
 
 
 def compared(

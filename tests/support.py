@@ -12,7 +12,7 @@ import pyarrow as pa
 from expertflow.core.records import write_record
 from expertflow.plan.records import LoraSpec, ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
-from expertflow.stage.copy import plan_staging
+from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.ragged import ragged
@@ -128,7 +128,10 @@ def write_tiny_run(
         gpu=None,
     )
     staging = plan_staging(
-        expert="tiny", spec=StageSpec(scratch=None), source=folder / "packed", key="k"
+        expert="tiny",
+        spec=StageSpec(scratch=None),
+        rows=Wanted(kind="rows", source=folder / "packed", key="r"),
+        weights=Wanted(kind="weights", source=folder / "base_model", key="w"),
     )
     model = {
         "name": "tiny", "kind": "local", "revision": None, "path": str(folder / "base_model"),

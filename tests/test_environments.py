@@ -31,7 +31,12 @@ def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> Non
 
 
 def test_development_pins_do_not_contradict_the_lock() -> None:
-    assert not set(pins(ROOT / "envs" / "requirements-dev.lock")) & set(pins(LOCK))
+    extras = [path for path in sorted(LOCK.parent.glob("*.lock")) if path != LOCK]
+    assert len(extras) == 8
+    pinned = set(pins(LOCK))
+    for extra in extras:
+        assert not pins(extra).keys() & pinned, extra
+        pinned |= pins(extra).keys()
 
 
 def test_what_is_installed_is_what_is_pinned() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from expertflow.tokens.arrow import read_rows
-from expertflow.train import attention, checkpoint
+from expertflow.train import attention, checkpoint_files
 from expertflow.train.batches import Batch, Collator
 from expertflow.train.due import save
 from expertflow.train.load import DTYPES, load_base
@@ -143,7 +143,7 @@ def same_weights_after_resume(work: Work) -> Check:
 
     straight, again = run("straight", N_STEPS), run("again", N_STEPS)
     run("stopped", STOP_AT)
-    saved = checkpoint.newest(work.folder / "states" / "stopped")
+    saved = checkpoint_files.newest(work.folder / "states" / "stopped")
     resumed = run("stopped", N_STEPS, saved)
     other = run("fewer", N_STEPS - 1)
     return Check(

@@ -1,43 +1,14 @@
 """Where the GPU's time goes in a step: kernels by kind, and the gaps between them."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from expertflow.report.profile_kinds import kind_of
+from expertflow.train.profile_table import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
-
-# Parts of kernel names, in the order in which they are looked for.
-KINDS = {
-    "attention": ("flash", "fmha", "varlen", "attention", "sdpa"),
-    "matmul": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "tem_fused_mm",
-               "aten::mm", "aten::addmm", "aten::bmm"),
-    "copies": ("memcpy", "memset", "aten::copy_"),
-}  # fmt: skip
-# What is drawn on the device's time line over the kernels that it stands for.
-ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
-REST = "memory-bound (norms, activations, optimiser, cross-entropy)"
-
-
-def kind_of(name: str) -> str:
-    """Name the kind of a kernel."""
-    low = name.lower()
-    return next((kind for kind, parts in KINDS.items() if any(p in low for p in parts)), REST)
-
-
-def busy_us(spans: Iterable[tuple[float, float]]) -> float:
-    """Add up the time in which any of some spans runs.
-
-    >>> busy_us([(0, 2), (1, 3), (5, 6)])
-    4.0
-    """
-    total, end = 0.0, float("-inf")
-    for first, last in sorted(spans):
-        total += max(0.0, last - max(first, end))
-        end = max(end, last)
-    return total
 
 
 def profiled(steps: Any, device: str, *, n_steps: int) -> dict[str, Any]:

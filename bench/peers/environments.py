@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="try again what failed")
     args = parser.parse_args()
     failed = 0
-    for name in sorted({environment for _, environment in PEERS.values()}):
+    for name in sorted(path.stem for path in REQUIREMENTS.glob("*.txt")):
         built = environment(name, args.directory, again=args.again)
         print(f"{name:>12}  {built.problem or built.python}", flush=True)
         failed += built.problem is not None

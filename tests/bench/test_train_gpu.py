@@ -156,8 +156,8 @@ def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
         ("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
         ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", "attention"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", kernels.REST),
-        ("void at::native::multi_tensor_apply_kernel<...>", kernels.REST),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
+        ("void at::native::multi_tensor_apply_kernel<...>", "optimiser"),
     ],
 )
 def test_kernels_are_sorted_by_kind(name: str, kind: str) -> None:
@@ -172,5 +172,5 @@ def test_shares_and_gaps_are_of_the_whole_span() -> None:
     ]
     summed = kernels.summary(spans, n_steps=2)
     assert summed["gap_share"] == pytest.approx(0.2)
-    assert summed["share"] == pytest.approx({"matmul": 0.4, "attention": 0.2, kernels.REST: 0.3})
+    assert summed["share"] == pytest.approx({"matmul": 0.4, "attention": 0.2, "elementwise": 0.3})
     assert summed["span_s_per_step"] == pytest.approx(5e-6)

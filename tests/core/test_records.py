@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
-from expertflow.core.records import from_json, read_record, to_json, write_record
+from expertflow.core.records import from_json, read_part, read_record, to_json, write_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,15 @@ def test_a_wrong_record_is_refused_with_its_key(change: dict[str, object], messa
 def test_a_missing_record_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.json: the record is missing"):
         read_record(Outer, tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"n": ', None])
+def test_a_part_of_a_spoilt_record_is_a_data_error(tmp_path: Path, spoilt: bytes | None) -> None:
+    path = tmp_path / "record.json"
+    if spoilt is not None:
+        path.write_bytes(spoilt)
+    with pytest.raises(DataError, match=r"record\.json: "):
+        read_part(int, path, "n")
 
 
 json_values = st.recursive(

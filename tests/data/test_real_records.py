@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
         "expert-neo4j/records.jsonl",
         {"prompt": "{question}", "completion": "{cypher}",
          "checks": (FieldCheck(field="cypher", check="cypher"),)},
-        4500, {}, {"cypher_unparsable": 26},
+        1200, {}, {"cypher_unparsable": 6},
     ),
     "mbtsp": (
         "expert-typescript/mbtsp.jsonl",
@@ -81,6 +81,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int, dict[str, int], dict[str, in
     ),
 }  # fmt: skip
 
+# The parser takes 20 ms a query, so the first of its 4,500 records have to do.
+CUT = {"text2cypher": 1200}
+
 
 def run(path: Path, folder: Path, source: SourceSpec) -> ShardRecord:
     return prepare_shard(
@@ -95,7 +98,12 @@ def run(path: Path, folder: Path, source: SourceSpec) -> ShardRecord:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_becomes_documents(family: str, shared_data: Path, tmp_path: Path) -> None:
     name, source, n_records, rejected, filtered = FAMILIES[family]
-    record = run(shared_data / name, tmp_path, SourceSpec(name="s", kind="local", **source))
+    path = shared_data / name
+    if family in CUT:
+        first = path.read_bytes().splitlines(keepends=True)[: CUT[family]]
+        path = tmp_path / path.name
+        path.write_bytes(b"".join(first))
+    record = run(path, tmp_path, SourceSpec(name="s", kind="local", **source))
     assert record.n_rejected_by_reason == rejected
     assert record.n_filtered_by_reason == filtered
     assert record.n_records == n_records

@@ -11,7 +11,7 @@ from expertflow.data.chat_template import ChatTemplate
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, joined, question_of, question_text
+from expertflow.data.render import Renderer, answered, joined, question_of, question_text
 
 # Styles of well-known families, written out small: marks and trimming as they have them.
 HEADERS = (
@@ -256,3 +256,32 @@ def test_the_reference_of_a_call_is_the_call() -> None:
     )
     _, answer = question_of(Renderer(chatml_layout()), Body(turns=turns))
     assert answer == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+def test_a_question_names_the_tools_and_the_calls_before_it() -> None:
+    call = ToolCall(name="f", arguments={"x": "é"}, id="1")
+    body = Body(
+        turns=(
+            Turn(role="user", content=" a\n", learned=False),
+            Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
+            Turn(role="tool", content="2", learned=False),
+            Turn(role="assistant", content="b", learned=True),
+        ),
+        tools=({"function": {"name": "f"}},),
+    )
+    assert question_text(body) == (
+        'a\n{"name": "f", "arguments": {"x": "é"}}\n2\n{"function": {"name": "f"}}'
+    )
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
+def test_another_answer_changes_nothing_before_it(template: str) -> None:
+    renderer = Renderer(layout(template))
+    body = chat("a", "b", "c", "d")
+    question, _answer = question_of(renderer, body)
+    for text in ("d", "other"):
+        segments = answered(renderer, body, text)
+        assert whole(segments).startswith(whole(question))
+        learnt = whole(segments).removeprefix(whole(question)).removesuffix("\n")
+        assert learned(segments).replace("|", "") == learnt.replace("|", "") and text in learnt
+    assert answered(renderer, body, "d") == answered(renderer, body)

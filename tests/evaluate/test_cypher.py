@@ -1,4 +1,4 @@
-"""Cypher up to layout, keyword case and variable names, and no further."""
+"""Cypher up to layout, names of variables and what keeps the answer, and no further."""
 
 import time
 
@@ -80,7 +80,9 @@ def test_same_query(left: str, right: str) -> None:
     ],
 )
 def test_different_queries(left: str, right: str) -> None:
-    assert judge_cypher(left, right).kind == "different"
+    verdict = judge_cypher(left, right)
+    assert not verdict.correct
+    assert verdict.kind in ("different", "did_not_parse")
 
 
 @pytest.mark.parametrize("text", ["", " \n", ";", "// nothing", "```\n```"])
@@ -92,13 +94,65 @@ def test_empty(text: str) -> None:
     "text", ["RETURN 'a", "RETURN `a", "/* RETURN 1", "RETURN #", "a\0", "\ud800"]
 )
 def test_text_that_is_no_cypher(text: str) -> None:
-    assert judge_cypher(text, QUERY).kind == "did_not_tokenise"
+    assert judge_cypher(text, QUERY).kind == "did_not_parse"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MATCH (n:Person RETURN n",
+        "MATCH (p:Person)-[:X]->(m) WHERE p.a IN [1, 2, (3",
+        "MATCH (n)] RETURN n",
+        "MATCH (n)",
+        "MATCH (n) RETURN n; MATCH (n) RETURN n",
+        "SELECT name FROM person",
+        "The people are Ada and Bob.",
+    ],
+)
+def test_what_the_parser_refuses_did_not_parse_and_says_why(text: str) -> None:
+    verdict = judge_cypher(text, QUERY)
+    assert verdict.kind == "did_not_parse"
+    assert verdict.detail
+
+
+def test_where_the_parser_gives_up_words_are_compared_and_the_verdict_says_so() -> None:
+    deep = "MATCH (n) WHERE " + "NOT (" * 12 + "n.a = 1" + ")" * 12 + " RETURN n"
+    verdict = judge_cypher(deep, QUERY)
+    assert verdict.kind == "different"
+    assert verdict.detail.startswith("words compared alone: given up after")
+    assert judge_cypher(deep, deep.replace("MATCH", "match")).correct
+
+
+def test_a_reference_that_does_not_parse_turns_parsing_off() -> None:
+    gap = "MATCH (q:Question) WHERE size((q)-[:TAGGED]->(:Tag)) = 3 RETURN q"
+    verdict = judge_cypher("no query at all", gap)
+    assert verdict.kind == "different"
+    assert verdict.detail.startswith("words compared alone: of the reference, near line 1")
+    assert judge_cypher(gap.replace("WHERE", "where"), gap).correct
 
 
 @pytest.mark.parametrize("text", ["", "RETURN 'a"])
 def test_a_reference_without_tokens_is_an_error(text: str) -> None:
     with pytest.raises(EvaluationError, match="reference is empty or no Cypher"):
         judge_cypher("RETURN 1", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MATCH " + "(a)-[:B]->" * 1_500 + "(c) RETURN c",
+        "MATCH " + "MATCH (a {k: 1}) " * 1_000 + "RETURN a",
+        "RETURN " + "[" * 30 + "1" + "]" * 30,
+        "MATCH (n) WHERE " + "n.a = 1 AND " * 1_500 + "n.b = 2 RETURN n",
+        "RETURN " + "1 + " * 4_000 + "1",
+        "MATCH (n) WHERE " + "EXISTS { MATCH (m) WHERE " * 14 + "m.a = 1" + "}" * 14 + " RETURN n",
+        "MATCH " + "(" * 30 + "a" + ")" * 30 + " RETURN a",
+        "RETURN " + "CASE WHEN " * 300 + "1",
+    ],
+)
+def test_hostile_queries_end(text: str) -> None:
+    # The parser's own limit counts steps; this would hang or overflow without it.
+    assert not judge_cypher(text, QUERY).correct
 
 
 @pytest.mark.parametrize("piece", ["a.", "/*", "(", "{a:", "!", "'", ":a|", "`", "a ", "\\'", "$"])
@@ -125,5 +179,5 @@ def test_renaming_variables_consistently_changes_nothing(names: list[str]) -> No
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_gets_a_verdict(text: str) -> None:
-    kinds = {"correct", "empty", "different", "did_not_tokenise"}
+    kinds = {"correct", "empty", "different", "did_not_parse"}
     assert judge_cypher(text, QUERY).kind in kinds

@@ -1,37 +1,187 @@
+import logging
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 
-from expertflow.data.documents import Document
-from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body, Turn
-from expertflow.evaluate.expert import choose, cut_at, shared_with_training
-from expertflow.evaluate.generate import generate, pad_left
-from expertflow.evaluate.records import EvaluationSpec
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate import generate
+from expertflow.evaluate.generate import Answer, Draws, answers, finished, pad_left
+from expertflow.evaluate.records import Decoding
+from expertflow.train import attention
+
+ENGINE = Pairs()
+SAMPLED = Decoding(temperature=0.9, top_p=0.95, top_k=20)
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    return Qwen3ForCausalLM(config)
+    return tiny_qwen3()
 
 
-def answers(model: Qwen3ForCausalLM, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
-    return generate(model, prompts, end_id=1, pad_id=0, max_new_tokens=12, batch_size=batch_size)
+def ask(model: Any, asked: list[list[int]], batch_size: int = 4, **changes: Any) -> list[Answer]:
+    settings: dict[str, Any] = {"decoding": Decoding(), "max_new_tokens": 12, "seed": 0, **changes}
+    return answers(
+        model, asked, engine=ENGINE, end_id=END, pad_id=PAD, batch_size=batch_size, **settings
+    )
 
 
-def test_a_batch_answers_as_each_prompt_alone(model: Qwen3ForCausalLM) -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(2, 60, (n,), generator=generator).tolist() for n in (3, 9, 5, 1, 7)]
-    alone = [answers(model, [prompt], 1)[0] for prompt in prompts]
-    assert answers(model, prompts, 5) == alone
-    assert answers(model, prompts, 2) == alone
-    assert any(alone)
+@pytest.mark.parametrize("decoding", [Decoding(), SAMPLED])
+def test_the_answer_to_a_prompt_does_not_depend_on_its_batch(
+    model: Qwen3ForCausalLM, decoding: Decoding
+) -> None:
+    asked = prompts(3, 9, 5, 1, 7, 9, 2)
+    alone = [ask(model, [prompt], 1, decoding=decoding)[0] for prompt in asked]
+    assert len({answer.text for answer in alone}) == len(asked)
+    for batch_size in (2, 3, 7):
+        assert ask(model, asked, batch_size, decoding=decoding) == alone
+    assert ask(model, asked[::-1], 3, decoding=decoding) == alone[::-1]
+
+
+def test_greedy_answers_are_the_most_likely_tokens(model: Qwen3ForCausalLM) -> None:
+    for prompt, answer in zip(prompts(4, 6), ask(model, prompts(4, 6)), strict=True):
+        ids = list(prompt)
+        with torch.no_grad():
+            while len(ids) < len(prompt) + 12 and ids[-1] not in (END, PAD):
+                ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        written = ids[len(prompt) :]
+        ended = written[-1] in (END, PAD)
+        assert answer.text == ENGINE.decode(written[:-1] if ended else written)
+        assert (answer.n_tokens, answer.ended) == (len(written), ended)
+
+
+def test_another_seed_draws_other_answers(model: Qwen3ForCausalLM) -> None:
+    first, again, other = (ask(model, prompts(4), decoding=SAMPLED, seed=s) for s in (0, 0, 1))
+    assert first == again != other
+
+
+def test_draws_follow_the_distribution() -> None:
+    asked = [[i] for i in range(4000)]
+    scores = torch.tensor([3.0, 1.0, 2.0, -torch.inf]).log_softmax(0).expand(4000, -1)
+
+    def drawn(**settings: Any) -> Counter[int]:
+        draws = Draws(Decoding(**settings), asked, 0)
+        return Counter(draws(torch.zeros(4000, 1), scores).argmax(1).tolist())
+
+    counts = drawn(temperature=2.0)
+    expected = (torch.tensor([3.0, 1.0, 2.0]) / 2).softmax(0) * 4000
+    assert all(abs(counts[i] - expected[i]) < 130 for i in range(3)) and not counts[3]
+    assert set(drawn(temperature=2.0, top_k=2)) == {0, 2}
+    assert set(drawn(temperature=1.0, top_p=0.5)) == {0}
+
+
+def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> None:
+    asked = prompts(3, 9, 5)
+    whole = ask(model, asked, max_new_tokens=20)
+    text = whole[0].text
+    stop = text[5:8]  # the end of one token, and a whole one
+    found = ask(model, asked, max_new_tokens=20, decoding=Decoding(stop=(stop, "no such text")))
+    place = text.index(stop)
+    assert found[0].text == text[:place]
+    assert found[0].ended and found[0].n_tokens == (place + len(stop) + 1) // 2
+    assert [a for a, w in zip(found, whole, strict=True) if stop not in w.text] == [
+        w for w in whole if stop not in w.text
+    ]
+
+
+def test_a_batch_stops_when_all_its_answers_have_ended(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = []
+    run = model.generate
+    monkeypatch.setattr(model, "generate", lambda **k: widths.append(run(**k)) or widths[-1])
+    stop = ask(model, prompts(5))[0].text[:1]
+    answer = ask(model, prompts(5), max_new_tokens=200, decoding=Decoding(stop=(stop,)))[0]
+    assert answer == Answer("", 1, ended=True)
+    assert widths[-1].shape[1] == 5 + 1
+
+
+def test_an_answer_that_is_cut_off_has_not_ended() -> None:
+    def done(ids: list[int], *stops: str) -> Answer:
+        return finished(ids, engine=ENGINE, ends=frozenset({END}), stops=stops)
+
+    assert done([2, 3]) == Answer("CaDa", 2, ended=False)
+    assert done([2, 3, END, 5]) == Answer("CaDa", 3, ended=True)
+    assert done([2, 3, END], "aD") == Answer("C", 2, ended=True)
+    assert done([END]) == Answer("", 1, ended=True)
+
+
+class Thinks(Pairs):
+    """An engine that wrote a thought first."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "<think>\nhm\n\n</think>\n\n" + super().decode(ids)
+
+
+def test_thoughts_are_no_part_of_an_answer() -> None:
+    answer = finished([2, END], engine=Thinks(), ends=frozenset({END}), stops=())
+    assert answer == Answer("Ca", 2, ended=True)
+
+
+def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:
+    short = tiny_qwen3(n_positions=8)
+    asked = prompts(8, 6, 3)
+    found = ask(short, asked)
+    assert found[0].hindrance is not None and "8 tokens" in found[0].hindrance
+    assert (found[0].text, found[0].ended) == ("", False)
+    assert "no position" in caplog.text
+    # The others are answered as far as positions go, each by its own length.
+    assert (found[1].n_tokens, found[2].n_tokens) == (2, 5)
+    assert found[2].text == ask(tiny_qwen3(), asked[2:])[0].text[:10]
+
+
+def test_the_models_own_decoding_settings_do_not_count(model: Qwen3ForCausalLM) -> None:
+    expected = ask(model, prompts(4, 7))
+    other = tiny_qwen3()
+    other.generation_config.update(
+        do_sample=True, temperature=0.6, top_k=3, repetition_penalty=3.0, max_new_tokens=2
+    )
+    before = other.generation_config.to_dict()
+    assert ask(other, prompts(4, 7)) == expected
+    assert other.generation_config.to_dict() == before
+    # But what ends its texts ends an answer.
+    first = ENGINE.encode_flat([expected[0].text]).values[0]
+    other.generation_config.eos_token_id = [int(first)]
+    assert ask(other, prompts(4, 7))[0] == Answer("", 1, ended=True)
+
+
+def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
+    attention.register()
+    other = tiny_qwen3()
+    other.set_attn_implementation(attention.NAME)
+    assert ask(other, prompts(4)) == ask(model, prompts(4))
+    assert other.config._attn_implementation == attention.NAME
+
+
+def test_a_batch_that_does_not_fit_is_halved(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    run, room = model.generate, 2
+
+    def fits(**settings: Any) -> Any:
+        if len(settings["input_ids"]) > room:
+            raise torch.OutOfMemoryError("no room")
+        return run(**settings)
+
+    asked = prompts(3, 9, 5, 1, 7, 9)
+    expected = ask(model, asked)
+    monkeypatch.setattr(model, "generate", fits)
+    with caplog.at_level(logging.WARNING):
+        assert ask(model, asked, 6) == expected
+    assert "going on with 3" in caplog.text and "going on with 1" in caplog.text
+    room = 0
+    with pytest.raises(EvaluationError, match="one question at a time"):
+        ask(model, asked)
+
+
+def test_no_questions_have_no_answers(model: Qwen3ForCausalLM) -> None:
+    assert generate.answers(
+        model, [], engine=ENGINE, end_id=END, pad_id=PAD, decoding=Decoding(),
+        max_new_tokens=1, batch_size=1, seed=0,
+    ) == []  # fmt: skip
 
 
 def test_padding_stands_on_the_left() -> None:
@@ -40,48 +190,14 @@ def test_padding_stands_on_the_left() -> None:
     assert mask.tolist() == [[0, 1], [1, 1]]
 
 
-def test_an_answer_ends_before_the_first_stop_text() -> None:
-    assert cut_at("a;b\n\nc", ("\n\n", ";")) == "a"
-    assert cut_at("abc", ()) == "abc"
-
-
-def document(row: int, text: str, *, held_out: bool) -> Document:
-    turns = (
-        Turn(role="user", content=text, learned=False),
-        Turn(role="assistant", content=text.upper(), learned=True),
-    )
-    return Document(
-        document_id=str(row),
-        text_hash=text,
-        body=Body(turns=turns),
-        fields={},
-        held_out=held_out,
-        n_copies=1,
-        row=row,
-    )
-
-
-def test_documents_on_both_sides_are_counted() -> None:
-    texts = [("a", False), ("b", True), ("a", True)]
-    found = [document(i, text, held_out=side) for i, (text, side) in enumerate(texts)]
-    assert shared_with_training(found) == 1
-    assert shared_with_training(found[:2]) == 0
-
-
-class Letters:
-    """An engine that gives each character an id."""
-
-    def encode_flat(self, texts: list[str]) -> Ragged:
-        return ragged([[ord(c) for c in text] for text in texts])
-
-    def special_id(self, token: str) -> int:
-        return {"<|im_start|>": 1, "<|im_end|>": 2}[token]
-
-
-def test_a_question_ends_where_training_starts_to_learn() -> None:
-    spec = EvaluationSpec(
-        task="exact_match", max_examples=1, max_new_tokens=1, batch_size=1, stop=()
-    )
-    held = choose([document(0, "q", held_out=True)], spec, Letters(), chatml_layout())[0]  # type: ignore[arg-type]
-    assert "".join(map(chr, held.prompt_ids)) == "\x01user\nq\x02\n\x01assistant\n"
-    assert (held.example.prompt, held.example.reference) == ("q", "Q")
+def test_a_family_that_sdpa_does_not_know_answers_too() -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, intermediate_size=64, sliding_window=4,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config)
+    asked = prompts(3, 9, 5)
+    assert ask(model, asked, 3) == [ask(model, [prompt])[0] for prompt in asked]
+    assert model.training

@@ -3,6 +3,7 @@
 import random
 import sqlite3
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expertflow.evaluate import sql_worker
-from expertflow.evaluate.sql_worker import Limits, clean_query, is_ordered, same_rows
+from expertflow.evaluate import serving, sql_rows, sql_worker
+from expertflow.evaluate.sql_rows import same_rows
+from expertflow.evaluate.sql_worker import Limits, Reader, clean_query, is_ordered
 
 
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     sqlite3.connect(database).executescript("CREATE TABLE item (id)").connection.close()
-    connection = sql_worker._open(database, Limits(), [])
-    connection.set_authorizer(None)
+    connection = sql_worker._connect(database, Limits())
     connection.execute("PRAGMA query_only = OFF")
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         connection.execute("DELETE FROM item")
@@ -28,12 +29,82 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
 
 
 def test_the_worker_imports_nothing_but_the_standard_library() -> None:
+    ours = [sql_worker, serving, sql_rows]
     imported = {
-        line.split()[1].partition(".")[0]
-        for line in Path(sql_worker.__file__).read_text(encoding="utf-8").splitlines()
+        line.split()[1]
+        for module in ours
+        for line in Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()
         if line.startswith(("import ", "from "))
     }
-    assert imported <= sys.stdlib_module_names
+    others = imported - {module.__name__ for module in ours}
+    assert {name.partition(".")[0] for name in others} <= sys.stdlib_module_names
+
+
+@pytest.fixture
+def item(tmp_path: Path) -> Path:
+    path = tmp_path / "item.db"
+    sqlite3.connect(path).executescript(
+        "CREATE TABLE item (id); INSERT INTO item VALUES (1), (2)"
+    ).connection.close()
+    return path
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT "
+
+
+def test_a_database_stays_open_until_a_query_is_refused_or_runs_out(
+    item: Path, tmp_path: Path
+) -> None:
+    reader = Reader(Limits(n_instructions=200_000, n_rows=5))
+    other = tmp_path / "other.db"
+    sqlite3.connect(other).executescript("CREATE TABLE pen (id)").connection.close()
+    opened: list[Any] = []
+
+    def kind(query: str, database: Path = item) -> str:
+        answer = reader.run(query, database)
+        opened.append(reader._open and reader._open[1])
+        return answer.kind
+
+    assert [kind("SELECT id FROM item"), kind("SELECT nope"), kind("SELECT 1")] == [
+        "rows",
+        "syntax_error",
+        "rows",
+    ]
+    assert opened[0] is opened[1] is opened[2] is not None
+    for query, refused in {
+        "SELECT load_extension('x')": "not_a_query",
+        "WITH x AS (SELECT 1) DELETE FROM item": "not_a_query",
+        ENDLESS + "count(*) FROM n": "timed_out",
+        ENDLESS + "x FROM n": "too_many_rows",
+    }.items():
+        assert (kind(query), opened[-1]) == (refused, None)
+        assert kind("SELECT id FROM item") == "rows"
+    assert kind("SELECT id FROM pen", other) == "rows"
+    assert kind("SELECT id FROM item", other) == "syntax_error"
+    reader.close()
+
+
+def test_each_query_has_a_budget_of_its_own(item: Path) -> None:
+    reader = Reader(Limits(n_instructions=300_000))
+    query = ENDLESS.replace("FROM n)", "FROM n LIMIT 10000)") + "count(*) FROM n"
+    kinds = {reader.run(query, item).kind for _ in range(5)}
+    assert kinds == {"rows"}
+    assert Reader(Limits(n_instructions=50_000)).run(query, item).kind == "timed_out"
+    reader.close()
+
+
+def test_reference_and_prediction_each_have_processor_time(
+    item: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    run = Reader.run
+    monkeypatch.setattr(Reader, "run", lambda *given: (events.append(given[1]), run(*given))[1])
+    monkeypatch.setattr(sql_worker, "allow_processor_time", lambda s: events.append(f"{s} s"))
+    ours, theirs = Pipe()
+    pair = {"database": str(item), "reference": "SELECT 1", "prediction": "SELECT 2"}
+    sql_worker._answer_pair(theirs, pair, Reader(Limits()), cpu_s=7)
+    assert events == ["SELECT 1", "7 s", "SELECT 2"]
+    ours.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """JSON against its schema and its reference; hostile JSON is only ever wrong."""
 
 import json
+import re
 import socket
 import urllib.request
 from typing import Any
@@ -88,18 +89,65 @@ def test_hostile_json_that_parses_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "why"),
     [
-        "no JSON",
-        '{"type": "nothing"}',
-        '{"$ref": "#/$defs/missing"}',
-        '{"$ref": "#"}',
-        '{"type": "object", "patternProperties": {"(": {}}}',
-        '{"type": "array"}',
+        ("no JSON", "line 1, column 1"),
+        ("[]", "an object, true or false"),
+        ('{"type": "nothing"}', "is not valid"),
+        ('{"$ref": "#/$defs/missing"}', "missing"),
+        ('{"$ref": "#"}', "refers to itself without end"),
+        ('{"type": "object", "patternProperties": {"(": {}}}', "missing )"),
+        ('{"x": {"type": "nothing"}, "$ref": "#/x"}', "there is no type 'nothing'"),
+        ('{"x": {"properties": 3}, "$ref": "#/x"}', "judges nothing"),
+        ('{"$schema": ["a list"]}', "judges nothing"),
+        ('{"type": "array"}', "refuses the reference: $: "),
     ],
 )
-def test_a_schema_that_can_judge_nothing_is_said_to(schema: str) -> None:
-    assert _kind(REFERENCE, schema=schema) == "schema_error"
+def test_a_schema_that_cannot_judge_its_reference_is_an_error(schema: str, why: str) -> None:
+    with pytest.raises(EvaluationError, match=re.escape(why)):
+        judge_json(REFERENCE, reference=REFERENCE, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("draft", "schema", "good", "bad"),
+    [
+        ("draft-04", {"maximum": 5, "exclusiveMaximum": True}, 4, 5),
+        ("draft-07", {"items": [{"type": "integer"}], "additionalItems": False}, [1], ["a"]),
+    ],
+)
+def test_a_schema_is_read_by_its_own_draft(draft: str, schema: Any, good: Any, bad: Any) -> None:
+    written = json.dumps({"$schema": f"http://json-schema.org/{draft}/schema#", **schema})
+    reference = json.dumps(good)
+    assert _kind(reference, reference=reference, schema=written) == "correct"
+    assert _kind(json.dumps(bad), reference=reference, schema=written) == "invalid"
+
+
+def test_a_schema_may_refer_to_a_draft_of_json_schema() -> None:
+    schema = '{"$ref": "http://json-schema.org/draft-07/schema#"}'
+    assert _kind('{"type": 3}', reference='{"type": "null"}', schema=schema) == "invalid"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"w": {"pattern": r"^\p{L}+$"}}},
+        {
+            "patternProperties": {r"^\p{Lu}": {"type": "integer"}, r"^\p{Ll}": {"maxLength": 9}},
+            "additionalProperties": False,
+        },
+    ],
+)
+def test_patterns_may_name_classes_of_unicode(schema: Any) -> None:
+    written, reference = json.dumps(schema), '{"w": "Ä"}'
+    assert _kind(reference, reference=reference, schema=written) == "correct"
+    wrong = '{"w": "1"}' if "properties" in schema else '{"_w": "Ä"}'
+    assert _kind(wrong, reference=reference, schema=written) == "invalid"
+
+
+def test_a_pattern_that_only_the_prediction_meets_is_its_loss() -> None:
+    schema = '{"properties": {"b": {"pattern": "("}}}'
+    assert _kind('{"b": "x"}', reference="{}", schema=schema) == "schema_error"
+    assert _kind("{}", reference="{}", schema=schema) == "correct"
 
 
 def test_no_schema_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +160,8 @@ def test_no_schema_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     remote = '{"$ref": "https://example.org/person.json"}'
-    assert _kind(REFERENCE, schema=remote) == "schema_error"
+    with pytest.raises(EvaluationError, match="judges nothing"):
+        _kind(REFERENCE, schema=remote)
     # Here the reference is judged without the reference to a remote schema, the prediction is not.
     branch = '{"if": {"type": "array"}, "then": {"$ref": "file:///etc/hostname"}}'
     assert _kind("[]", schema=branch) == "schema_error"

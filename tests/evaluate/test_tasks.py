@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Example, Task, Verdict
-from expertflow.evaluate.tasks import METRICS, score
+from expertflow.evaluate.apart import Judged, judge_apart
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Task, Verdict
+from expertflow.evaluate.tasks import METRICS, hindrance, metric_of, score, tools
 
 
 def _score(
@@ -126,3 +127,73 @@ def test_what_is_missing_is_named(task: Task, extra: dict[str, Any], message: st
 def test_examples_and_predictions_must_pair_up() -> None:
     with pytest.raises(ValueError, match="zip"):
         score("exact_match", examples=[], predictions=["a"], fields={}, artefacts={})
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "right", "wrong"),
+    [
+        (["red", "blue"], "B", "blue", "red"),
+        (["red", "blue"], 1, "B", "A"),
+        ({"1": "red", "2": "dark  blue"}, "dark blue", "dark blue", "green"),
+        ({"label": ["x", "y"], "text": ["red", "blue"]}, "y", "blue", "x"),
+    ],
+)
+def test_multiple_choice_takes_an_option_by_its_text_or_label(
+    choices: Any, answer: Any, right: str, wrong: str
+) -> None:
+    extra: dict[str, Any] = {
+        "fields": {"choices": "c", "answer": "a"},
+        "record": {"c": choices, "a": answer},
+    }
+    assert _score("multiple_choice", right, "", **extra).correct
+    assert not _score("multiple_choice", wrong, "", **extra).correct
+
+
+@pytest.mark.parametrize(("choices", "answer"), [(["a"], 0), ("ab", 0), (["a", "b"], "c")])
+def test_choices_that_cannot_be_read_name_their_document(choices: Any, answer: Any) -> None:
+    with pytest.raises(EvaluationError, match="document d7: "):
+        _score(
+            "multiple_choice",
+            "a",
+            "",
+            fields={"choices": "c", "answer": "a"},
+            record={"c": choices, "a": answer},
+        )
+
+
+def _spec(task: Task, **settings: Any) -> EvaluationSpec:
+    return EvaluationSpec(
+        task=task,
+        max_examples=1,
+        n_selection_examples=0,
+        max_new_tokens=1,
+        batch_size=1,
+        backend="auto",
+        decoding=Decoding(),
+        **settings,
+    )
+
+
+def test_code_runs_only_where_the_manifest_allows_it() -> None:
+    assert "allow_code_execution is false" in str(hindrance(_spec("typescript_tests")))
+
+
+@pytest.mark.parametrize("task", sorted(set(METRICS) - {"typescript_tests"}))
+def test_what_scores_has_versions(task: Task) -> None:
+    assert hindrance(_spec(task)) is None
+    assert all(tools(_spec(task)).values())
+    assert metric_of(_spec(task)) == METRICS[task]
+
+
+def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
+    schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
+    judged = [
+        Judged(
+            document_id="d",
+            prediction=prediction,
+            texts={"reference": '{"a": "a"}', "schema": schema},
+        )
+        for prediction in ('{"a": "' + "a" * 50 + '!"}', '{"a": "a"}')
+    ]
+    kinds = [verdict.kind for verdict in judge_apart("json_schema", judged, cpu_s=1)]
+    assert kinds == ["timed_out", "correct"]

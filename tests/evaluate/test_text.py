@@ -30,6 +30,20 @@ from expertflow.evaluate.text import (
         ("#### **70,000** dollars", "70000"),
         ("####.5", "0.5"),
         ("#### 50%\nThat is all 7 of them.", "50"),
+        ("####\n18", "18"),
+        ("#### \r\n **18**\r\n5 are left", "18"),
+        ("#### \\$18", "18"),
+        ("#### x = 18", "18"),
+        ("#### total= $1,018", "1018"),
+        ("#### 18\n\n#### Explanation\n9 x 2", "18"),
+        ("#### 5\n####", "5"),
+        ("#### 18 of them and that is all", "18"),
+        ("#### 18 to be paid", "18"),
+        ("#### 18 kg", "18"),
+        ("#### 18 m²", "18"),
+        ("#### 18 xylophones", "18"),
+        ("#### 18 - as asked", "18"),
+        ("#### 18 orders", "18"),
     ],
 )
 def test_final_answer_reads(text: str, value: str) -> None:
@@ -42,7 +56,7 @@ def test_final_answer_reads(text: str, value: str) -> None:
         "The answer is 18",
         "### 18",
         "#### eighteen",
-        "####\n18",
+        "####\n\n18",
         "#### 1,5",
         "#### 12,34",
         "#### 1/2",
@@ -50,7 +64,26 @@ def test_final_answer_reads(text: str, value: str) -> None:
         "#### 3:30",
         "#### 2 3",
         "#### -$-5",
-        "#### 5\n####",
+        "#### 3 x 10 = 30",
+        "#### 3×10",
+        "#### 3 x $10",
+        "#### 3 \\times 10",
+        "#### 3**2",
+        "#### 18 or 20",
+        "#### 18 or twenty",
+        "#### 7 – 9",
+        "#### 7 to 9",
+        "#### 7 and 9",
+        "#### 7 and a half",
+        "#### 3½",
+        "#### 3 ½",
+        "#### 10²",
+        "#### 5k",
+        "#### 2 million",
+        "#### 2 Dozen eggs",
+        "#### 5 - .5",
+        "#### 18\n#### 18 or 20",
+        "#### " + "9" * 300,
         "",
     ],
 )
@@ -74,7 +107,16 @@ def test_final_answer_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["#### " + "9" * 1_000_000, "#### 1" + " " * 1_000_000 + "x", "#" * 1_000_000]
+    "text",
+    [
+        "#### " + "9" * 1_000_000,
+        "#### 1" + " " * 1_000_000 + "x",
+        "#" * 1_000_000,
+        "####\n" * 200_000,
+        "#### 1" * 160_000,
+        ("####" + " " * 190) * 5_000,
+        "#### x" * 160_000,
+    ],
 )
 def test_final_answer_is_quick_on_hostile_text(text: str) -> None:
     started = time.perf_counter()

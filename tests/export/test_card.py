@@ -1,89 +1,259 @@
-"""The model card lists every source with its licence, and points out what is unusual."""
+"""The model card says what a reader must know first, and shows data as text."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from expertflow.export.card import licence_lines, model_card
-
-FACTS: dict[str, Any] = {
-    "expert": "e",
-    "description": "Says things.",
-    "base_model": "tiny",
-    "base_licence": "mit",
-    "method": "lora",
-    "preset": "full",
-    "scores": [],
-    "weights_sha256": "abc",
-    "export": {
-        "merged_into": "base",
-        "dtype": "float32",
-        "loss_before_merge": 1.25,
-        "loss_after_merge": 1.2500001,
-        "n_rows_compared": 4,
-    },
-}
-
-
-def source(name: str, licence: str | None, *notes: str) -> dict[str, Any]:
-    return {
-        "name": name, "licence": licence, "revision": None, "n_records": 1234, "notes": list(notes)
-    }  # fmt: skip
-
-
-def test_every_source_has_a_row_and_a_missing_licence_stands_out() -> None:
-    sources = [source("a", "mit"), source("b|c", None)]
-    card = model_card({**FACTS, "sources": sources})
-    assert "| a | mit | 1,234 | - |" in card
-    assert "| b\\|c | **not stated** | 1,234 | - |" in card
-    assert "- No licence is stated for: b|c." in card
-
-
-@pytest.mark.parametrize(
-    ("licence", "terms"),
-    [
-        ("cc-by-sa-4.0", ["share-alike"]),
-        ("CC-BY-NC-SA-3.0", ["share-alike", "non-commercial"]),
-        ("cc-by-nc-nd-4.0", ["non-commercial", "no derivatives"]),
-        ("gpl-3.0", ["share-alike"]),
-        ("AGPL-3.0-only", ["share-alike"]),
-        ("odbl", ["share-alike"]),
-        ("other", ["no known terms"]),
-        ("mit, cc-by-nc-4.0", ["non-commercial"]),
-        ("apache-2.0", []),
-        ("bsd-3-clause", []),
-        ("cdla-sharing-1.0", []),
-    ],
+from made_up_card import (
+    HOSTILE,
+    card_inputs,
+    exported,
+    make_cpu_inputs,
+    make_gpu_inputs,
+    parts,
 )
-def test_terms_are_read_off_a_licences_name(licence: str, terms: list[str]) -> None:
-    expected = [f"- Licence named as {term}: s ({licence})." for term in terms]
-    assert [line for line in licence_lines([source("s", licence)]) if line] == expected
+from markdown_it import MarkdownIt
 
-
-@pytest.mark.parametrize(
-    ("licences", "differ"),
-    [(("mit", "apache-2.0"), True), (("MIT", "mit"), False), (("mit", None), True)],
+from expertflow.core.records import to_json
+from expertflow.evaluate.records import (
+    BaselineScore,
+    CandidateScore,
+    PairedChange,
+    TaskScore,
 )
-def test_different_licences_are_said(licences: tuple[str | None, ...], differ: bool) -> None:
-    said = licence_lines([source(str(i), licence) for i, licence in enumerate(licences)])
-    assert any("do not share one licence" in line for line in said) == differ
+from expertflow.export.card import model_card
+from expertflow.export.card_inputs import CardInputs
+from expertflow.export.card_text import code, paragraph, plain, table
+from expertflow.export.records import GgufFile
+
+CHANGE = PairedChange(
+    quantity="execution_accuracy", difference=0.56, ci95=(0.5, 0.62), n=200, change="better"
+)
 
 
-def test_what_a_source_notes_is_repeated() -> None:
-    said = licence_lines([source("s", "mit", "the data set card says cc0-1.0")])
-    assert said == ["- s: the data set card says cc0-1.0", ""]
+@pytest.fixture
+def inputs() -> CardInputs:
+    return card_inputs(make_gpu_inputs())
+
+
+def with_licence(inputs: CardInputs, licence: str | None) -> CardInputs:
+    sources = tuple(replace(source, licence=licence) for source in inputs.datasets.sources)
+    model = replace(inputs.model, licence="apache-2.0")
+    return replace(inputs, model=model, datasets=replace(inputs.datasets, sources=sources))
+
+
+def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
+    from huggingface_hub import ModelCard
+
+    inputs = with_licence(inputs, "mit")
+    inputs = replace(
+        inputs,
+        model=replace(inputs.model, kind="hub", name="org/base"),
+        spec=replace(inputs.spec, hub_datasets={"a": "org/data", "b": "org/data"}),
+    )
+    data = ModelCard(model_card(inputs, exported())).data
+    assert (data.base_model, data.license, data.datasets) == (
+        "org/base",
+        "apache-2.0",
+        ["org/data"],
+    )
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    results = {result.metric_type: result for result in data.eval_results}
+    score = inputs.evaluation.after.score
+    assert score is not None and score.ci95 is not None and score.value_fraction is not None
+    assert results[score.metric].metric_value == pytest.approx(score.value_fraction)
+    assert results[score.metric].metric_args["ci95"] == pytest.approx(list(score.ci95), abs=1e-6)
+    assert "perplexity" in results
+
+
+def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:
+    model = replace(inputs.model, kind="local", name="/models/mine", licence=None)
+    front, body = parts(model_card(replace(inputs, model=model), exported()))
+    assert not front.keys() & {"base_model", "license", "datasets", "language"}
+    assert "licence **not stated**" in body
+
+
+def test_licence_conflicts_come_before_the_title(inputs: CardInputs) -> None:
+    front, body = parts(model_card(with_licence(inputs, "cc-by-nc-sa-4.0"), exported()))
+    top = body.split("# expert-sql")[0]
+    assert "**Licences: read this before use.**" in top and "not legal advice" in top
+    assert "> - non-commercial: " in top and "> - share-alike: " in top
+    assert (front["license"], front["license_name"]) == ("other", "several-see-model-card")
+    clean = model_card(with_licence(inputs, "mit"), exported())
+    assert "Licences: read this" not in clean
+
+
+def test_a_demo_is_marked_as_not_for_use_before_all_else() -> None:
+    front, body = parts(model_card(card_inputs(make_cpu_inputs()), exported()))
+    assert body.startswith("> **Not for use.** Made by the demo preset")
+    assert "demo" in front["tags"]
+
+
+def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> None:
+    score = TaskScore(
+        metric="execution_accuracy", n_examples=200, n_correct=10, value_fraction=0.05,
+        ci95=(0.03, 0.09), n_by_kind={},
+    )  # fmt: skip
+    unknown = replace(score, value_fraction=None, ci95=None, reason="no Node")
+    evaluation = replace(
+        inputs.evaluation,
+        changes=(CHANGE,),
+        baselines=(
+            BaselineScore(name="constant", description="one answer", score=score, change=CHANGE),
+            BaselineScore(name="nearest", description="a copy", score=unknown, change=None),
+        ),
+        unavailable={"judge": "none was asked for"},
+    )
+    card = model_card(replace(inputs, evaluation=evaluation), exported())
+    assert "| execution\\_accuracy, 200 questions | 0.045 (" in card
+    assert "+0.56 (+0.5 to +0.62, n = 200): **better**" in card
+    assert "| constant: one answer | 0.05 (0.03 to 0.09) |" in card
+    assert "| nearest: a copy | not measured: no Node | not compared |" in card
+    assert "- judge: none was asked for" in card
+
+
+def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardInputs) -> None:
+    score = inputs.evaluation.after.score
+    assert score is not None
+    published = replace(
+        inputs.evaluation.published, step=300, path="steps/step-00000300", n_questions=50,
+        reason="the highest score",
+        candidates=(
+            CandidateScore(step=300, held_out_loss=0.7, score=score, published=True),
+            CandidateScore(step=600, held_out_loss=None, score=score, published=False),
+        ),
+    )  # fmt: skip
+    evaluation = replace(inputs.evaluation, published=published)
+    card = model_card(replace(inputs, evaluation=evaluation), exported())
+    assert "- Published: the weights after step 300 (the highest score)" in card
+    assert "| 300 (published) | 0.7 | 0.61" in card and "| 600 | not measured | 0.61" in card
+    assert "asked 50 questions" in card
+    assert "The adapter by itself lies in `checkpoint`, `steps/step-00000300`" in card
 
 
 @pytest.mark.parametrize(
     ("merged_into", "words"),
     [
-        (None, "trained as a whole; float32"),
-        ("base", "adapter merged into the base model; float32"),
-        ("dequantised base", "as its 4 bits hold it, dequantised; float32"),
+        (None, "trained as a whole; bfloat16"),
+        ("base", "adapter merged into the base model; bfloat16"),
+        ("dequantised base", "as its 4 bits hold it, dequantised; bfloat16"),
     ],
 )
-def test_a_card_says_what_its_weights_are(merged_into: str | None, words: str) -> None:
-    export = {**FACTS["export"], "merged_into": merged_into}
-    card = model_card({**FACTS, "sources": [], "export": export})
-    assert words in card
-    assert "- Held-out loss of the trained model and of these files: 1.25 and 1.25 (4 rows)" in card
+def test_a_card_says_what_its_weights_are(inputs: CardInputs, merged_into: Any, words: str) -> None:
+    card = model_card(inputs, exported(merged_into=merged_into, dtype="bfloat16"))
+    assert words in card and ("adapter by itself" in card) == (merged_into is not None)
+    assert "trained model 1.25, of these files 1.2507 nats a token (32 rows, 1,838 tokens" in card
+
+
+def test_what_training_took_is_told_or_has_a_reason(inputs: CardInputs) -> None:
+    card = model_card(inputs, exported())
+    training, cost = inputs.training, inputs.plan.cost
+    assert cost.price_usd_per_hour is not None and inputs.monitor.energy_j is not None
+    assert f"| wall time | {training.time.wall_s / 3600:.3g} h |" in card
+    assert f"| energy of the cards | {inputs.monitor.energy_j / 3.6e6:.4g} kWh" in card
+    assert f"at ${cost.price_usd_per_hour:g} an hour" in card
+    without = model_card(card_inputs(make_cpu_inputs()), exported())
+    assert "| energy of the cards | not measured: " in without
+    assert "| cost | not known: no price per hour is configured" in without
+
+
+def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
+    card = model_card(inputs, exported())
+    known = (
+        inputs.training.packing_sha256, inputs.model.tokenizer_sha256, inputs.model.weights_sha256,
+        inputs.evaluation.published.weights_sha256, exported().record.weights_sha256, "c0de",
+    )  # fmt: skip
+    assert all(f"`{value}`" in card for value in known)
+    assert f"torch {inputs.training.versions['torch']}" in card
+
+
+def test_a_gguf_file_is_told_with_its_error_or_with_what_stood_against_it(
+    inputs: CardInputs,
+) -> None:
+    file = GgufFile(
+        path="results/e/merged/e-q8_0.gguf", dtype="q8_0", sha256="0", n_bytes=1,
+        max_relative_difference=0.0041,
+    )  # fmt: skip
+    card = model_card(inputs, exported(gguf=file))
+    assert "`e-q8_0.gguf`, q8_0, tensors read back are within 0.0041" in card
+    assert "GGUF: none: no room" in model_card(inputs, exported(unavailable={"gguf": "no room"}))
+
+
+@pytest.mark.parametrize(
+    ("base", "source", "files", "name", "link"),
+    [
+        ("Qwen Research", "mit", ("LICENSE",), "qwen-research", "LICENSE"),
+        ("qwen-research", "mit", ("NOTICE",), "qwen-research", None),
+        ("other", "mit", ("LICENSE.md",), "see-model-card", "LICENSE.md"),
+        ("qwen-research", "cc-by-nc-4.0", ("LICENSE",), "several-see-model-card", None),
+    ],
+)
+def test_one_odd_licence_is_named_and_linked(
+    inputs: CardInputs, base: str, source: str, files: tuple[str, ...], name: str, link: str | None
+) -> None:
+    told = with_licence(inputs, source)
+    told = replace(told, model=replace(told.model, licence=base))
+    front, _ = parts(model_card(told, replace(exported(), licence_files=files)))
+    assert (front["license"], front["license_name"]) == ("other", name)
+    assert front.get("license_link") == link
+
+
+def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
+    source = replace(
+        inputs.datasets.sources[0],
+        name=HOSTILE,
+        licence=HOSTILE,
+        revision=HOSTILE,
+        notes=(HOSTILE,),
+    )
+    hostile = replace(
+        inputs,
+        spec=replace(inputs.spec, description=f"- {HOSTILE}"),
+        datasets=replace(inputs.datasets, sources=(source,)),
+        model=replace(inputs.model, name=HOSTILE, kind="hub", licence=HOSTILE, revision=HOSTILE),
+        evaluation=replace(inputs.evaluation, unavailable={HOSTILE: HOSTILE}),
+    )
+    front, body = parts(model_card(hostile, exported(unavailable={"gguf": HOSTILE})))
+    assert front["base_model"] == HOSTILE
+    tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
+    flat = [child for token in tokens for child in (token.children or [token])]
+    assert not [token for token in flat if token.type in ("html_block", "html_inline", "link_open")]
+    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    rows = [row for row in body.splitlines() if row.startswith("| a\\|b")]
+    assert len(rows) == 1
+    shown = MarkdownIt("gfm-like", {"linkify": False}).render(body)
+    assert shown.count("&lt;script&gt;x&lt;/script&gt; [l](http://e)") >= 6
+
+
+def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
+    _, body = parts(model_card(inputs, exported()))
+    n_tables = sum(line.startswith("|---") for line in body.splitlines())
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(body)
+    assert html.count("<table>") == n_tables >= 5
+    assert "<p>|" not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("1. a", "1\\. a"),
+        ("- a", "\\- a"),
+        ("> a", "&gt; a"),
+        ("= a", "\\= a"),
+        ("a  b\nc", "a b c"),
+    ],
+)
+def test_no_text_opens_a_block(text: str, shown: str) -> None:
+    assert paragraph(text) == shown
+
+
+def test_code_has_as_many_backticks_as_it_needs() -> None:
+    assert code("a") == "`a`" and code("a`b``c") == "``` a`b``c ```"
+    assert code("a|b") == "`a\\|b`" and plain("a_b") == "a\\_b"
+    assert table(("a",), []) == []
+
+
+def test_a_card_is_a_function_of_the_records_alone(inputs: CardInputs) -> None:
+    again = card_inputs(make_gpu_inputs())
+    assert to_json(inputs.evaluation) == to_json(again.evaluation)
+    assert model_card(inputs, exported()) == model_card(again, exported())

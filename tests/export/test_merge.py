@@ -1,106 +1,56 @@
-"""The exported model says what the trained one says, and loads with transformers alone."""
+"""The exported model says what the trained one says, in the base's own type."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from support import LORA
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from tiny_models import (
+    TARGETS,
+    VOCAB_SIZE,
+    export,
+    held_out_rows,
+    load,
+    trained,
+    whole_hash,
+    write_adapter,
+    write_base,
+)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from expertflow.core.errors import TrainingError
-from expertflow.data.layout import chatml_layout
-from expertflow.export import merge
-from expertflow.export.merge import ATTENTION, MAX_LOSS_DIFFERENCE, ask, export_model
-from expertflow.export.records import ExportRecord
-from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.export import merge, merge_check
+from expertflow.export.merge_check import (
+    MAX_LOSS_DIFFERENCE,
+    Said,
+    ask,
+    compare,
+    probes,
+    sample_rows,
+)
+from expertflow.export.merge_files import written_dtype
 from expertflow.train import quantise
-from expertflow.train.load import add_adapter, load_base, load_for_export
-from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
-
-CARD: dict[str, Any] = {
-    "expert": "e",
-    "description": "Says <b>things</b>.",
-    "base_model": "tiny",
-    "base_licence": None,
-    "method": "lora",
-    "preset": "demo",
-    "sources": [{"name": "s", "licence": None, "revision": None}],
-    "scores": [("held-out loss", 2.0, 1.0), ("exact_match", None, 0.5)],
-    "weights_sha256": "abc",
-}
-LAYOUT = chatml_layout()
-GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+from expertflow.train.load import load_base
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    save_tokenizer(train_tokenizer(["some text"], vocab_size=300), folder)
-    config = Qwen3Config(
-        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
-    # Chat models come with sampling settings, which do not go with a greedy manifest.
-    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.95, top_k=20)
-    model.save_pretrained(folder)
-    return folder
+    return write_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
-def rows() -> PackedRows:
-    """Five rows; the first one has nothing to predict."""
-    ids = np.random.default_rng(0).integers(0, 300, (5, 24)).astype(np.int32)
-    return packed_rows(ids, [[24], *[[14, 10]] * 4], [[], *[[2, 14, 16, 24]] * 4])
+def half_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("half"), dtype=torch.bfloat16)
 
 
-def adapter(base: Path, folder: Path, method: str, *, use_dora: bool) -> Path:
-    """Save an adapter with random weights, as training leaves one."""
-    model = load_base(
-        str(base), dtype=torch.float32, attention_name=ATTENTION, quantised=method == "qlora"
-    )
-    targets = ("q_proj", "v_proj", "down_proj")
-    wrapped = add_adapter(model, replace(LORA, use_dora=use_dora, targets=targets))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_A" in name or "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    wrapped.save_pretrained(folder)
-    return folder
-
-
-def load(checkpoint: Path, base: Path, method: str = "lora", precision: str = "fp32") -> Any:
-    return load_for_export(
-        checkpoint, base=str(base), method=method, precision=precision, attention_name=ATTENTION
-    )
-
-
-def export(
-    checkpoint: Path,
-    base: Path,
-    rows: PackedRows,
-    output: Path,
-    method: str = "lora",
-    **changes: Any,
-) -> ExportRecord:
-    settings: dict[str, Any] = {
-        "load_model": lambda: load(checkpoint, base, method), "decoding": GREEDY, **changes
-    }  # fmt: skip
-    return export_model(
-        expert="e", checkpoint=checkpoint, rows=rows, tokenizer=base, layout=LAYOUT,
-        card={**CARD, "method": method}, output=output, **settings,
-    )  # fmt: skip
-
-
-def plain(folder: Path) -> Any:
+def plain(folder: Path, **options: Any) -> Any:
     """Load as anyone does, with transformers alone."""
-    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
 
 def needs(method: str) -> None:
@@ -108,99 +58,226 @@ def needs(method: str) -> None:
         pytest.skip("bitsandbytes is not installed; see envs/requirements-bitsandbytes.lock")
 
 
-@pytest.mark.parametrize("use_dora", [False, True])
+KINDS = {
+    "lora": replace(LORA, targets=TARGETS),
+    "dora": replace(LORA, targets=TARGETS, use_dora=True),
+    "rslora": replace(LORA, targets=TARGETS, use_rslora=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_a_merged_adapter_says_the_same(
-    base: Path, rows: PackedRows, tmp_path: Path, method: str, use_dora: bool
-) -> None:
+def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str, kind: str) -> None:
     needs(method)
-    trained = adapter(base, tmp_path / "adapter", method, use_dora=use_dora)
-    record = export(trained, base, rows, tmp_path / "merged", method)
+    folder, sha256 = write_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
+    record = export(trained(folder, base, sha256, method=method), tmp_path / "merged")
     ids = torch.arange(20)[None]
     merged = plain(tmp_path / "merged")
     untrained = load(base, base)(input_ids=ids).logits
-    expected = load(trained, base, method)(input_ids=ids).logits
+    expected = load(folder, base, method)(input_ids=ids).logits
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     assert (expected - untrained).abs().max() > 0.1
     assert record.merged_into == ("base" if method == "lora" else "dequantised base")
     assert record.max_logit_difference < 1e-3
     assert record.loss_after_merge == pytest.approx(record.loss_before_merge, abs=1e-5)
-    assert record.n_rows_compared == 4
-    assert not merged.generation_config.do_sample
-    card = (tmp_path / "merged" / "README.md").read_text()
-    assert f"{record.loss_before_merge:.6g} and {record.loss_after_merge:.6g} (4 rows)" in card
+    assert (record.n_rows_compared, record.published_step) == (4, 3)
 
 
-def test_what_was_trained_on_4_bits_is_published_in_full_precision(
-    base: Path, rows: PackedRows, tmp_path: Path
+@pytest.mark.parametrize(
+    ("choice", "stored", "expected"),
+    [
+        ("auto", torch.float32, torch.float32),
+        ("auto", torch.bfloat16, torch.bfloat16),
+        ("auto", torch.float16, torch.float16),
+        ("fp32", torch.bfloat16, torch.float32),
+        ("bf16", torch.float32, torch.bfloat16),
+    ],
+)
+def test_weights_are_written_in_the_bases_own_type_or_the_one_asked_for(
+    tmp_path: Path, choice: Any, stored: torch.dtype, expected: torch.dtype
 ) -> None:
+    base = write_base(tmp_path / "base", dtype=stored)
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    record = export(trained(folder, base, sha256), tmp_path / "merged", dtype=choice)
+    assert {p.dtype for p in plain(tmp_path / "merged", dtype="auto").parameters()} == {expected}
+    assert record.dtype == str(expected).removeprefix("torch.")
+    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == record.dtype
+
+
+def test_merging_is_done_in_fp32_and_rounded_once(half_base: Path, tmp_path: Path) -> None:
+    folder, sha256 = write_adapter(half_base, tmp_path / "adapter")
+    export(trained(folder, half_base, sha256), tmp_path / "merged")
+    exact = load(folder, half_base).merge_and_unload().state_dict()
+    written = load_file(tmp_path / "merged" / "model.safetensors")
+    assert len(written) > 20
+    for name, tensor in written.items():
+        assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
+
+
+def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Path) -> None:
+    folder, sha256 = write_adapter(half_base, tmp_path / "adapter")
+    what = trained(folder, half_base, sha256)
+    rounded = export(what, tmp_path / "rounded")
+    exact = export(what, tmp_path / "exact", dtype="fp32")
+    assert rounded.loss_after_merge != rounded.loss_before_merge
+    assert abs(exact.loss_after_merge - exact.loss_before_merge) < 1e-5
+    # Loaded without a type, transformers computes in that of the files; here all is exact.
+    again = ask(load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa"),
+                sample_rows(held_out_rows()))  # fmt: skip
+    assert again.loss == rounded.loss_after_merge
+
+
+def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_path: Path) -> None:
     needs("qlora")
-    trained = adapter(base, tmp_path / "adapter", "qlora", use_dora=False)
-    record = export(
-        trained, base, rows, tmp_path / "merged", "qlora",
-        load_model=lambda: load(trained, base, "qlora", "bf16"),
-    )  # fmt: skip
+    folder, sha256 = write_adapter(base, tmp_path / "adapter", method="qlora")
+    what = trained(folder, base, sha256, load_model=lambda: load(folder, base, "qlora", "bf16"))
+    record = export(what, tmp_path / "merged")
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == record.dtype == "float32"
-    merged = plain(tmp_path / "merged")
-    assert {p.dtype for p in merged.parameters()} == {torch.float32}
-    assert not quantise.is_quantised(merged)
-    card = (tmp_path / "merged" / "README.md").read_text()
-    assert "as its 4 bits hold it, dequantised; float32" in card
-    assert "both scored on the base in 4 bits" in card
+    assert not quantise.is_quantised(plain(tmp_path / "merged"))
 
 
-def test_the_export_reads_the_base_in_the_precision_of_training(
-    base: Path, rows: PackedRows, tmp_path: Path
-) -> None:
+def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
     """The 4-bit codes depend on it, and an adapter fits but those it was trained on."""
     needs("qlora")
-    trained = adapter(base, tmp_path / "adapter", "qlora", use_dora=False)
-    loaded = load(trained, base, "qlora", "bf16")
-    half = load_base(str(base), dtype=torch.bfloat16, attention_name=ATTENTION, quantised=True)
+    folder, _ = write_adapter(base, tmp_path / "adapter", method="qlora")
+    loaded = load(folder, base, "qlora", "bf16")
+    half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantised=True)
     codes = [dict(quantise.quantised_layers(m)) for m in (loaded.unload(), half)]
     assert all(torch.equal(codes[0][name].weight, layer.weight) for name, layer in codes[1].items())
     assert {p.dtype for p in loaded.parameters()} == {torch.float32, torch.uint8}
 
 
 def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
-    base: Path, rows: PackedRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("qlora")
-    trained = adapter(base, tmp_path / "adapter", "qlora", use_dora=False)
-    original = load(trained, base, "lora")
-    losses = [ask(model, rows).loss for model in (load(trained, base, "qlora"), original)]
+    folder, sha256 = write_adapter(base, tmp_path / "adapter", method="qlora")
+    original = load(folder, base, "lora")
+    rows = sample_rows(held_out_rows())
+    losses = [ask(model, rows).loss for model in (load(folder, base, "qlora"), original)]
     assert abs(losses[1] - losses[0]) > 2 * MAX_LOSS_DIFFERENCE
     monkeypatch.setattr(merge, "mergeable", lambda model, checkpoint: original)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
-        export(trained, base, rows, tmp_path / "merged", "qlora")
-    assert not (tmp_path / "merged").exists()
+        export(trained(folder, base, sha256, method="qlora"), tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
-def test_an_exported_model_carries_tokenizer_card_and_decoding(
-    base: Path, rows: PackedRows, tmp_path: Path
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE + 20])
+def test_heads_and_vocabularies_of_any_kind_are_kept(
+    tmp_path: Path, tied: bool, vocab_size: int
 ) -> None:
-    decoding = {"temperature": 0.7, "top_p": 0.9, "top_k": 5}
-    record = export(base, base, rows, tmp_path / "merged", "full", decoding=decoding)
-    assert record.merged_into is None
-    assert record.loss_after_merge == record.loss_before_merge
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged", local_files_only=True)
-    turns = [{"role": "user", "content": "hi"}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    model = plain(tmp_path / "merged")
-    assert model.generation_config.top_k == 5
-    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-    card = (tmp_path / "merged" / "README.md").read_text()
-    assert "Made by the demo preset" in card and "| exact_match | not measured | 0.5 |" in card
+    base = write_base(tmp_path / "base", tie_word_embeddings=tied, vocab_size=vocab_size)
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    export(trained(folder, base, sha256), tmp_path / "merged")
+    written = load_file(tmp_path / "merged" / "model.safetensors")
+    assert ("lm_head.weight" in written) != tied
+    assert len(written["model.embed_tokens.weight"]) == vocab_size
+    assert plain(tmp_path / "merged").config.vocab_size == vocab_size
+
+
+def test_large_models_are_written_as_several_files(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    what = trained(folder, base, sha256)
+    export(what, tmp_path / "one")
+    monkeypatch.setattr(merge, "MAX_SHARD", "40KB")
+    record = export(what, tmp_path / "many")
+    files = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 2 and record.n_bytes == sum(path.stat().st_size for path in files)
+    one, many = (plain(tmp_path / name).state_dict() for name in ("one", "many"))
+    assert all(torch.equal(tensor, many[name]) for name, tensor in one.items())
+
+
+def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", dtype=torch.bfloat16)
+    folder = write_base(tmp_path / "trained", model_class=LlamaForCausalLM,
+                        config_class=LlamaConfig)  # fmt: skip
+    record = export(trained(folder, base, whole_hash(folder), method="full"), tmp_path / "merged")
+    assert (record.merged_into, record.dtype) == (None, "bfloat16")
 
 
 @pytest.mark.parametrize("limit", ["MAX_LOSS_DIFFERENCE", "MAX_LOGIT_DIFFERENCE"])
 def test_a_damaged_merge_is_not_published(
-    base: Path, rows: PackedRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    trained = adapter(base, tmp_path / "adapter", "lora", use_dora=False)
-    monkeypatch.setattr(merge, limit, -1.0)
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    monkeypatch.setattr(merge_check, limit, -1.0)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
-        export(trained, base, rows, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+        export(trained(folder, base, sha256), tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_other_weights_than_those_that_were_scored_are_not_published(
+    base: Path, tmp_path: Path
+) -> None:
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    with pytest.raises(TrainingError, match=f"evaluation scored {'0' * 12}; run train_expert"):
+        export(trained(folder, base, "0" * 64), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists() and sha256 != "0" * 64
+
+
+def said(loss: float, *values: float, n_targets: int = 100) -> Said:
+    return Said(loss, n_targets, (torch.tensor([list(values)]),))
+
+
+@pytest.mark.parametrize(
+    ("after", "dtype", "holds"),
+    [
+        (said(2.0005, 10.0, -20.0), "float32", True),
+        (said(2.002, 10.0, -20.0), "float32", False),
+        # 0.001 + 0.1 / sqrt(100) for rounded weights
+        (said(2.0105, 10.0, -20.0), "bfloat16", True),
+        (said(2.012, 10.0, -20.0), "bfloat16", False),
+        (said(2.0, 10.0, -19.7), "float32", False),
+        (said(2.0, 10.0, -19.7), "bfloat16", True),
+        (said(2.0, 10.0, -17.9), "bfloat16", False),
+        (said(float("nan"), 10.0, -20.0), "bfloat16", False),
+        (said(2.0, float("nan"), -20.0), "bfloat16", False),
+        (said(2.0, float("inf"), -20.0), "bfloat16", False),
+    ],
+)
+def test_the_bounds_are_those_that_are_stated(after: Said, dtype: str, holds: bool) -> None:
+    before = said(2.0, 10.0, -20.0)
+    assert compare(before, after, n_rows=1, dtype=dtype).holds == holds
+
+
+def test_probes_are_the_beginnings_of_held_out_documents() -> None:
+    rows = sample_rows(held_out_rows())
+    ids = rows.take_ids(torch.arange(4).numpy())
+    asked = probes(rows)
+    assert [list(tensor.shape) for tensor in asked] == [[1, 14]] * 4
+    assert asked[2][0].tolist() == ids[2][:14].tolist()
+    [whole, *others] = probes(sample_rows(held_out_rows(3)))
+    assert [tensor.shape[1] for tensor in (whole, *others)] == [14, 14, 10, 10]
+    assert others[-1][0].tolist() == ids[1][14:24].tolist()
+
+
+def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3's does, and has no vocabulary size itself."""
+
+    def nested(model: Any) -> Any:
+        config = SimpleNamespace(model_type="nested", get_text_config=lambda: model.config)
+        return SimpleNamespace(config=config)
+
+    monkeypatch.setattr(merge_check, "causal_lm", nested)
+    model = load_base(str(base), dtype=torch.float32, attention_name="sdpa")
+    assert ask(model, sample_rows(held_out_rows())).n_targets > 0
+
+
+def test_the_sample_is_bounded_by_rows_and_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(sample_rows(held_out_rows(50))) == 32
+    monkeypatch.setattr(merge_check, "MAX_TOKENS", 24 * 3 + 5)
+    assert len(sample_rows(held_out_rows(50))) == 3
+    monkeypatch.setattr(merge_check, "MAX_TOKENS", 5)
+    assert len(sample_rows(held_out_rows(50))) == 1
+
+
+def test_a_base_whose_type_cannot_be_kept_is_named(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"w": torch.zeros(3, dtype=torch.int8).numpy()}, tmp_path / "model.safetensors")
+    with pytest.raises(TrainingError, match=r"are I8; set export\.dtype to fp32 or bf16"):
+        written_dtype("auto", tmp_path)

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
+from made_up_evaluation import PUBLISHED_STEP
 from made_up_series import GPU
 
 from expertflow.core.files import sha256_json
+from expertflow.core.records import to_json
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import (
     DatasetManifest,
@@ -15,18 +18,12 @@ from expertflow.data.records import (
     ShardPlan,
     SourceCounts,
 )
-from expertflow.evaluate.records import (
-    EvaluationRecord,
-    EvaluationSample,
-    EvaluationSide,
-    TaskScore,
-)
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import ClaimCheck, CostPlan, HardwareOption, MemoryParts
 from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
 from expertflow.report.records import AcceptanceRule, ReportSpec
-from expertflow.stage.records import StagingRecord
+from expertflow.stage.records import Staged, StageSpec, StagingRecord
 from expertflow.tokens.records import (
     DecodedPiece,
     DecodedSample,
@@ -37,6 +34,7 @@ from expertflow.tokens.records import (
     PackingRecord,
 )
 from expertflow.train.records import (
+    Candidate,
     EpochSummary,
     EvalPoint,
     ModelRecord,
@@ -48,6 +46,7 @@ from expertflow.train.records import (
 
 N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
 TOKENS_PER_STEP = 48_000
+FASTER = "it is on nfs4, read at 0.24 GB/s, and /scratch (usual place) at 2.90 GB/s"
 SAMPLE = DecodedSample(
     document_id="text-to-sql/14", n_tokens=31, n_supervised_tokens=9,
     pieces=(
@@ -243,11 +242,37 @@ def _options() -> tuple[HardwareOption, ...]:
 
 
 def make_staging() -> StagingRecord:
-    return StagingRecord(
-        expert="expert-sql", key="6f" * 16, source="results/expert-sql/packed",
-        source_sha256="5e" * 32, target="/scratch/expertflow/6f6f", n_bytes=391_000_000,
-        n_bytes_copied=391_000_000, reason="the source is a network disk",
-        copy_bytes_per_s=1.1e9,
+    """Two copies, on a rented machine whose results lie on a network disk."""
+    rows = Staged(
+        kind="rows", key="6f" * 10, source="results/expert-sql/packed", action="copied",
+        reason=FASTER, is_fallback=False, target=f"/scratch/expertflow/{'6f' * 10}/files",
+        n_files=6, n_bytes=391_000_000, n_bytes_copied=391_000_000, copy_bytes_per_s=1.1e9,
+        source_file_system="nfs4", source_read_bytes_per_s=2.4e8,
+        source_read_method="64 MiB in order, past the page cache",
+        target_read_bytes_per_s=2.9e9, target_read_method="256 MiB in order, past the page cache",
+    )  # fmt: skip
+    weights = replace(
+        rows, kind="weights", key="7e" * 10, source="/home/user/.cache/hub/abc", n_files=5,
+        target=f"/scratch/expertflow/{'7e' * 10}/files", n_bytes=1_192_000_000,
+        n_bytes_copied=1_192_000_000,
+    )  # fmt: skip
+    return StagingRecord(expert="expert-sql", spec=StageSpec(), rows=rows, weights=weights)
+
+
+def make_used(staging: StagingRecord) -> dict[str, Any]:
+    """Note what training found of them, on the same machine."""
+    same = {"action": "reused", "n_bytes_copied": 0, "copy_bytes_per_s": None}
+    return {note.kind: to_json(replace(note, **same)) for note in (staging.rows, staging.weights)}
+
+
+def read_in_place(note: Staged) -> Staged:
+    """Give what would be said of a disk of the machine's own."""
+    not_needed = "not measured: it decides nothing here"
+    return replace(
+        note, action="read_in_place", reason="it is on a local disk already (ext4)", target=None,
+        n_bytes_copied=None, copy_bytes_per_s=None, source_file_system="ext4",
+        source_read_bytes_per_s=None, source_read_method=not_needed,
+        target_read_bytes_per_s=None, target_read_method=not_needed,
     )  # fmt: skip
 
 
@@ -277,7 +302,12 @@ def make_training() -> TrainingRecord:
         device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
         activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
-        n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS, micro_batch_size=16,
+        n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS,
+        candidates=tuple(
+            Candidate(step=point.step, held_out_loss=point.loss, weights_sha256="7c" * 32,
+                      path=f"candidates/step-{point.step}") for point in points[2::2]
+        ),
+        micro_batch_size=16,
         n_accumulation_steps=2, memory_retries=(), on_the_fly=False, checkpoint_write_s=31.0,
         n_checkpoint_bytes=55_100_000,
         sampled_steps=SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
@@ -300,58 +330,10 @@ def make_training() -> TrainingRecord:
     )  # fmt: skip
 
 
-def make_evaluation(*, before: tuple[int, float], after: tuple[int, float]) -> EvaluationRecord:
-    prompt = (
-        "CREATE TABLE orders (id INTEGER, customer TEXT, total REAL, placed DATE);\n"
-        "How much did each customer spend in 2024, highest first?"
-    )
-    reference = (
-        "SELECT customer, SUM(total) AS spent FROM orders\n"
-        "WHERE placed BETWEEN '2024-01-01' AND '2024-12-31'\n"
-        "GROUP BY customer ORDER BY spent DESC;"
-    )
-    right = EvaluationSample(
-        document_id="d1" * 8, prompt=prompt, reference=reference,
-        before="SELECT * FROM orders orders orders", after=reference,
-        kind_before="syntax_error", kind_after="correct",
-    )  # fmt: skip
-    wrong = EvaluationSample(
-        document_id="d2" * 8, prompt=prompt.replace("highest first", "lowest first"),
-        reference=reference.replace("DESC", "ASC"), before="The table has four columns.",
-        after=reference, kind_before="syntax_error", kind_after="wrong_result",
-    )  # fmt: skip
-    return EvaluationRecord(
-        expert="expert-sql", task="sql_execution", before=_side(*before), after=_side(*after),
-        n_held_out_documents=200, n_documents_shared_with_training=0, samples=(right, wrong),
-        wall_s=188.0,
-    )  # fmt: skip
-
-
-def _side(n_correct: int, loss: float) -> EvaluationSide:
-    n = 200
-    wrong = n - n_correct
-    score = TaskScore(
-        metric="execution_accuracy", n_examples=n, n_correct=n_correct,
-        value_fraction=n_correct / n, ci95=_wilson(n_correct, n),
-        n_by_kind={"correct": n_correct, "wrong_result": wrong // 2,
-                   "syntax_error": wrong - wrong // 2},
-    )  # fmt: skip
-    return EvaluationSide(
-        held_out_loss=loss, perplexity=math.exp(loss), n_target_tokens=161_000, score=score,
-        generation_s=74.0,
-    )  # fmt: skip
-
-
-def _wilson(n_correct: int, n: int) -> tuple[float, float]:
-    z, p = 1.959964, n_correct / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), centre + half
-
-
 def make_export() -> ExportRecord:
     return ExportRecord(
-        expert="expert-sql", path="results/expert-sql/merged", dtype="float32", merged_into="base",
+        expert="expert-sql", path="results/expert-sql/merged", published_step=PUBLISHED_STEP,
+        dtype="float32", merged_into="base", gguf=None, unavailable={},
         loss_before_merge=0.5312, loss_after_merge=0.5312, n_rows_compared=4,
         max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import made_up_evaluation as learned
 import made_up_records as pieces
 import made_up_series as series
+from made_up_profile import make_profile, not_profiled
 
+from expertflow.evaluate.records import Published
 from expertflow.plan.cost_records import CostPlan
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
@@ -15,6 +18,7 @@ from expertflow.train.records import (
     EvalPoint,
     SavePoint,
     TimeSpent,
+    TrainingRecord,
 )
 
 PROVENANCE = {
@@ -51,31 +55,88 @@ def make_gpu_inputs() -> ReportInputs:
         staging=pieces.make_staging(),
         training=pieces.make_training(),
         monitor=series.make_monitor(),
-        evaluation=pieces.make_evaluation(before=(9, 1.874), after=(122, 0.566)),
+        evaluation=replace(
+            learned.make_evaluation(
+                before=(9, 1.874),
+                after=(122, 0.566),
+                baselines={"constant": 2, "template": 48, "nearest": 62},
+            ),
+            earlier=learned.earlier(0.02, "no measurable change"),
+            judge=learned.judge(n_wins=31, n_losses=7, n_ties=12),
+            lm_eval=learned.LM_EVAL,
+            n_questions_shared_with_training=3,
+        ),
         export=pieces.make_export(),
         steps=series.make_steps(
             n_steps=pieces.N_STEPS, step_s=pieces.STEP_S, tokens=pieces.TOKENS_PER_STEP, seed=1
         ),
         samples=series.make_gpu_samples(),
-        preflight={"machine": series.make_machine(), "n_cpus": 8},
+        profile=make_profile(),
+        preflight={
+            "machine": series.make_machine(),
+            "n_cpus": 8,
+            "staging": pieces.make_used(pieces.make_staging()),
+        },
     )
 
 
 def make_cpu_inputs() -> ReportInputs:
     """The same expert from the demo preset: 60 steps on two cores, no price, no GPU."""
     gpu = make_gpu_inputs()
+    return replace(
+        gpu,
+        spec=pieces.make_spec("demo"),
+        datasets=pieces.make_datasets("demo"),
+        documents=pieces.make_documents("demo"),
+        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
+                      licence=None),
+        plan=_cpu_plan(gpu.plan),
+        training=_cpu_training(gpu.training),
+        packing=_cpu_packing(gpu.packing),
+        preflight={"n_cpus": 2},
+        profile=not_profiled(),
+        staging=replace(gpu.staging, rows=pieces.read_in_place(gpu.staging.rows),
+                        weights=pieces.read_in_place(gpu.staging.weights)),
+        monitor=series.make_cpu_monitor(),
+        evaluation=replace(
+            learned.make_evaluation(
+                before=(0, 6.203), after=(37, 2.11), baselines={"constant": 1, "nearest": 18}
+            ),
+            published=Published(
+                step=60, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
+                reason="the weights that training published",
+            ),
+        ),
+        export=replace(gpu.export, published_step=60),
+        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
+        samples=series.make_cpu_samples(),
+    )  # fmt: skip
+
+
+def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
+    """Pack 480 rows of 512 tokens."""
+    train = replace(
+        gpu.train,
+        n_sequences=480, n_tokens_in=237_000, n_tokens=237_000, n_padding_tokens=8_760,
+        n_supervised_tokens=78_000, n_target_tokens=78_000,
+    )  # fmt: skip
+    return replace(gpu, sequence_length_tokens=512, train=train)
+
+
+def _cpu_training(training: TrainingRecord) -> TrainingRecord:
     time = TimeSpent(
         wall_s=96.0, startup_s=6.1, data_wait_s=0.3, h2d_s=None, train_s=81.2, forward_s=27.4,
         backward_s=50.1, optimizer_s=3.7, checkpoint_s=0.9, eval_s=5.2, other_s=2.3,
         gpu_idle_s=None,
     )  # fmt: skip
-    training = replace(
-        gpu.training,
+    return replace(
+        training,
         base_model="builtin:tiny-qwen3", device="cpu", gpu_name=None, precision="fp32",
         attention="sdpa", activated=("packing", "sdpa"), n_threads=2, method="full",
         n_params_total=1_312_640, n_params_trainable=1_312_640, n_steps=60, n_epochs=2.0,
         n_tokens=60 * 7_900, n_target_tokens=60 * 2_600, n_padding_tokens=60 * 292,
         published_step=60, micro_batch_size=8, sampled_steps=None,
+        candidates=(replace(training.candidates[0], step=60, held_out_loss=2.11, path="."),),
         checkpoint_write_s=0.4, loss_first=6.21, loss_last=1.92, time=time, n_sessions=1,
         resumed_at_steps=(), n_saves=1,
         eval_points=(
@@ -98,34 +159,6 @@ def make_cpu_inputs() -> ReportInputs:
             "peak_memory_allocated_bytes": NOT_ON_CPU, "peak_memory_reserved_bytes": NOT_ON_CPU,
         },
     )  # fmt: skip
-    return replace(
-        gpu,
-        spec=pieces.make_spec("demo"),
-        datasets=pieces.make_datasets("demo"),
-        documents=pieces.make_documents("demo"),
-        model=replace(gpu.model, name="builtin:tiny-qwen3", kind="builtin", revision=None,
-                      licence=None),
-        plan=_cpu_plan(gpu.plan),
-        training=training,
-        packing=_cpu_packing(gpu.packing),
-        preflight={"n_cpus": 2},
-        staging=replace(gpu.staging, target=None, n_bytes_copied=None, copy_bytes_per_s=None,
-                        reason="no scratch disk is configured; rows are read where they are"),
-        monitor=series.make_cpu_monitor(),
-        evaluation=pieces.make_evaluation(before=(0, 6.203), after=(37, 2.11)),
-        steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
-        samples=series.make_cpu_samples(),
-    )  # fmt: skip
-
-
-def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
-    """Pack 480 rows of 512 tokens."""
-    train = replace(
-        gpu.train,
-        n_sequences=480, n_tokens_in=237_000, n_tokens=237_000, n_padding_tokens=8_760,
-        n_supervised_tokens=78_000, n_target_tokens=78_000,
-    )  # fmt: skip
-    return replace(gpu, sequence_length_tokens=512, train=train)
 
 
 def _cpu_plan(gpu: TrainPlan) -> TrainPlan:

@@ -2,12 +2,15 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_ablation import make_ablation
 from made_up_runs import PROVENANCE
 
+from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
@@ -25,7 +28,7 @@ FLAGS = [
     "--no-first-run",
 ]
 SIZES = {"desktop": 900, "phone": 390}
-PAGES = ("gpu", "cpu", "index")
+PAGES = ("gpu", "cpu", "index", "ablated", "ablation")
 
 # Whatever is wider than the page. Tables may scroll inside their own box.
 TOO_WIDE = """() => [...document.querySelectorAll('body *')]
@@ -65,6 +68,10 @@ def folder(
     for name, inputs in (("gpu", gpu_inputs), ("cpu", cpu_inputs)):
         reports.append(build_report(inputs, PROVENANCE))
         (target / f"{name}.html").write_text(render_page(reports[-1], inputs), encoding="utf-8")
+    ablated = replace(gpu_inputs, ablation=make_ablation())
+    page = render_page(build_report(ablated, PROVENANCE), ablated)
+    (target / "ablated.html").write_text(page, encoding="utf-8")
+    (target / "ablation.html").write_text(render_ablation(make_ablation()), encoding="utf-8")
     (target / "index.html").write_text(render_index(build_index(reports)), encoding="utf-8")
     return target
 

@@ -124,22 +124,6 @@ def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs, schema: dict
     assert report["unavailable"][path] == "no evaluation fell into this epoch"
 
 
-def test_task_without_metric_keeps_the_loss(
-    gpu_inputs: ReportInputs, schema: dict[str, Any]
-) -> None:
-    old = gpu_inputs.evaluation
-    evaluation = replace(
-        old,
-        task="held_out_loss",
-        before=replace(old.before, score=None, generation_s=None),
-        after=replace(old.after, score=None, generation_s=None),
-    )
-    report = build_report(replace(gpu_inputs, evaluation=evaluation), {})
-    check_report(report, schema, gpu_inputs)
-    assert report["evaluation"]["delta"]["held_out_loss"] == pytest.approx(-1.308)
-    assert report["evaluation"]["delta"]["value_fraction"] is None
-
-
 def test_provenance_of_the_caller_is_kept(gpu_inputs: ReportInputs) -> None:
     report = build_report(gpu_inputs, {"git": "abc", "container": "x"})
     assert report["provenance"]["git"] == "abc"

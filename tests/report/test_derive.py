@@ -4,21 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from expertflow.evaluate.records import TaskScore
 from expertflow.report import derive
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
-
-
-def _score(n_correct: int, n: int, ci95: tuple[float, float] | None) -> TaskScore:
-    return TaskScore(
-        metric="m",
-        n_examples=n,
-        n_correct=n_correct,
-        value_fraction=n_correct / n,
-        ci95=ci95,
-        n_by_kind={},
-    )
 
 
 def test_parts_add_up_to_wall_time(gpu_inputs: ReportInputs) -> None:
@@ -120,20 +108,6 @@ def test_billing_steps_round_up_what_stands_beside_the_plan(gpu_inputs: ReportIn
 
 def test_cost_is_rate_times_hours(gpu_inputs: ReportInputs) -> None:
     assert derive.cost_usd(gpu_inputs).value == pytest.approx(2.49 * 2_712 / 3600)
-
-
-def test_newcombe_example() -> None:
-    """Newcombe 1998, table II, example (a): 56/70 against 48/80, method 10: 0.0524 to 0.3339."""
-    after = _score(56, 70, (0.6917, 0.8768))
-    before = _score(48, 80, (0.4904, 0.7005))
-    change = derive.score_difference(before, after)
-    assert change.value_fraction == pytest.approx(0.2)
-    assert change.ci95 == pytest.approx((0.0524, 0.3339), abs=3e-4)
-
-
-def test_no_score_no_difference() -> None:
-    change = derive.score_difference(None, _score(1, 2, None))
-    assert (change.value_fraction, change.ci95) == (None, None)
 
 
 @pytest.mark.parametrize(

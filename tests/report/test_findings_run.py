@@ -83,3 +83,12 @@ def test_epochs_of_another_length_are_not_compared(gpu_report: Report) -> None:
     assert "rows-not-compared" not in _found(gpu_report)
     gpu_report["training_report"]["training"]["epochs"] = 3.0
     assert "2 of the packed rows" in _found(gpu_report)["rows-not-compared"].evidence
+
+
+def test_what_could_not_be_staged_is_found(gpu_report: Report) -> None:
+    assert "not-staged" not in _found(gpu_report)
+    used = gpu_report["staging"]["used"]
+    used["weights"] |= {"is_fallback": True, "reason": "/scratch: No space left on device"}
+    said = _found(gpu_report)["not-staged"]
+    assert said.evidence == "weights were read where they are: /scratch: No space left on device"
+    assert said.severity == "warning"

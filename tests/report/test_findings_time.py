@@ -29,6 +29,7 @@ def _unbroken(report: Report) -> Report:
 
 def _with_share(report: Report, part: str, share: float) -> Report:
     report["time"] |= {"wall_s": 4_000.0, "other_s": 0.0, part: share * 4_000}
+    report["profile"] = None
     return report
 
 

@@ -19,7 +19,7 @@ from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs, read_lines
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import StepRecord, TrainingRecord
+from expertflow.train.records import KernelProfile, StepRecord, TrainingRecord
 
 RECORDS = {
     "plan": TrainPlan,
@@ -43,6 +43,7 @@ def _finish(folder: Path) -> ReportInputs:
         steps=read_lines(StepRecord, folder / "steps.jsonl"),
         samples=read_lines(GpuSample, folder / "gpu.jsonl"),
         preflight=json.loads((folder / "preflight.json").read_text(encoding="utf-8")),
+        profile=read_record(KernelProfile, folder / "profile" / "kernels.json"),
     )
 
 

@@ -12,10 +12,13 @@ from expertflow.report.build import build_report
 from expertflow.report.charts_frame import _themed
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.page import MAX_PAGE_BYTES, render_page, style
+from expertflow.report.page import MAX_PAGE_BYTES, render_page
+from expertflow.report.sheet import style
 from expertflow.report.view_chain import chain_rows
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \u2028"
+PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
+          ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 
@@ -85,8 +88,8 @@ def test_two_drawings_of_one_report_are_equal(cpu_inputs: ReportInputs, cpu_page
 
 
 def test_sections_are_in_order(gpu_page: str) -> None:
-    wanted = ["time", "training", "timeline", "data", "trained", "evaluation", "samples",
-              "findings", "plan", "sources", "provenance"]  # fmt: skip
+    wanted = ["evaluation", "time", "kernels", "training", "timeline", "data", "comparison",
+              "trained", "samples", "findings", "plan", "sources", "provenance"]  # fmt: skip
     assert re.findall(r'<section id="(\w+)"', gpu_page) == wanted
     assert gpu_page.index("verdict mixed") < gpu_page.index('class="tiles"')
     assert gpu_page.count('class="tile"') == 8
@@ -108,10 +111,11 @@ def test_missing_values_say_why(cpu_page: str) -> None:
 
 def _hostile(value: Any, key: str = "") -> Any:
     """Replace every free text of a report; leave those that schema or templates interpret."""
-    kept = {"level", "learned", "severity", "op", "verdict", "started_at", "preset", "unit"}
+    kept = {"kind", "level", "learned", "severity", "op", "verdict", "started_at", "preset", "unit",
+            "change"}  # fmt: skip
     names = {"n_by_kind", "throttle_s", "temperature_limits_c", "machine", "versions"}
     if isinstance(value, str):
-        is_quantity = key == "quantity" and value.endswith(("_percent", "_c", "_bytes"))
+        is_quantity = key == "quantity" and value.endswith(("_percent", "_c", "_bytes", "_loss"))
         return value if key in kept or is_quantity else HOSTILE
     if isinstance(value, dict):
         return {
@@ -138,7 +142,13 @@ def test_hostile_texts_are_escaped(which: str, request: pytest.FixtureRequest) -
     report = _hostile(build_report(inputs, PROVENANCE))
     page = _escaped(render_page(report, inputs))
     if which == "gpu":  # the places that only a full report has
-        for section, end in (("timeline", "data"), ("plan", "sources"), ("provenance", "footer")):
+        for section, end in (
+            ("evaluation", "time"),
+            ("samples", "findings"),
+            ("timeline", "data"),
+            ("plan", "sources"),
+            ("provenance", "footer"),
+        ):
             part = page.split(f'<section id="{section}"')[1].split(f'id="{end}"')[0]
             assert part.count("&lt;script&gt;") > 3, section
 

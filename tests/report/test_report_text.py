@@ -61,19 +61,25 @@ def test_summary_has_the_verdict_and_the_eight_figures(
 ) -> None:
     for report in (gpu_report, cpu_report):
         labels = [label for label, _ in summary_rows(report, html_path=PAGE)]
-        assert labels[:2] == ["expert", "verdict"] and labels[-1] == "report"
-        assert len(labels) == 3 + 8
+        assert labels[:4] == ["expert", "verdict", "change", "against nearest"]
+        assert labels[-1] == "report"
+        assert len(labels) == 5 + 8 + ("against earlier" in labels)
 
 
 def test_summary_says_what_matters(cpu_report: Report) -> None:
     text = _printed(cpu_report, width=60)
-    for part in ("Yes.", "18.5 %  (before 0.0 %)", "not measured: no price", "r/report.html"):
+    for part in (
+        "Yes.",
+        "18.5 %  (before 0.0 % · nearest 9.0 %)",
+        "not measured: no price",
+        "r/report.html",
+    ):
         assert part in text
 
 
 def test_summary_is_plain_where_nobody_watches(cpu_report: Report) -> None:
     lines = _printed(cpu_report, width=40).splitlines()
-    assert len(lines) == 11 and "\x1b" not in "".join(lines)
+    assert len(lines) == 13 and "\x1b" not in "".join(lines)
     assert _printed(cpu_report, width=40, force_terminal=True).count("\x1b") > 11
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expertflow.report import format as f
-from expertflow.report import view, view_hardware, view_plan
+from expertflow.report import view, view_hardware, view_plan, view_staging
 
 Report = dict[str, Any]
 
@@ -75,3 +75,21 @@ def test_a_machine_that_says_nothing_of_itself_has_no_lines(gpu_report: Report) 
     assert view_hardware.machine(gpu_report)
     gpu_report["training_report"]["hardware"]["machine"] = None
     assert view_hardware.machine(gpu_report) == []
+
+
+def test_the_page_says_where_training_read_from_and_why(
+    gpu_report: Report, cpu_report: Report
+) -> None:
+    (name, rows), (_, weights) = view_staging.staging(gpu_report)
+    assert name == "rows read from" and "/scratch/expertflow/" in rows and "verified" in rows
+    assert f"copied at {f.size(1.1e9)}/s" in rows and "nfs4, read at 0.24 GB/s" in rows
+    assert "1.19" in weights or "1.2" in weights
+    (_, rows), _ = view_staging.staging(cpu_report)
+    assert rows.startswith("results/expert-sql/packed (") and "local disk already" in rows
+
+
+def test_a_fallback_is_shown_as_one(gpu_report: Report) -> None:
+    used = gpu_report["staging"]["used"]["rows"]
+    used |= {"is_fallback": True, "target": None, "action": "read_in_place", "reason": "disk full"}
+    (_, rows), _ = view_staging.staging(gpu_report)
+    assert "a fallback): disk full" in rows

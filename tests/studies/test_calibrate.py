@@ -186,8 +186,8 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}
     plan = replace(plan_of(tmp_path), gpu=gpu_table.facts(row))
     job = CalibrationJob(
-        plan=plan, packing=tmp_path / "p", model=tmp_path / "m", rows=tmp_path / "r",
-        scratch=tmp_path / "s", code="c", began_s=0.0,
+        plan=plan, packing=tmp_path / "packing.json", model=tmp_path / "model.json",
+        rows=tmp_path / "packed", scratch=tmp_path / "s", code="c", began_s=0.0,
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
     monkeypatch.setattr(calibration, "probe_machine", lambda **_: seen)

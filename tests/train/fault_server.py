@@ -23,7 +23,7 @@ from typing import Any
 from support import SCRIPTS
 
 from expertflow.core import files
-from expertflow.train import checkpoint, expert, job
+from expertflow.train import candidates, checkpoint, checkpoint_files, expert, job
 from expertflow.train.clock import Clock
 
 # What a checkpoint goes through, and how a run ends.
@@ -32,9 +32,10 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "save_file": (checkpoint, "save_file"),
     "sync": (files, "sync"),
     "sync_directory": (files, "sync_directory"),
-    "prune": (checkpoint, "_prune"),
-    "hide": (checkpoint, "_hide"),
-    "export": (expert, "_export"),
+    "prune": (checkpoint, "prune"),
+    "hide": (checkpoint_files, "hide"),
+    "export": (expert, "write_candidates"),
+    "candidate": (candidates, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),
     "publish": (job.publish, "publish"),
 }

@@ -5,7 +5,9 @@ Started by ``test_weights.py``, with the folder to work in.
 
 import json
 import math
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint
+from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.optimizer import make_optimizer
+from expertflow.train.processes import LET_GO_S
 from expertflow.train.weights import first_not_finite, weights_sha256
 
 
@@ -31,7 +34,7 @@ def main(folder: Path) -> None:
     optimizer = make_optimizer(net, plan)
     how = {"model": net, "optimizer": optimizer, "scaler": None, "rank": rank, "world_size": 2}
 
-    one = checkpoint.newest(folder / "one")
+    one = checkpoint_files.newest(folder / "one")
     assert one is not None
     checkpoint.restore(one, **how)
     taken = snapshot(net, optimizer, step=3)
@@ -45,7 +48,7 @@ def main(folder: Path) -> None:
     draw, sha256 = torch.rand(4), weights_sha256(net)
     steps(net, optimizer, plan, of=range(5, 7))
     goal = weights_sha256(net)
-    two = checkpoint.newest(folder / "two")
+    two = checkpoint_files.newest(folder / "two")
     assert two is not None
     checkpoint.restore(two, **how)
     assert weights_sha256(net) == sha256
@@ -65,7 +68,11 @@ def main(folder: Path) -> None:
         snapshot(net, optimizer, step=7)
     with pytest.raises(TrainingError, match="sharded"):
         make_optimizer(net, train_plan(optim="adamw_8bit"))
+    dist.barrier()
+    time.sleep(LET_GO_S)
     dist.destroy_process_group()
+    # A thread of gloo that still needs Python's lock would abort an interpreter that winds down.
+    os._exit(0)
 
 
 if __name__ == "__main__":

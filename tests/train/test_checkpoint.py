@@ -13,7 +13,7 @@ import torch
 from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint
+from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.weights import weights_sha256
 
@@ -44,7 +44,7 @@ def saved(state: Path, *, step: int, loss: float | None = None, keep: int = 9) -
 
 
 def names(state: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in checkpoint.complete(state)]
+    return [int(path.name.removeprefix("step-")) for path in checkpoint_files.complete(state)]
 
 
 @pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
@@ -96,7 +96,7 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
     second = checkpoint.write(tmp_path / "b", taken, keep=1)
     assert first is not None and second is not None
     assert content(second) == content(first)
-    assert checkpoint.read_progress(second)["points"] == [1.0]
+    assert checkpoint_files.read_progress(second)["points"] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,19 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     for step, loss in [(1, 3.0), (2, 1.0), (3, None), (4, math.nan), (5, 1.0), (6, 2.0)]:
         saved(tmp_path, step=step, loss=loss, keep=2)
     assert names(tmp_path) == [2, 5, 6]
-    assert checkpoint.best(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    assert checkpoint_files.best(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
 def test_without_a_held_out_loss_nothing_is_best(tmp_path: Path) -> None:
     saved(tmp_path, step=1)
-    assert checkpoint.best(tmp_path) is None
-    assert checkpoint.newest(tmp_path / "elsewhere") is None
+    assert checkpoint_files.best(tmp_path) is None
+    assert checkpoint_files.newest(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER, checkpoint.PROGRESS])
+@pytest.mark.parametrize(
+    "name", [checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER, checkpoint_files.PROGRESS]
+)
 @pytest.mark.parametrize("change", ["cut", "gone"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, change: str
@@ -172,15 +174,60 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         restored(bad, net, optimizer)
     assert "\n" not in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        assert checkpoint.newest(tmp_path) == good
+        assert checkpoint_files.newest(tmp_path) == good
     assert name in caplog.text and str(bad) in caplog.text
     saved(tmp_path, step=3, keep=2)
     assert names(tmp_path) == [1, 3] and not bad.exists()
 
 
+@pytest.mark.parametrize("name", [checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER])
+@pytest.mark.parametrize("loss", [None, 1.0])
+def test_what_a_power_cut_left_full_of_zeros_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, loss: float | None
+) -> None:
+    """Sizes are right, so only the content tells: of the newest, and of the best."""
+    spoilt = saved(tmp_path, step=1, loss=0.5) if loss else saved(tmp_path, step=3)
+    good = saved(tmp_path, step=2, loss=loss)
+    (spoilt / name).write_bytes(bytes((spoilt / name).stat().st_size))
+    assert spoilt in checkpoint_files.complete(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        checkpoint_files.remove_partials(tmp_path)
+    assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
+    assert list((tmp_path / "checkpoints").iterdir()) == [good]
+
+
+def test_a_checkpoint_that_is_the_newest_and_the_best_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, step=1, loss=0.5)
+    both = saved(tmp_path, step=2, loss=0.2)
+    read: list[Path] = []
+    hash_files = checkpoint_files.hash_files
+
+    def counted(directory: Path, names: list[str]) -> dict[str, str]:
+        read.append(directory)
+        return hash_files(directory, names)
+
+    monkeypatch.setattr(checkpoint_files, "hash_files", counted)
+    checkpoint_files.remove_partials(tmp_path)
+    assert read == [both]
+
+
+def test_the_log_of_steps_is_on_the_disk_before_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "steps.jsonl").write_text("{}\n")
+    flushed: list[str] = []
+    monkeypatch.setattr(checkpoint, "sync", lambda path: flushed.append(path.name))
+    monkeypatch.setattr(checkpoint, "_fill", lambda *_: flushed.append("filled") or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        saved(tmp_path, step=1)
+    assert flushed == ["steps.jsonl", "filled"]
+
+
 def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
     saved(tmp_path, step=1, loss=5.0)
-    assert checkpoint.read_progress(saved(tmp_path, step=1, loss=4.0))["held_out_loss"] == 4.0
+    assert checkpoint_files.read_progress(saved(tmp_path, step=1, loss=4.0))["held_out_loss"] == 4.0
     assert names(tmp_path) == [1]
 
 
@@ -236,8 +283,8 @@ def test_the_scaler_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_clock_goes_on_from_the_last_sign_of_life(tmp_path: Path) -> None:
-    assert checkpoint.last_seen_s(tmp_path) == 0.0
+    assert checkpoint_files.last_seen_s(tmp_path) == 0.0
     saved(tmp_path, step=1)
-    assert checkpoint.last_seen_s(tmp_path) == 1.5
+    assert checkpoint_files.last_seen_s(tmp_path) == 1.5
     (tmp_path / "gpu.jsonl").write_text(json.dumps({"elapsed_s": 2.5}) + "\n")
-    assert checkpoint.last_seen_s(tmp_path) == 2.5
+    assert checkpoint_files.last_seen_s(tmp_path) == 2.5

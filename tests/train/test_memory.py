@@ -13,7 +13,7 @@ from support import LORA
 from tiny_run import made, train
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train import checkpoint, expert, memory, processes
+from expertflow.train import checkpoint_files, expert, memory, processes
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.memory import OutOfMemory, advice, halved
 from expertflow.train.model import PackedLoss
@@ -132,4 +132,4 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
     assert longest in seen[0] and len(seen) == 1
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in run.net.parameters())
-    assert checkpoint.complete(assignment.state) == []
+    assert checkpoint_files.complete(assignment.state) == []

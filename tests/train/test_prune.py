@@ -1,7 +1,11 @@
+import errno
 import fcntl
 import json
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from expertflow.core.files import remove
 from expertflow.train.prune import prunable
@@ -46,3 +50,16 @@ def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
     for path in prunable(tmp_path / "results", tmp_path / "state"):
         remove(path)
     assert last.is_dir() and not older.exists()
+
+
+def test_nothing_is_removed_where_nobody_can_tell_what_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    for age in (30, 40):
+        state(tmp_path, f"age-{age}", finished=True, age=age)
+    assert prunable(tmp_path / "results", tmp_path / "state")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not prunable(tmp_path / "results", tmp_path / "state")

@@ -1,6 +1,5 @@
 """Whatever happens to a trainer, the weights at the end are the same, bit for bit."""
 
-import fcntl
 import json
 import shutil
 import signal
@@ -44,7 +43,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, finish(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stopped_run_ends_with_the_same_weights(
     straight: tuple[Path, dict[str, object]], tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -78,15 +77,23 @@ def test_a_finished_state_is_published_again_without_training(
     assert (folder / "checkpoint" / "adapter_model.safetensors").is_file()
 
 
-def test_a_second_trainer_is_refused(straight: tuple[Path, dict[str, object]]) -> None:
-    folder, _ = straight
-    lock = next(folder.glob("state/*/lock"))
-    with lock.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        process = start_trainer(folder)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "another trainer is at work there" in stderr.splitlines()[-1]
+def test_a_second_trainer_waits_for_the_first(
+    straight: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    """Then there is nothing left to train; killed Snakemakes leave such a first one behind."""
+    _, expected = straight
+    write_tiny_run(tmp_path, lora=LORA, n_steps=N_STEPS)
+    first = start_trainer(tmp_path)
+    while not (tmp_path / "state").is_dir() or not checkpoints(tmp_path):
+        assert first.poll() is None
+        time.sleep(0.005)
+    second = start_trainer(tmp_path)
+    assert first.wait(120) == 0
+    _, stderr = second.communicate(timeout=120)
+    assert second.returncode == 0, stderr
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["weights_sha256"] == expected["weights_sha256"]
+    assert record["n_sessions"] == 1
 
 
 def test_an_input_edited_during_training_is_noticed(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from support import LORA
 from tiny_run import made, train
 
-from expertflow.train import checkpoint, expert, loop, processes
+from expertflow.train import checkpoint, checkpoint_files, expert, loop, processes
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.model import PackedLoss
 from expertflow.train.replay import replay_step
@@ -41,9 +41,9 @@ def test_a_run_stops_early_and_publishes_its_best_weights(tmp_path: Path) -> Non
     best = min(set(losses) - {0}, key=losses.__getitem__)
     assert best < outcome["n_steps"]
     assert outcome["published_step"] == best
-    directory = checkpoint.best(assignment.state)
+    directory = checkpoint_files.best(assignment.state)
     assert directory is not None and directory.name == f"step-{best:08d}"
-    kept = load_file(directory / checkpoint.WEIGHTS)
+    kept = load_file(directory / checkpoint_files.WEIGHTS)
     published = load_file(assignment.state / "final" / "model.safetensors")
     assert all(torch.equal(published[name], tensor) for name, tensor in kept.items())
 
@@ -75,7 +75,9 @@ def test_the_best_weights_are_not_loaded_where_they_are_the_last(
         raise AssertionError("nothing is to be loaded")
 
     monkeypatch.setattr(checkpoint, "restore_weights", refuse)
-    assignment = made(tmp_path, eval_steps=20, load_best_model_at_end=True, n_steps=20)
+    assignment = made(
+        tmp_path, eval_steps=20, save_steps=1000, load_best_model_at_end=True, n_steps=20
+    )
     outcome = train(assignment)
     assert outcome["published_step"] == 20 == outcome["n_steps"]
 
@@ -112,7 +114,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
         caught.value
     )
     assert "--replay-step 8" in str(caught.value)
-    assert [path.name for path in checkpoint.complete(assignment.state)] == ["step-00000005"]
+    assert [path.name for path in checkpoint_files.complete(assignment.state)] == ["step-00000005"]
     assert [step["step"] for step in steps(assignment)] == [1, 2, 3, 4, 5]
 
 
@@ -189,13 +191,13 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
         best = run.progress.best
         assert best is not None and best.step < 60
         damaged = assignment.state / "checkpoints" / f"step-{best.step:08d}"
-        (damaged / checkpoint.OPTIMIZER).write_bytes(b"cut")
+        (damaged / checkpoint_files.OPTIMIZER).write_bytes(b"cut")
         outcome = expert._finish(run, assignment, ())
     assert outcome["published_step"] != best.step
-    kept = checkpoint.best(assignment.state)
+    kept = checkpoint_files.best(assignment.state)
     assert kept is not None and kept.name == f"step-{outcome['published_step']:08d}"
     published = load_file(assignment.state / "final" / "model.safetensors")
-    saved = load_file(kept / checkpoint.WEIGHTS)
+    saved = load_file(kept / checkpoint_files.WEIGHTS)
     assert all(torch.equal(published[name], tensor) for name, tensor in saved.items())
 
 

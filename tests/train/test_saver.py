@@ -13,7 +13,7 @@ from tiny_net import snapshot, train_plan, trained
 
 from expertflow.core import files
 from expertflow.core.errors import HardwareError
-from expertflow.train import checkpoint, saver
+from expertflow.train import checkpoint, checkpoint_files, saver
 from expertflow.train.checkpoint import Snapshot
 from expertflow.train.saver import Saver
 
@@ -58,7 +58,7 @@ def test_training_goes_on_while_a_snapshot_is_written(
     assert order == [0, 1, 2]
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert writer.written_s > 0 and writer.waited_s > 0
-    assert writer.n_bytes == checkpoint.n_bytes(tmp_path / "checkpoints" / "step-00000002")
+    assert writer.n_bytes == checkpoint_files.n_bytes(tmp_path / "checkpoints" / "step-00000002")
 
 
 def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
         patched.setattr(files.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.write(tmp_path, taken(step), keep=1)
-    assert checkpoint.complete(tmp_path) == [tmp_path / "checkpoints" / f"step-{step:08d}"]
-    assert checkpoint.complete(tmp_path) == sorted(tmp_path.glob("checkpoints/step-*"))
-    checkpoint.remove_partials(tmp_path)
+    assert checkpoint_files.complete(tmp_path) == [tmp_path / "checkpoints" / f"step-{step:08d}"]
+    assert checkpoint_files.complete(tmp_path) == sorted(tmp_path.glob("checkpoints/step-*"))
+    checkpoint_files.remove_partials(tmp_path)
     assert names(tmp_path) == [f"step-{step:08d}"]
 
 
@@ -135,8 +135,8 @@ def test_a_kill_leaves_only_complete_checkpoints(
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
         worker.join()
-        complete = checkpoint.complete(tmp_path)
+        complete = checkpoint_files.complete(tmp_path)
         assert complete == sorted(tmp_path.glob("checkpoints/step-*"))
-        checkpoint.remove_partials(tmp_path)
+        checkpoint_files.remove_partials(tmp_path)
         assert not list(tmp_path.glob("checkpoints/.*"))
     assert not caplog.records

@@ -12,7 +12,7 @@ from support import SCRIPTS
 from tiny_net import content, snapshot, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint
+from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.weights import (
     first_not_finite,
@@ -85,11 +85,11 @@ def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: 
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["n_sharded"] == len(trainable_state(net))
 
-    again = checkpoint.newest(tmp_path / "one_by_two")
+    again = checkpoint_files.newest(tmp_path / "one_by_two")
     assert one is not None and again is not None
     assert content(again) == content(one)
 
-    two = checkpoint.newest(tmp_path / "two")
+    two = checkpoint_files.newest(tmp_path / "two")
     assert two is not None
     assert content(two) != content(one), "two processes went on training"
     other = tiny_net(seed=5)

@@ -18,10 +18,15 @@ def made(folder: Path, **settings: Any) -> Assignment:
     folder.mkdir(exist_ok=True)
     write_tiny_run(folder, **settings)
     (folder / "state").mkdir()
+    return assigned(folder)
+
+
+def assigned(folder: Path) -> Assignment:
+    """Read what was written."""
     return Assignment(
         plan=read_record(TrainPlan, folder / "plan.json"),
         model=read_record(ModelRecord, folder / "model.json"),
-        rows=Path(read_record(StagingRecord, folder / "staging.json").source),
+        rows=Path(read_record(StagingRecord, folder / "staging.json").rows.source),
         state=folder / "state",
     )
 

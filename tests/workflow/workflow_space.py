@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 from support import ROOT
 
 from expertflow.data.layout import CHATML
@@ -131,13 +132,28 @@ def make_workspace(root: Path) -> Workspace:
     return space
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Run the tiny expert once, for real, through the whole chain."""
-    space = make_workspace(tmp_path_factory.mktemp("finished") / "a space")
+def run_once(root: Path) -> Workspace:
+    """Run the tiny expert for real through the whole chain."""
+    space = make_workspace(root)
     done = space.snakemake("results/tiny/report.json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     return space
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Give a finished run. Of several workers one makes it; each looks at a copy of its own."""
+    own = tmp_path_factory.mktemp("finished") / "a space"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return run_once(own)
+    shared = tmp_path_factory.getbasetemp().parent / "finished"  # this session's, of all workers
+    shared.mkdir(exist_ok=True)
+    with FileLock(shared / "lock"):
+        if not (shared / "done").exists():
+            shutil.rmtree(shared / "a space", ignore_errors=True)
+            run_once(shared / "a space")
+            (shared / "done").touch()
+    return Workspace(shared / "a space").copy(own)
 
 
 @pytest.fixture

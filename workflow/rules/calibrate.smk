@@ -11,6 +11,7 @@ rule calibrate_expert:
         model="results/{expert}/model.json",
         rows=ancient("results/{expert}/packed"),
         base=ancient("results/{expert}/base_model"),
+        tuning=tuning_of,
     output:
         "results/{expert}/calibration.json",
     log:
@@ -20,12 +21,17 @@ rule calibrate_expert:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
-        gpu=lambda wildcards: house.expert(wildcards.expert)["training"]["world_size"],
+        gpu=gpus_of,
+        nodes=nodes_of,
+        tasks=nodes_of,
+        mpi=mpi_of,
+        tasks_per_gpu=no_tasks_of,
     params:
         spec=spec_of("calibrate_expert"),
         code=house.code("calibrate_expert"),
+        tuning=lambda w, input: ["--tuning", *input.tuning] if input.tuning else [],
     shell:
-        'python "$EXPERTFLOW"/calibrate_expert.py --spec {params.spec:q} --code {params.code}'
+        'exec python "$EXPERTFLOW"/calibrate_expert.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
         " --rows {input.rows:q} --scratch results/{wildcards.expert:q}/.calibration"
-        " --output {output:q} 2> {log:q}"
+        " {params.tuning:q} --output {output:q} 2> {log:q}"

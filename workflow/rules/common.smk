@@ -21,6 +21,32 @@ def forecast_of(wildcards):
     return house.forecast(wildcards.expert)
 
 
+def gpus_of(wildcards):
+    """Count the cards of all nodes together."""
+    limit = workflow.global_resources.get("gpu")
+    return allocation.n_gpus(house.expert(wildcards.expert)["training"], limit, main=house.main)
+
+
+def minutes_of(wildcards):
+    """Say how long a cluster should let a training run; nothing else reads it."""
+    return allocation.runtime_minutes(wildcards.expert)
+
+
+def nodes_of(wildcards):
+    """Count the machines that train together; null, no resource, where it is one."""
+    return allocation.n_nodes(house.expert(wildcards.expert)["training"])
+
+
+def mpi_of(wildcards):
+    """Name what starts a process on each of several machines."""
+    return "srun" if nodes_of(wildcards) else None
+
+
+def no_tasks_of(wildcards):
+    """Keep the Slurm plugin from asking for ``tasks`` at every card, besides those in all."""
+    return 0 if nodes_of(wildcards) else None
+
+
 def files_of(records, *suffixes):
     """List the files behind the records of shards."""
     return [record.removesuffix(".json") + suffix for record in records for suffix in suffixes]
@@ -92,5 +118,34 @@ def artefacts_of(wildcards):
 
 def calibration_of(wildcards):
     """Give the calibration that the plan goes by, where one is asked for."""
-    wanted = house.config["calibrate"]
-    return [f"results/{wildcards.expert}/calibration.json"] if wanted else []
+    return house.calibration(wildcards.expert)
+
+
+def variant_records(wildcards):
+    return house.variants(wildcards.expert)
+
+
+def variant_shards(wildcards):
+    return house.variant_inputs(wildcards.expert, wildcards.variant)["shards"]
+
+
+def variant_documents(wildcards):
+    return files_of(variant_shards(wildcards), ".arrow")
+
+
+def variant_keep(wildcards):
+    return house.variant_inputs(wildcards.expert, wildcards.variant)["keep"]
+
+
+def variant_staging(wildcards):
+    return house.variant_inputs(wildcards.expert, wildcards.variant)["staging"]
+
+
+def ablation_of(wildcards):
+    """Give the ablation that the report shows, where one is asked for."""
+    return house.ablation(wildcards.expert)
+
+
+def tuning_of(wildcards):
+    """Give the tuning whose settings the plan takes, where the manifest names one."""
+    return house.tuned(wildcards.expert)

@@ -23,6 +23,8 @@ rule build_report:
         steps="results/{expert}/steps.jsonl",
         gpu="results/{expert}/gpu.jsonl",
         preflight="results/{expert}/preflight.json",
+        profile=ancient("results/{expert}/profile"),
+        ablation=ablation_of,
     output:
         json="results/{expert}/report.json",
         html=report(
@@ -38,9 +40,11 @@ rule build_report:
     params:
         spec=spec_of("build_report"),
         code=house.code("build_report"),
+        ablation=lambda w, input: ["--ablation", *input.ablation] if input.ablation else [],
     shell:
         'python "$EXPERTFLOW"/build_report.py --spec {params.spec:q} --code {params.code}'
-        " --results results/{wildcards.expert:q} --json {output.json:q} --html {output.html:q}"
+        " --results results/{wildcards.expert:q} {params.ablation:q} --json {output.json:q}"
+        " --html {output.html:q}"
         " 2> {log:q}"
 
 

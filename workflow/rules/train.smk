@@ -3,10 +3,12 @@
 Needs:  results/{expert}/packing.json, model.json, documents for scoring
 Makes:  results/{expert}/plan.json             every setting resolved, with reasons and cost
         results/{expert}/staging.json          where training reads from, and why
-        results/{expert}/training.json         the run; model in checkpoint/
-        results/{expert}/evaluation.json       before and after
+        results/{expert}/training.json         the run; model in checkpoint/, others in its steps/
+        results/{expert}/profile/              kernels.json; a trace where steps were profiled
+        results/{expert}/evaluation.json       before and after; all answers in answers.jsonl
         results/{expert}/export.json           model people load, in merged/
         state/{expert}/…                       undeclared: what a retry resumes from
+        state/.evaluations/{expert}.jsonl      undeclared: earlier evaluations, to compare with
 """
 
 
@@ -15,6 +17,7 @@ rule plan_training:
         packing="results/{expert}/packing.json",
         model="results/{expert}/model.json",
         calibration=calibration_of,
+        tuning=tuning_of,
     output:
         "results/{expert}/plan.json",
     log:
@@ -27,16 +30,19 @@ rule plan_training:
         calibration=lambda w, input: (
             ["--calibration", *input.calibration] if input.calibration else []
         ),
+        tuning=lambda w, input: ["--tuning", *input.tuning] if input.tuning else [],
     shell:
         'python "$EXPERTFLOW"/plan_training.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
-        " {params.calibration:q} --output {output:q} 2> {log:q}"
+        " {params.calibration:q} {params.tuning:q} --output {output:q} 2> {log:q}"
 
 
 rule stage_to_nvme:
     input:
         packing="results/{expert}/packing.json",
         rows=ancient("results/{expert}/packed"),
+        model="results/{expert}/model.json",
+        base=ancient("results/{expert}/base_model"),
         plan="results/{expert}/plan.json",
     output:
         "results/{expert}/staging.json",
@@ -50,7 +56,7 @@ rule stage_to_nvme:
     shell:
         'python "$EXPERTFLOW"/stage_to_nvme.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --rows {input.rows:q}"
-        " --output {output:q} 2> {log:q}"
+        " --model {input.model:q} --output {output:q} 2> {log:q}"
 
 
 rule train_expert:
@@ -68,33 +74,42 @@ rule train_expert:
         gpu="results/{expert}/gpu.jsonl",
         monitor="results/{expert}/monitor.json",
         preflight="results/{expert}/preflight.json",
+        profile=directory("results/{expert}/profile"),
     log:
         "results/{expert}/logs/train_expert.log",
     priority: 10
-    retries: 3
+    # A job of a cluster is a Snakemake of its own, which would retry inside of each retry.
+    retries: 3 if house.main else 0
     conda:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
-        gpu=lambda wildcards: house.expert(wildcards.expert)["training"]["world_size"],
+        gpu=gpus_of,
+        runtime=minutes_of,
+        nodes=nodes_of,
+        tasks=nodes_of,
+        mpi=mpi_of,
+        tasks_per_gpu=no_tasks_of,
         forecast=forecast_of,
     params:
         spec=spec_of("train_expert"),
         code=house.code("train_expert"),
     shell:
-        'python "$EXPERTFLOW"/train_expert.py --spec {params.spec:q} --code {params.code}'
+        'exec python "$EXPERTFLOW"/train_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
         " --staging {input.staging:q} --state state/{wildcards.expert:q}"
         " --checkpoint {output.checkpoint:q} --output {output.record:q}"
-        " 2> >(tee -i {log:q} >&2)"
+        " 2> >(trap '' HUP INT TERM PIPE; exec tee {log:q} >&2)"
 
 
 rule evaluate_expert:
     input:
         plan="results/{expert}/plan.json",
+        packing="results/{expert}/packing.json",
         model="results/{expert}/model.json",
         base=ancient("results/{expert}/base_model"),
         training="results/{expert}/training.json",
+        staging="results/{expert}/staging.json",
         checkpoint=ancient("results/{expert}/checkpoint"),
         sources=source_records,
         shards=document_shards,
@@ -103,7 +118,8 @@ rule evaluate_expert:
         rows=ancient("results/{expert}/packed"),
         artefacts=ancient(artefacts_of),
     output:
-        "results/{expert}/evaluation.json",
+        record="results/{expert}/evaluation.json",
+        answers="results/{expert}/answers.jsonl",
     log:
         "results/{expert}/logs/evaluate_expert.log",
     priority: 10
@@ -117,9 +133,11 @@ rule evaluate_expert:
         code=house.code("evaluate_expert"),
     shell:
         'python "$EXPERTFLOW"/evaluate_expert.py --spec {params.spec:q} --code {params.code}'
-        " --plan {input.plan:q} --model {input.model:q} --checkpoint {input.checkpoint:q}"
+        " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
+        " --training {input.training:q} --checkpoint {input.checkpoint:q}"
         " --shards {input.shards:q} --keep {input.keep:q} --rows {input.rows:q}"
-        " --output {output:q} 2> {log:q}"
+        " --staging {input.staging:q} --state state/.evaluations"
+        " --answers {output.answers:q} --output {output.record:q} 2> {log:q}"
 
 
 rule export_model:
@@ -127,7 +145,9 @@ rule export_model:
         datasets="results/{expert}/datasets.json",
         model="results/{expert}/model.json",
         base=ancient("results/{expert}/base_model"),
+        plan="results/{expert}/plan.json",
         training="results/{expert}/training.json",
+        monitor="results/{expert}/monitor.json",
         checkpoint=ancient("results/{expert}/checkpoint"),
         evaluation="results/{expert}/evaluation.json",
         packing="results/{expert}/packing.json",
@@ -139,11 +159,13 @@ rule export_model:
         "results/{expert}/logs/export_model.log",
     conda:
         "../../envs/expertflow.yaml"
+    threads: 4
     params:
         spec=spec_of("export_model"),
         code=house.code("export_model"),
     shell:
         'python "$EXPERTFLOW"/export_model.py --spec {params.spec:q} --code {params.code}'
-        " --datasets {input.datasets:q} --model {input.model:q} --training {input.training:q}"
+        " --datasets {input.datasets:q} --model {input.model:q} --plan {input.plan:q}"
+        " --training {input.training:q} --monitor {input.monitor:q}"
         " --evaluation {input.evaluation:q} --checkpoint {input.checkpoint:q} --rows {input.rows:q}"
         " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"

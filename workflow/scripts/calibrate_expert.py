@@ -21,12 +21,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="model.json")
     parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows")
     parser.add_argument("--scratch", type=Path, required=True, help="folder to work in, removed")
+    parser.add_argument("--tuning", type=Path, help="tuning.json, where the manifest names one")
     parser.add_argument("--output", type=Path, required=True, help="calibration.json to write")
     args = parser.parse_args()
     spec = cli.spec_from_text(PlanSpec, args.spec)
     import_code(args.model, spec)
     began_s = time.perf_counter()
-    plan = planned(expert=args.expert, spec=spec, packing=args.packing, model=args.model)
+    told = {key: getattr(args, key) for key in ("expert", "packing", "model", "tuning")}
+    plan = planned(spec=spec, **told)
     paths = {key: getattr(args, key) for key in ("packing", "model", "rows", "scratch")}
     try:
         result = calibrate(CalibrationJob(plan=plan, code=args.code, began_s=began_s, **paths))

@@ -1,44 +1,55 @@
 #!/usr/bin/env python3
 """Score an expert before and after training, on documents it never saw."""
 
+from functools import partial
 from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
-from expertflow.data.documents import iter_kept
 from expertflow.data.records import ShardRecord
-from expertflow.evaluate.expert import evaluate_expert
+from expertflow.evaluate.expert import Case, evaluate_expert
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import TrainPlan
+from expertflow.stage.ensure import staged
+from expertflow.stage.records import StagingRecord
+from expertflow.tokens.records import PackingRecord
 from expertflow.train.load import load_for_scoring
-from expertflow.train.records import ModelRecord
+from expertflow.train.records import ModelRecord, TrainingRecord
+
+# Records, and places to read from or to write to, by the names of the rule.
+PATHS = ("plan", "packing", "model", "training", "checkpoint", "keep", "rows", "staging")
+PATHS += ("state", "answers", "output")
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json")
-    parser.add_argument("--model", type=Path, required=True, help="model.json")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="trained model")
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help="shard records")
-    parser.add_argument("--keep", type=Path, required=True, help="keep-list")
-    parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows")
-    parser.add_argument("--output", type=Path, required=True, help="evaluation.json to write")
+    for name in PATHS:
+        parser.add_argument(f"--{name}", type=Path, required=True)
     args = parser.parse_args()
     plan = read_record(TrainPlan, args.plan)
     model = read_record(ModelRecord, args.model)
-    shards = [read_record(ShardRecord, path) for path in args.shards]
-    record = evaluate_expert(
-        expert=plan.expert,
-        spec=cli.spec_from_text(EvaluationSpec, args.spec),
-        documents=list(iter_kept(shards, args.keep)),
-        rows=args.rows,
-        tokenizer=Path(model.path),
-        layout=model.layout,
-        load_before=lambda: load_for_scoring(None, model=model, plan=plan),
-        load_after=lambda: load_for_scoring(args.checkpoint, model=model, plan=plan),
-        micro_batch_size=plan.micro_batch_size,
-    )
-    write_record(args.output, record)
+    # Weights are read several times, and on the machine that trained a copy is at hand.
+    staging = read_record(StagingRecord, args.staging)
+    with staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
+        case = Case(
+            spec=cli.spec_from_text(EvaluationSpec, args.spec),
+            shards=[read_record(ShardRecord, path) for path in args.shards],
+            keep=args.keep,
+            packing=read_record(PackingRecord, args.packing),
+            training=read_record(TrainingRecord, args.training),
+            rows=args.rows,
+            tokenizer=Path(model.path),
+            layout=model.layout,
+            checkpoint=args.checkpoint,
+            load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
+            base=places.weights,
+            plan=plan,
+            state=args.state,
+            answers_path=args.answers,
+        )
+        evaluation = evaluate_expert(case)
+    write_record(args.output, evaluation)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)
 
 

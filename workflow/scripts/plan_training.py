@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--packing", type=Path, required=True, help="packing.json")
     parser.add_argument("--model", type=Path, required=True, help="model.json")
     parser.add_argument("--calibration", type=Path, help="calibration.json, where there is one")
+    parser.add_argument("--tuning", type=Path, help="tuning.json, where the manifest names one")
     parser.add_argument("--output", type=Path, required=True, help="plan.json to write")
     args = parser.parse_args()
     plan = planned(
@@ -25,6 +26,7 @@ def main() -> None:
         packing=args.packing,
         model=args.model,
         calibration=args.calibration,
+        tuning=args.tuning,
     )
     write_record(args.output, plan)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)

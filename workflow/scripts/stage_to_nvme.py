@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Copy packed rows to a fast local disk, or say why not."""
+"""Copy packed rows and base weights to a fast local disk, or say why not."""
 
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.core.files import sha256_json
-from expertflow.core.records import read_record, write_record
-from expertflow.stage.copy import plan_staging
+from expertflow.core.records import read_part, read_record, write_record
+from expertflow.stage.content import rows_key, weights_key
+from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 
@@ -16,14 +16,21 @@ def main() -> None:
     parser.add_argument("--expert", required=True)
     parser.add_argument("--packing", type=Path, required=True, help="packing.json")
     parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows")
+    parser.add_argument("--model", type=Path, required=True, help="model.json")
     parser.add_argument("--output", type=Path, required=True, help="staging.json to write")
     args = parser.parse_args()
     packing = read_record(PackingRecord, args.packing)
+    base = Path(read_part(str, args.model, "path"))
+    weights_sha256 = read_part(str, args.model, "weights_sha256")
     record = plan_staging(
         expert=args.expert,
         spec=cli.spec_from_text(StageSpec, args.spec),
-        source=args.rows,
-        key=sha256_json([packing.train.sha256, packing.held_out.sha256])[:20],
+        rows=Wanted(
+            kind="rows",
+            source=args.rows,
+            key=rows_key(packing.train.sha256, packing.held_out.sha256),
+        ),
+        weights=Wanted(kind="weights", source=base, key=weights_key(base, weights_sha256)),
     )
     write_record(args.output, record)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)

@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from expertflow.config.digest import code_digest
-from expertflow.config.house import code_extras
+from expertflow.config.rule_code import rule_digest
 from expertflow.core import cli
 from expertflow.core.files import sha256_file
 
@@ -22,14 +21,18 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="?", default=Path("results"))
     changed = 0
     for sidecar in sorted(parser.parse_args().results.rglob(".*.fingerprint")):
-        made = json.loads(sidecar.read_text(encoding="utf-8"))
-        output = sidecar.with_name(made["output"])
-        script = SCRIPTS / f"{made['rule']}.py"
+        output = sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))
+        try:
+            made = json.loads(sidecar.read_bytes())
+        except ValueError:
+            print(f"{output}: its sidecar is SPOILT: cut short or empty")
+            changed += 1
+            continue
         if not output.is_file():
             verdict = "missing"
         elif sha256_file(output) != made["sha256"]:
             verdict, changed = "CHANGED since it was written", changed + 1
-        elif code_digest(script, extra=code_extras(script)) != made["code"]:
+        elif rule_digest(made["rule"], SCRIPTS) != made["code"]:
             verdict = "whole; made by other code"
         else:
             verdict = "whole"

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -53,6 +53,27 @@ def set_environment(scripts: Path, *, main: bool) -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if main:
         os.environ["EXPERTFLOW_COMMAND"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+# Options with which Snakemake runs nothing, besides --dry-run.
+LOOKS = {
+    "--archive", "--cleanup-metadata", "--cm", "--cleanup-shadow", "--conda-cleanup-envs",
+    "--conda-create-envs-only", "--container-cleanup-images", "--containerize", "--d3dag", "--dag",
+    "--delete-all-output", "--delete-temp-output", "--detailed-summary", "-D", "--filegraph",
+    "--generate-unit-tests", "--lint", "--list", "--list-rules", "-l", "--list-changes", "--lc",
+    "--list-conda-envs", "--list-input-changes", "--li", "--list-params-changes", "--lp",
+    "--list-target-rules", "--lt", "--list-untracked", "--lu", "--print-compilation", "--report",
+    "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
+}  # fmt: skip
+
+
+def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
+    """Tell whether Snakemake was started to tell something and not to run jobs.
+
+    It does not say so itself before it has read the whole Snakefile.
+    """
+    options = {argument.partition("=")[0] for argument in arguments}
+    return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
 
 
 def refuse_unlimited_gpus(limit: Any, *, main: bool) -> None:

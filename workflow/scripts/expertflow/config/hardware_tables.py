@@ -34,6 +34,11 @@ class HardwareTables:
             f" one of {names}"
         )
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """Give the files of both tables, by the names that are looked for."""
+        return {f"hardware/{name}": self._file(name) for name in ("gpus.yaml", "prices.yaml")}
+
     @functools.cached_property
     def gpus(self) -> list[dict[str, Any]]:
         """Give the rows of the table of cards."""

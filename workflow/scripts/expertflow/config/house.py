@@ -10,57 +10,58 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from expertflow.config import digest, specs
-from expertflow.config.expected_work import Case
+from expertflow.config import rule_code, specs
+from expertflow.config.ablations import variant_spec
+from expertflow.config.expected_work import Case as Work
 from expertflow.config.forecast import forecast, is_current
 from expertflow.config.guard import fail, note, one_line
 from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.load import Schemas, load_config, load_expert
+from expertflow.config.opened import Case, note_case, opened_case
+from expertflow.config.rule_specs import RuleSpecs
+from expertflow.config.tuning import tuned_file
 from expertflow.core.errors import ConfigError
-from expertflow.core.files import canonical_json
-from expertflow.core.records import read_record, to_json
+from expertflow.core.records import read_record
 from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
-from expertflow.data.settings import SourceSpec
 from expertflow.data.shards import shard_names, token_shards
-
-GENERATORS = "expertflow.data.sources.generated"
-# Files that a script reads beside its imports: a change of theirs is a change of its code.
-REPORT = "scripts/expertflow/report"
-RESOURCES = {
-    "build_report": (
-        "schemas/report.schema.yaml",
-        f"{REPORT}/page.html.j2",
-        f"{REPORT}/style.css",
-    ),
-    "compare_experts": (
-        "schemas/report.schema.yaml",
-        f"{REPORT}/index.html.j2",
-        f"{REPORT}/style.css",
-    ),
-}
-
-
-def code_extras(script: Path) -> tuple[Path, ...]:
-    """List the files that belong to a script's code without being imported."""
-    return tuple(script.parents[1] / name for name in RESOURCES.get(script.stem, ()))
 
 
 class House:
-    """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere."""
+    """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere.
+
+    ``told`` is what the command line says of the configuration; it wins over an opened bundle.
+    """
 
     @one_line
-    def __init__(self, *, config: dict[str, Any], basedir: Path, main: bool) -> None:
+    def __init__(
+        self,
+        *,
+        config: dict[str, Any],
+        basedir: Path,
+        main: bool,
+        told: dict[str, Any] | None = None,
+    ) -> None:
         self.workflow_dir = basedir / "workflow"
         self.scripts = self.workflow_dir / "scripts"
         self.main = main
         self.schemas = Schemas.read(self.workflow_dir / "schemas")
         self.config = load_config(config, self.schemas)
         self.directories = [Path("config"), basedir / "config"]
-        self._hardware = HardwareTables(self.config, self.directories, self.workflow_dir)
+        self._raw, self._told = config, told or {}
         self._hashes = HashCache(Path("state/hashes.json"))
         self._experts: dict[str, dict[str, Any]] = {}
         self._locks: dict[str, ExpertLock] = {}
+        self._cases: dict[str, Case] = {}
+        self._specs = RuleSpecs(
+            case=self._case,
+            expert=self.expert,
+            scripts=self.scripts,
+            hashes=self._hashes,
+            main=main,
+        )
+        self.benchmarks = self._specs.benchmarks
+        self.artefacts = self._specs.artefacts
 
     @property
     def experts(self) -> list[str]:
@@ -71,13 +72,45 @@ class House:
     def expert(self, name: str) -> dict[str, Any]:
         """Give an expert's settings, loaded once."""
         if name not in self._experts:
+            case = self._case(name)
             self._experts[name] = load_expert(
                 name,
-                directories=[d / "experts" for d in self.directories],
-                config=self.config,
+                directories=[d / "experts" for d in case.directories],
+                config=case.config,
                 schemas=self.schemas,
+                bundled=case.content,
             )
         return self._experts[name]
+
+    def calibration(self, name: str) -> list[str]:
+        """Give the calibration that an expert's plan goes by, where one is asked for."""
+        return [f"results/{name}/calibration.json"] if self._case(name).config["calibrate"] else []
+
+    def ablation(self, name: str) -> list[str]:
+        """Give the ablation that an expert's report shows, where one is asked for."""
+        return [f"results/{name}/ablation.json"] if self._case(name).config["ablate"] else []
+
+    @one_line
+    def variants(self, name: str) -> list[str]:
+        """List the records of an expert's variants, in the order of their files."""
+        variants = self._specs.ablation(name).variants
+        return [f"results/{name}/ablation/{variant.name}.json" for variant in variants]
+
+    @one_line
+    def variant_inputs(self, name: str, variant: str) -> dict[str, list[str]]:
+        """Name what one variant reads besides the plan, rows and model."""
+        kind = variant_spec(self._specs.ablation(name), variant).variant
+        loose, speed = kind.rows == "on_the_fly", kind.metric == "read_speed"
+        return {
+            "shards": self.shards(name) if loose else [],
+            "keep": [f"results/{name}/keep.arrow"] if loose else [],
+            "staging": [f"results/{name}/staging.json"] if speed else [],
+        }
+
+    @one_line
+    def tuned(self, name: str) -> list[str]:
+        """Give the tuning that an expert's plan goes by, where its manifest names one."""
+        return tuned_file(name, self.expert(name)["training"]["tuned"], self._case(name).spec)
 
     def lock(self, name: str) -> str:
         """Pin an expert's sources, once; give the lock's path."""
@@ -135,16 +168,15 @@ class House:
     @one_line
     def spec(self, rule: str, wildcards: Any) -> str:
         """Give a rule's settings as canonical JSON; this is what Snakemake compares."""
-        build = getattr(self, f"_spec_{rule}")
-        return canonical_json(to_json(build(wildcards.expert, wildcards)))
+        return self._specs.text(rule, wildcards)
 
     @one_line
     def forecast(self, name: str) -> str:
         """Say what an expert's training should take, in one line for a dry run."""
-        case = Case(
+        work = Work(
             results=Path("results", name),
             expert=self.expert(name),
-            spec=self._hardware.plan_spec(self.expert(name)),
+            spec=self._case(name).hardware.plan_spec(self.expert(name)),
             lock=self._lock(name),
             is_current=lambda rule, record, **of: is_current(
                 record,
@@ -152,13 +184,33 @@ class House:
                 code=self.code(rule),
             ),
         )
-        return forecast(case).text()
+        return forecast(work).text()
 
     @functools.cache  # noqa: B019  (one House lives as long as the process)
     def code(self, rule: str) -> str:
         """Give the digest of a rule's script and all it imports."""
-        script = self.scripts / f"{rule}.py"
-        return digest.code_digest(script, extra=code_extras(script))
+        return rule_code.rule_digest(rule, self.scripts)
+
+    @one_line
+    def _case(self, name: str) -> Case:
+        if name not in self._cases:
+            own = Case(
+                config=self.config,
+                directories=self.directories,
+                hardware=HardwareTables(self.config, self.directories, self.workflow_dir),
+            )
+            case = opened_case(
+                name,
+                own=own,
+                raw=self._raw,
+                told=self._told,
+                schemas=self.schemas,
+                workflow_dir=self.workflow_dir,
+            )
+            if self.main:
+                note_case(name, case, self.directories)
+            self._cases[name] = case
+        return self._cases[name]
 
     @one_line
     def _lock(self, name: str) -> ExpertLock:
@@ -166,11 +218,13 @@ class House:
             path = Path(f"results/{name}/sources.lock.json")
             if self.main:
                 self._refuse_other_preset(name)
+                bundle = self._case(name).bundle
                 lock = lock_sources(
                     name,
                     specs.source_specs(self.expert(name)),
                     hashes=self._hashes,
                     generator_digest=self._generator_digest,
+                    bundled=None if bundle is None else bundle.index.lock,
                 )
                 self._hashes.save()
                 write_lock(path, lock)
@@ -186,12 +240,16 @@ class House:
         return self._locks[name]
 
     def _refuse_other_preset(self, name: str) -> None:
-        wanted = self.config["preset"]
+        wanted = self._case(name).config["preset"]
         if self.config["allow_preset_change"]:
             return
         # The first records that jobs write; the lock will not do, since a dry run writes it too.
         for path in sorted(Path(f"results/{name}/sources").glob("*/*.json")):
-            there = json.loads(path.read_text(encoding="utf-8")).get("preset")
+            try:
+                there = json.loads(path.read_bytes()).get("preset")
+            except ValueError:
+                # Spoilt: it says nothing, and a run makes it again.
+                continue
             if there not in (None, wanted):
                 raise ConfigError(
                     f"results/{name} holds the {there} preset and this run is {wanted}; move it"
@@ -199,7 +257,7 @@ class House:
                 )
 
     def _generator_digest(self, generator: str) -> str:
-        return digest.module_digest(f"{GENERATORS}.{generator}", self.scripts)
+        return rule_code.generator_digest(generator, self.scripts)
 
     def _source_lock(self, name: str, source: str) -> SourceLock:
         for lock in self._lock(name).sources:
@@ -213,88 +271,3 @@ class House:
     def _source_record(self, name: str, lock: SourceLock) -> str:
         kind = "generated" if lock.kind == "generated" else "fetched"
         return f"results/{name}/sources/{kind}/{lock.name}.json"
-
-    def _source(self, name: str, source: str) -> SourceSpec:
-        return next(s for s in specs.source_specs(self.expert(name)) if s.name == source)
-
-    def _spec_fetch_source(self, name: str, wildcards: Any) -> Any:
-        source = self._source(name, wildcards.source)
-        return specs.fetch_spec(source, preset=self.config["preset"])
-
-    _spec_generate_source = _spec_fetch_source
-
-    def _spec_find_datasets(self, name: str, _: Any) -> Any:
-        licences = {source["name"]: source["licence"] for source in self.expert(name)["sources"]}
-        return {"expert": name, "preset": self.config["preset"], "licences": licences}
-
-    def _spec_prepare_shard(self, name: str, wildcards: Any) -> Any:
-        expert = self.expert(name)
-        benchmarks = [Path(path) for path in self.benchmarks(name)]
-        source = self._source(name, wildcards.source)
-        return specs.prepare_spec(expert, source, self._content(benchmarks))
-
-    def _spec_deduplicate_documents(self, name: str, _: Any) -> Any:
-        return specs.deduplicate_spec(self.expert(name))
-
-    def _spec_prepare_model(self, name: str, _: Any) -> Any:
-        expert = self.expert(name)
-        folders = [Path(p).expanduser() for p in (expert["model"], expert["tokenizer"]) if p]
-        files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-        files.append(Path(expert["data"]["chat_template"]).expanduser())
-        return specs.model_spec(expert, self._content(files))
-
-    def _spec_pretokenize_shard(self, name: str, _: Any) -> Any:
-        return specs.token_spec(self.expert(name))
-
-    def _spec_pack_sequences(self, name: str, _: Any) -> Any:
-        return specs.packing_spec(self.expert(name))
-
-    def _spec_plan_training(self, name: str, _: Any) -> Any:
-        return self._hardware.plan_spec(self.expert(name))
-
-    def _spec_calibrate_expert(self, name: str, _: Any) -> Any:
-        return self._hardware.calibration_spec(self.expert(name))
-
-    def _spec_stage_to_nvme(self, name: str, _: Any) -> Any:
-        return specs.stage_spec(self.config)
-
-    def _spec_train_expert(self, name: str, _: Any) -> Any:
-        return {"expert": name}
-
-    def _spec_evaluate_expert(self, name: str, _: Any) -> Any:
-        expert = self.expert(name)
-        own = [Path(place) for place in expert["evaluation"]["artefacts"].values()]
-        return specs.evaluation_spec(expert, self._artefacts(name), self._content(own))
-
-    def _spec_export_model(self, name: str, _: Any) -> Any:
-        expert = self.expert(name)
-        description = expert["description"]
-        return {"expert": name, "description": description, "decoding": expert["decoding"]}
-
-    def _spec_build_report(self, name: str, _: Any) -> Any:
-        return specs.report_spec(name, self.expert(name), self.config)
-
-    def benchmarks(self, name: str) -> list[str]:
-        """List the benchmark files that must not be trained on."""
-        return [benchmark["path"] for benchmark in self.expert(name)["data"]["benchmarks"]]
-
-    def artefacts(self, name: str) -> list[str]:
-        """List what scoring reads besides documents: a user's file, or a generator's folder."""
-        made = f"results/{name}/sources/generated"
-        places = self.expert(name)["evaluation"]["artefacts"].values()
-        return [f"{made}/{p.split(':')[0]}" if ":" in p else p for p in places]
-
-    def _artefacts(self, name: str) -> dict[str, str]:
-        """Give the files that scoring reads; source:file lies in a generated source's folder."""
-        made = f"results/{name}/sources/generated"
-        return {
-            key: f"{made}/{place.replace(':', '/')}" if ":" in place else place
-            for key, place in self.expert(name)["evaluation"]["artefacts"].items()
-        }
-
-    def _content(self, files: list[Path]) -> dict[str, str]:
-        """Hash the user's own files, so that a changed one counts and a touched one does not."""
-        found = {str(file): self._hashes.sha256(file) for file in files if file.is_file()}
-        if self.main:
-            self._hashes.save()
-        return found

@@ -7,6 +7,7 @@ configuration < ``experts.{name}`` of the configuration.
 import difflib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from expertflow.config import validate
+from expertflow.config.evaluation_tasks import check_task
 from expertflow.config.idle_keys import refuse_idle_keys
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
@@ -128,9 +130,16 @@ def find_manifest(name: str, directories: list[Path]) -> Path:
 
 
 def load_expert(
-    name: str, *, directories: list[Path], config: dict[str, Any], schemas: Schemas
+    name: str,
+    *,
+    directories: list[Path],
+    config: dict[str, Any],
+    schemas: Schemas,
+    bundled: Collection[str] = (),
 ) -> dict[str, Any]:
     """Give an expert's settings for the preset at hand, checked and complete.
+
+    ``bundled`` names files of the user that may be absent, as a bundle tells what they hold.
 
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
@@ -155,7 +164,7 @@ def load_expert(
     validate.check(merged, schemas.expert, where=where)
     refuse_idle_keys(merged, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
-    check_contradictions(result, where=where)
+    check_contradictions(result, where=where, bundled=bundled)
     return result
 
 
@@ -171,7 +180,9 @@ def _check_durations(manifest: dict[str, Any], *, where: str) -> None:
             )
 
 
-def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
+def check_contradictions(
+    expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
+) -> None:
     """Refuse settings that are fine alone and wrong together."""
     _check_training(expert["training"], where)
     for source in expert["sources"]:
@@ -183,18 +194,19 @@ def check_contradictions(expert: dict[str, Any], *, where: str) -> None:
         raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
     for benchmark in expert["data"]["benchmarks"]:
         _check_template(benchmark["text"], where=f"{where}: benchmark {benchmark['path']}")
-        if not Path(benchmark["path"]).is_file():
+        if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
             raise ConfigError(
                 f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
                 " the path"
             )
     template = expert["data"]["chat_template"]
-    if template not in ("auto", "chatml") and not Path(template).expanduser().is_file():
+    known = ("auto", "chatml", *bundled)
+    if template not in known and not Path(template).expanduser().is_file():
         raise ConfigError(
             f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
             " chatml, or the path of a Jinja file"
         )
-    _check_task(expert["evaluation"], where)
+    check_task(expert["evaluation"], where)
     task = expert["evaluation"]["task"]
     for source in expert["sources"]:
         for key in ("prompt", "completion", "text"):
@@ -217,19 +229,6 @@ def _check_template(template: str, *, where: str) -> None:
         template_fields(template)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _check_task(evaluation: dict[str, Any], where: str) -> None:
-    """Refuse a task without what it reads: training would be over before it is missed."""
-    for task, key, name in (
-        ("sql_execution", "artefacts", "database"),
-        ("json_schema", "fields", "schema"),
-    ):
-        if evaluation["task"] == task and name not in evaluation[key]:
-            raise ConfigError(
-                f"{where}: evaluation.task {task} reads evaluation.{key}.{name}, which is not set;"
-                " set it, or use another task"
-            )
 
 
 def _check_training(training: dict[str, Any], where: str) -> None:

@@ -23,6 +23,7 @@ from expertflow.data.settings import (
 )
 from expertflow.data.shapes import category_name
 from expertflow.evaluate.records import EvaluationSpec
+from expertflow.export.records import ExportSpec
 from expertflow.plan.cost_records import Claim, HardwareChoice
 from expertflow.plan.records import LoraSpec, PlanSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
@@ -42,6 +43,7 @@ NO_TIME: Settings = {
     "max_loss": None, "save_steps": None, "save_every_minutes": 10.0, "save_total_limit": 1,
     "load_best_model_at_end": False, "eval_steps": None, "patience": None, "min_delta": 0.0,
     "logging_steps": 1, "report_to": "none", "track_per_step_metrics": True, "seed": 0,
+    "profile_steps": 0,
 }  # fmt: skip
 
 
@@ -233,15 +235,33 @@ def calibration_spec(spec: PlanSpec) -> PlanSpec:
 
 def stage_spec(config: Settings) -> StageSpec:
     """Give the settings of ``stage_to_nvme``."""
-    return StageSpec(scratch=config["scratch"])
+    return StageSpec(
+        scratch=config["scratch"],
+        quota_gib=config["scratch_quota_gib"],
+        weights=config["stage_weights"],
+    )
 
 
 def evaluation_spec(
     expert: Settings, artefacts: dict[str, str], content: dict[str, str]
 ) -> EvaluationSpec:
     """Give the settings of ``evaluate_expert``, with the paths and hashes of its files."""
-    evaluation = {**expert["evaluation"], "artefacts": artefacts, "content": content}
+    evaluation = {
+        **expert["evaluation"],
+        "decoding": expert["decoding"],
+        "artefacts": artefacts,
+        "content": content,
+    }
     spec: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
+    return spec
+
+
+def export_spec(name: str, expert: Settings) -> ExportSpec:
+    """Give the settings of ``export_model``."""
+    told = {"expert": name, "description": expert["description"], "decoding": expert["decoding"]}
+    told["system_prompt"] = expert["data"]["system_prompt"]
+    told["hub_datasets"] = {s.name: s.id for s in source_specs(expert) if s.kind == "hub"}
+    spec: ExportSpec = from_json(ExportSpec, {**told, **expert["export"]}, where="export")
     return spec
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
+from expertflow.config.former_names import FORMER_NAMES
 from expertflow.core.errors import ConfigError
 
 
@@ -30,12 +31,14 @@ def describe(error: ValidationError) -> str:
         instance: Any = error.instance
         known = sorted(schema.get("properties", {}))
         unknown = sorted(set(instance) - set(known))[0]
-        near = difflib.get_close_matches(unknown, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
-        return f"unknown key {'.'.join(filter(None, [path, unknown]))!r}; {hint}"
-    value = repr(error.instance)
-    value = value if len(value) <= 60 else value[:57] + "..."
-    return f"key {path or '(top)'!r} is {value}: {_problem(error)}"
+        return f"unknown key {'.'.join(filter(None, [path, unknown]))!r}; {_hint(unknown, known)}"
+    if isinstance(error.instance, dict) and error.validator in ("oneOf", "required"):
+        # Which keys it has is the point, and a cut of all it holds would hide them.
+        value = f"has {', '.join(map(str, error.instance)) or 'nothing'}"
+    else:
+        value = repr(error.instance)
+        value = f"is {value if len(value) <= 60 else value[:57] + '...'}"
+    return f"key {path or '(top)'!r} {value}: {_problem(error)}"
 
 
 def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = None) -> Any:
@@ -55,6 +58,14 @@ def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | Non
         elif "default" in sub:
             result[key] = with_defaults(sub["default"], sub, root)
     return result
+
+
+def _hint(unknown: str, known: list[str]) -> str:
+    new = FORMER_NAMES.get(unknown, "")
+    if new.split(".")[0] in known:
+        return f"it is called {new!r} here (docs/migration.md)"
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
 
 
 def _deepest(error: ValidationError) -> ValidationError:

@@ -39,13 +39,7 @@ def read_record(cls: type[T], path: Path) -> T:
     Raises:
         DataError: the file is missing, is no JSON, or does not have exactly the fields of ``cls``.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: the record is missing; run the stage that writes it") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not a JSON record ({error}); delete it and run again") from error
-    record: T = from_json(cls, value, where=str(path))
+    record: T = from_json(cls, _read(path), where=str(path))
     return record
 
 
@@ -53,13 +47,22 @@ def read_part(cls: type[T], path: Path, key: str) -> T:
     """Read one key of a record, without knowing the rest of it.
 
     Raises:
-        DataError: the record does not have the key, or not of this form.
+        DataError: the record is missing, is no JSON, does not have the key, or not of this form.
     """
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = _read(path)
     if not isinstance(record, dict) or key not in record:
         raise DataError(f"{path}: key {key!r} is missing; run the stage that writes it")
     part: T = from_json(cls, record[key], where=f"{path}.{key}")
     return part
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the record is missing; run the stage that writes it") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not a JSON record ({error}); delete it and run again") from error
 
 
 def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:

@@ -5,9 +5,11 @@ depends on it. Touching a raw file changes nothing, editing one record does. Has
 by size, time stamp and inode, so that parsing stays quick.
 """
 
+import glob
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,26 +61,76 @@ def lock_sources(
     *,
     hashes: HashCache,
     generator_digest: Callable[[str], str],
+    bundled: ExpertLock | None = None,
 ) -> ExpertLock:
     """Pin all sources of an expert.
 
     ``generator_digest`` gives the code digest of a generator module: a changed generator is a
-    changed source.
+    changed source. ``bundled`` is the lock of the box that prepared the data, where that is
+    another one: it stands in for raw data that is absent here.
 
     Raises:
-        DataError: a source is not where the manifest says.
+        DataError: a source is not where the manifest says, or differs from the one bundled.
     """
+    there = {} if bundled is None else {lock.name: lock for lock in bundled.sources}
     locks = []
     for source in sources:
-        if source.kind == "local":
-            locks.append(_lock_local(source, hashes))
-        elif source.kind == "hub":
-            locks.append(_lock_hub(source))
-        elif source.kind == "git":
-            locks.append(_lock_git(source))
-        else:
-            locks.append(_lock_generated(source, generator_digest))
+        old = there.get(source.name)
+        if old is not None and old.kind == source.kind and _is_absent(source):
+            locks.append(replace(old, n_shards=source.n_shards or old.n_shards))
+            continue
+        lock = _lock(source, hashes, generator_digest)
+        if old is not None and old.kind == source.kind:
+            _refuse_other_data(expert, lock, old)
+            if _is_same_elsewhere(lock, old):
+                lock = replace(old, n_shards=lock.n_shards)
+        locks.append(lock)
     return ExpertLock(expert=expert, sources=tuple(locks))
+
+
+def _lock(
+    source: SourceSpec, hashes: HashCache, generator_digest: Callable[[str], str]
+) -> SourceLock:
+    if source.kind == "local":
+        return _lock_local(source, hashes)
+    if source.kind == "hub":
+        return _lock_hub(source)
+    if source.kind == "git":
+        return _lock_git(source)
+    return _lock_generated(source, generator_digest)
+
+
+def _is_absent(source: SourceSpec) -> bool:
+    """Tell whether nothing is where a source of files should be; others lie nowhere."""
+    if source.kind not in ("local", "git"):
+        return False
+    place = Path(str(source.path)).expanduser()
+    # A link to what is gone matches a pattern, and is nothing.
+    found = glob.glob(str(place), recursive=True)  # noqa: PTH207
+    return not place.exists() and not any(Path(path).exists() for path in found)
+
+
+def _is_same_elsewhere(lock: SourceLock, bundled: SourceLock) -> bool:
+    """Tell whether two locks differ in nothing but where the files lie, and perhaps in shards."""
+    return _placeless(lock) == _placeless(bundled)
+
+
+def _placeless(lock: SourceLock) -> SourceLock:
+    identity = {key: value for key, value in lock.identity.items() if key != "path"}
+    files = tuple(replace(file, path="") for file in lock.files)
+    return replace(lock, n_shards=0, identity=identity, files=files)
+
+
+def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> None:
+    """Refuse raw data beside a bundle that was made of other raw data: either may be meant."""
+    files = [[file.sha256 for file in each.files] for each in (lock, bundled)]
+    pinned_here = lock.kind in ("local", "git")
+    if pinned_here and (files[0] != files[1] or lock.revision != bundled.revision):
+        place = lock.files[0].path if lock.files else lock.identity["path"]
+        raise DataError(
+            f"source {lock.name}: {place} differs from what the bundle of {expert} was made of;"
+            f" move it away to go by the bundle, or delete results/{expert}/.bundle to go by it"
+        )
 
 
 def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:

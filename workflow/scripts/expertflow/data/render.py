@@ -10,8 +10,10 @@ split after "assistant\n", a completion that starts with a newline would get oth
 template as a whole gives.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from expertflow.core.errors import DataError
@@ -245,19 +247,27 @@ def stripped(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ..
     return tuple(result)
 
 
+def answered(renderer: Renderer, body: Body, text: str | None = None) -> tuple[Segment, ...]:
+    """Lay a chat out up to its last answer, or ``text`` in its place; learned is that alone."""
+    last = last_answer(body)
+    turns = [replace(t, learned=i == last) for i, t in enumerate(body.turns[: last + 1])]
+    if text is not None:
+        turns[last] = replace(turns[last], content=text, tool_calls=())
+    return renderer.render(replace(body, turns=tuple(turns)))
+
+
 def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
     """Split a chat into what the model is given and what it should write last.
 
     The question ends where generation starts: where the last learned turn of the assistant would
     begin to be learned if it were the only one.
     """
-    last = last_answer(body)
-    turns = tuple(replace(t, learned=i == last) for i, t in enumerate(body.turns[: last + 1]))
-    segments = renderer.render(replace(body, turns=turns))
+    segments = answered(renderer, body)
+    turn = body.turns[last_answer(body)]
     at = next(i for i, segment in enumerate(segments) if segment.learned)
     start = segments[at].learned[0][0]
-    answer = body.turns[last].content
-    if body.turns[last].tool_calls:
+    answer = turn.content
+    if turn.tool_calls:
         # What is said is a call, in the layout's words; its last token only ends the turn.
         said = [s.text[a:b] for s in segments[at:] for a, b in s.learned]
         answer = "".join(said[:-1]).strip()
@@ -278,8 +288,11 @@ def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
 
 
 def question_text(body: Body) -> str:
-    """Give the question as a person reads it: all that is said before the last learned turn."""
+    """Give the question as a person reads it: all before the last learned turn, then the tools."""
     if body.text is not None:
         return body.text
-    texts = (turn.content.strip() for turn in body.turns[: last_answer(body)])
-    return "\n".join(text for text in texts if text)
+    written, texts = partial(json.dumps, ensure_ascii=False), []
+    for turn in body.turns[: last_answer(body)]:
+        calls = ({"name": call.name, "arguments": call.arguments} for call in turn.tool_calls)
+        texts += [turn.content.strip(), *map(written, calls)]
+    return "\n".join(filter(None, [*texts, *map(written, body.tools)]))

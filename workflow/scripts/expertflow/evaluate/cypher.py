@@ -1,227 +1,102 @@
-"""Judge Cypher by its words: equal up to layout, keyword case and the names of variables."""
+"""Judge Cypher by what it asks; ``cypher_rows`` goes on where there is a graph to ask."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 
 from expertflow.core.errors import EvaluationError
+from expertflow.data.checks.cypher import Reading, read_query
+from expertflow.evaluate.cypher_forms import common_form
+from expertflow.evaluate.cypher_names import find_name_fault
+from expertflow.evaluate.cypher_paths import has_closed_brackets
+from expertflow.evaluate.cypher_schema import read_schema
+from expertflow.evaluate.cypher_tokens import Token, classify, number_variables, tokenise
 from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.text import strip_code_fence
 
-MAX_CHARS = 200_000
-
-# The reserved words of openCypher 9 and the verbs of Neo4j's further clauses. `count` and `type`
-# are missing on purpose: they are functions before a parenthesis and good names elsewhere.
-_RESERVED = """
-    ADD ALL AND AS ASC ASCENDING BY CALL CASE CONSTRAINT CONTAINS CREATE DELETE DESC DESCENDING
-    DETACH DISTINCT DO DROP ELSE END ENDS EXISTS FALSE FOR FOREACH IN IS LIMIT MANDATORY MATCH
-    MERGE NOT NULL OF ON OPTIONAL OR ORDER REMOVE REQUIRE RETURN SCALAR SET SKIP STARTS THEN TRUE
-    UNION UNIQUE UNWIND WHEN WHERE WITH XOR YIELD
-"""
-KEYWORDS = frozenset(_RESERVED.split())
-
-_TOKEN = re.compile(
-    r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)
-      | (?P<unclosed>/\*)
-      | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-      | (?P<quoted>`(?:[^`]|``)+`)
-      | (?P<number>0[xX][0-9a-fA-F]+|0[oO][0-7]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)
-      | (?P<parameter>\$(?:\w+|`(?:[^`]|``)+`))
-      | (?P<word>[^\W\d]\w*)
-      | (?P<operator>\.\.|<=|>=|<>|=~|\+=|\|\||[-+*/%^=<>()\[\]{},.:;|&!$])""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-# A brace behind one of these opens a subquery or counts repetitions; any other one opens a map.
-_BEFORE_SUBQUERY = frozenset({"EXISTS", "COUNT", "COLLECT", "CALL", ")"})
-_WORDS = frozenset({"word", "quoted"})
+_FINAL_SEMICOLON = Token("operator", ";")
+_RETURN, _ORDER = Token("keyword", "RETURN"), Token("keyword", "ORDER")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A piece of a query; equal tokens mean the same. ``text`` of a variable is its number."""
+def judge_cypher(prediction: str, reference: str, schema: str | None = None) -> Verdict:
+    """Compare two queries by their common form, and say what is wrong with one that differs.
 
-    kind: str
-    text: str
+    Kinds, the first that holds: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
+    ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``. ``schema``
+    is the text that describes the graph; without it, where it has no known form, and where the
+    reference breaks it too, names are not checked.
 
-
-def judge_cypher(prediction: str, reference: str) -> Verdict:
-    """Compare two queries as sequences of normalised tokens.
-
-    Kinds: ``correct``, ``empty``, ``different``, ``did_not_tokenise``.
-
-    A match proves that both are the same query up to layout, comments, the case of keywords and
-    built-in functions, the style of quotes, and a consistent renaming of variables. It does not
-    prove that the query is legal (nothing is parsed or executed), and a difference does not prove
-    a wrong answer: ``(a)-->(b)`` and ``(b)<--(a)`` ask the same and differ here, as do conditions
-    in another order. So the metric is a lower bound on correct queries.
+    A match proves that both return the same rows on every graph, up to names of columns and order
+    left open (see ``cypher_forms``). A difference does not prove a wrong answer: nothing is
+    executed. So the metric is a lower bound on correct queries. Where the parser gives up or does
+    not take the reference, words are compared alone, and ``detail`` says so.
 
     Raises:
         EvaluationError: the reference is empty or cannot be tokenised.
     """
-    wanted = normalise(reference)
+    wanted, found = _words(reference), _words(prediction)
     if not wanted:
         raise EvaluationError("the reference is empty or no Cypher (an unclosed quote or comment?)")
-    found = normalise(prediction)
     if found is None:
-        return Verdict(correct=False, kind="did_not_tokenise")
+        return _wrong("did_not_parse", "a character or an unclosed quote that no query has")
     if not found:
-        return Verdict(correct=False, kind="empty")
-    return Verdict(correct=found == wanted, kind="correct" if found == wanted else "different")
+        return _wrong("empty")
+    if number_variables(found) == number_variables(wanted):
+        return Verdict(correct=True, kind="correct")
+    if not has_closed_brackets(found):  # an answer cut off: the parser would take long over it
+        return _wrong("did_not_parse", "a bracket is not closed, or closes none")
+    known, read = _reading(reference), _read(prediction)
+    if known.fault is not None:
+        return _wrong("different", f"words compared alone: of the reference, {known.fault}")
+    if read.gave_up:
+        return _wrong("different", f"words compared alone: {read.fault}")
+    if read.fault is not None:
+        return _wrong("did_not_parse", read.fault)
+    if common_form(found) == common_form(wanted):
+        return Verdict(correct=True, kind="correct")
+    return _name_fault(found, wanted, schema) or _wrong("different")
+
+
+def orders_rows(query: str) -> bool:
+    """Say whether ORDER stands behind the last RETURN."""
+    words = _words(query) or []
+    last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
+    return _ORDER in words[last:]
 
 
 def normalise(query: str) -> list[Token] | None:
-    """Return the tokens that equal queries share, or nothing where the text is no Cypher."""
+    """Return the words that equal queries share, or nothing where the text is no Cypher."""
+    words = _words(query)
+    return None if words is None else number_variables(words)
+
+
+def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Verdict | None:
+    if text is None:
+        return None
+    schema = read_schema(text)
+    if schema is None:
+        return _wrong("different", "names not checked: the schema has no known form")
+    if (own := find_name_fault(wanted, schema)) is not None:
+        return _wrong("different", f"names not checked: the reference has {own.kind} {own.detail}")
+    fault = find_name_fault(found, schema)
+    return None if fault is None else _wrong(fault.kind, fault.detail)
+
+
+def _wrong(kind: str, detail: str = "") -> Verdict:
+    return Verdict(correct=False, kind=kind, detail=detail)
+
+
+def _words(query: str) -> list[Token] | None:
+    """Name the words of a query without its fence and final semicolons."""
     tokens = tokenise(strip_code_fence(query))
     if tokens is None:
         return None
-    while tokens and tokens[-1] == Token("operator", ";"):
+    while tokens and tokens[-1] == _FINAL_SEMICOLON:
         tokens.pop()
-    return _number_variables(_classify(tokens))
+    return classify(tokens)
 
 
-def tokenise(query: str) -> list[Token] | None:
-    """Split a query into tokens without blanks and comments; nothing if some text fits none."""
-    if len(query) > MAX_CHARS:
-        return None
-    tokens, position = [], 0
-    while position < len(query):
-        found = _TOKEN.match(query, position)
-        if found is None or found.lastgroup == "unclosed":
-            return None
-        position = found.end()
-        if found.lastgroup != "blank":
-            tokens.append(_token(found.lastgroup or "", found[0]))
-    return tokens
+def _read(query: str) -> Reading:
+    return read_query(strip_code_fence(query))
 
 
-def _token(kind: str, text: str) -> Token:
-    if kind == "string":
-        unescaped = _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1])
-        return Token(kind, unescaped)
-    if kind == "quoted":
-        return Token(kind, text[1:-1].replace("``", "`"))
-    return Token(kind, text)
-
-
-def _classify(tokens: Sequence[Token]) -> list[Token]:
-    """Tell keywords, functions, names (of labels, keys and properties) and variables apart."""
-    keys, called = _map_keys(tokens), _called(tokens)
-    names = keys | _labels(tokens, keys)
-    result: list[Token] = []
-    in_yield = False
-    for index, token in enumerate(tokens):
-        if token.kind in _WORDS:
-            kind = "name" if index in names else _kind(tokens, index, called)
-            if kind == "keyword":
-                in_yield = token.text.upper() == "YIELD" or (in_yield and _says(token, "AS"))
-            elif kind == "variable" and in_yield and not _says(_at(tokens, index - 1), "AS"):
-                kind = "yielded"
-            token = _fold_case(Token(kind, token.text))
-        result.append(token)
-    return result
-
-
-def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
-    token, before = tokens[index], _at(tokens, index - 1)
-    if _is(before, "."):
-        return "plugin" if index in called else "name"
-    if _is_keyword(token):
-        return "keyword"
-    if index in called or _says(before, "CALL"):
-        return "function" if _is(_at(tokens, index + 1), "(", "{") else "plugin"
-    # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command: nothing to rename.
-    if any(_is_plain(_at(tokens, neighbour)) for neighbour in (index - 1, index + 1)):
-        return "command"
-    return "variable"
-
-
-def _fold_case(token: Token) -> Token:
-    """Fold what Cypher reads in any case; functions of plug-ins (``apoc.…``) keep theirs."""
-    if token.kind in ("keyword", "command"):
-        return Token(token.kind, token.text.upper())
-    return Token(token.kind, token.text.lower()) if token.kind == "function" else token
-
-
-def _map_keys(tokens: Sequence[Token]) -> set[int]:
-    """Find the words that are keys of a map, ``{key: value}``."""
-    keys: set[int] = set()
-    in_map = [False]  # for each open bracket, after a first entry for none
-    for index, token in enumerate(tokens):
-        before, after = _at(tokens, index - 1), _at(tokens, index + 1)
-        between = _is(before, "{", ",") and _is(after, ":")
-        if _is(token, "(", "[", "{"):
-            in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
-        elif _is(token, ")", "]", "}"):
-            del in_map[max(1, len(in_map) - 1) :]
-        elif token.kind in _WORDS and between and in_map[-1]:
-            keys.add(index)
-    return keys
-
-
-def _labels(tokens: Sequence[Token], keys: set[int]) -> set[int]:
-    """Find the words of ``:A``, ``:A|B`` and ``:(A|!B)&C``; the colon of a map opens no label."""
-    labels: set[int] = set()
-    for index, token in enumerate(tokens):
-        if token.kind in _WORDS:
-            before = _skip_back(tokens, index - 1, "!", "(")
-            joined = _is(_at(tokens, before), "|", "&")
-            joined = joined and _skip_back(tokens, before - 1, ")") in labels
-            if joined or (_is(_at(tokens, before), ":") and before - 1 not in keys):
-                labels.add(index)
-    return labels
-
-
-def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
-    while _is(_at(tokens, index), *operators):
-        index -= 1
-    return index
-
-
-def _called(tokens: Sequence[Token]) -> set[int]:
-    """Find the words of ``name.name.name(``, from right to left so that long chains stay cheap."""
-    called: set[int] = set()
-    for index in range(len(tokens) - 1, -1, -1):
-        after = _at(tokens, index + 1)
-        subquery = _is(after, "{") and tokens[index].text.upper() in _BEFORE_SUBQUERY
-        in_chain = _is(after, ".") and index + 2 in called
-        if tokens[index].kind in _WORDS and (_is(after, "(") or subquery or in_chain):
-            called.add(index)
-    return called
-
-
-def _number_variables(tokens: Sequence[Token]) -> list[Token]:
-    """Replace each variable by the order of its first appearance, from 0.
-
-    What a procedure yields is named by the procedure, so that name is kept wherever it stands.
-    """
-    fixed = {token.text for token in tokens if token.kind == "yielded"}
-    numbers: dict[str, int] = {}
-    result = []
-    for token in tokens:
-        if token.kind == "variable" and token.text in fixed:
-            token = Token("yielded", token.text)
-        elif token.kind == "variable":
-            token = Token("variable", str(numbers.setdefault(token.text, len(numbers))))
-        result.append(token)
-    return result
-
-
-def _at(tokens: Sequence[Token], index: int) -> Token:
-    return tokens[index] if 0 <= index < len(tokens) else Token("", "")
-
-
-def _is(token: Token, *operators: str) -> bool:
-    return token.kind == "operator" and token.text in operators
-
-
-def _says(token: Token, keyword: str) -> bool:
-    return token.kind == "word" and token.text.upper() == keyword
-
-
-def _is_keyword(token: Token) -> bool:
-    return token.kind == "word" and token.text.upper() in KEYWORDS
-
-
-def _is_plain(token: Token) -> bool:
-    return token.kind in _WORDS and not _is_keyword(token)
+# The reference is judged once for each side, and for each checkpoint and baseline.
+_reading = lru_cache(maxsize=4096)(_read)

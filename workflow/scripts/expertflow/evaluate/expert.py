@@ -1,247 +1,212 @@
 """Score an expert before and after training, on documents that training never saw."""
 
 import logging
-import math
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from expertflow.core.errors import EvaluationError
-from expertflow.core.files import sha256_text
-from expertflow.data.documents import Document
-from expertflow.data.records import Layout, Segment
-from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, question_of, question_text
-from expertflow.evaluate.generate import generate
+from expertflow.data.records import Layout, ShardRecord
+from expertflow.evaluate import earlier
+from expertflow.evaluate.answers import samples, worst, write_answers
+from expertflow.evaluate.ask import Held, Questions, choose
+from expertflow.evaluate.choose_checkpoint import (
+    as_trained,
+    check_there,
+    chosen,
+    in_order,
+    no_choice,
+)
+from expertflow.evaluate.expert_extras import Extras, changes, gaps, run_harness
+from expertflow.evaluate.expert_models import Models, Place
+from expertflow.evaluate.expert_sides import (
+    Asker,
+    Outcome,
+    Speaker,
+    Writer,
+    metric_or_none,
+)
+from expertflow.evaluate.generate_vllm import choose_backend
+from expertflow.evaluate.losses import DocumentLosses
 from expertflow.evaluate.records import (
     EvaluationRecord,
-    EvaluationSample,
-    EvaluationSide,
     EvaluationSpec,
-    Example,
-    TaskScore,
-    Verdict,
+    Published,
 )
+from expertflow.evaluate.references import Judgeable, judgeable
 from expertflow.evaluate.scores import summarise
-from expertflow.evaluate.tasks import METRICS, score
+from expertflow.evaluate.tasks import hindrance, tools
+from expertflow.evaluate.unseen import Unseen, check_trained_rows, read_unseen
+from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
-from expertflow.train.heldout import held_out_loss
-from expertflow.train.model import PackedLoss, causal_lm
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import TrainingRecord
 
 log = logging.getLogger(__name__)
-N_SAMPLES = 12
-THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
-# Generation pads on the left and masks, which the packed route does not know.
-GENERATION_ATTENTION = "sdpa"
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One held-out document, ready to be asked."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is evaluated, and what it is evaluated on.
 
-    example: Example
-    prompt_ids: list[int]
+    ``load`` takes a folder of trained weights, or null for the base model, which lies in ``base``.
+    ``state`` is the folder of earlier evaluations.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """What turns ids into text and ends an answer."""
-
-    engine: Engine
+    spec: EvaluationSpec
+    shards: list[ShardRecord]
+    keep: Path
+    packing: PackingRecord
+    training: TrainingRecord
+    rows: Path
+    tokenizer: Path
     layout: Layout
+    checkpoint: Path
+    load: Callable[[Path | None], Any]
+    base: Path
+    plan: TrainPlan
+    state: Path
+    answers_path: Path
 
     @property
-    def end_id(self) -> int:
-        """Give the token that ends an assistant's turn."""
-        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
-
-    @property
-    def pad_id(self) -> int:
-        """Give a token that pads prompts; it is masked."""
-        return self.engine.special_id(self.layout.text_end)
+    def expert(self) -> str:
+        """Give the expert's name."""
+        return self.plan.expert
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one model did."""
-
-    side: EvaluationSide
-    answers: list[str]
-    verdicts: list[Verdict]
-
-
-def evaluate_expert(
-    *,
-    expert: str,
-    spec: EvaluationSpec,
-    documents: list[Document],
-    rows: Path,
-    tokenizer: Path,
-    layout: Layout,
-    load_before: Callable[[], Any],
-    load_after: Callable[[], Any],
-    micro_batch_size: int,
-) -> EvaluationRecord:
-    """Ask both models the same questions; models are loaded one after the other.
+def evaluate_expert(case: Case) -> EvaluationRecord:
+    """Ask the base model, the candidates and the best of them; one is loaded at a time.
 
     Raises:
-        EvaluationError: a held-out document is also in the training data.
+        EvaluationError: a held-out document is also in the training data, the records are not of
+            one run, or the task cannot be scored as the manifest asks.
     """
     start = time.perf_counter()
-    n_shared = shared_with_training(documents)
-    if n_shared:
-        raise EvaluationError(f"{expert}: {n_shared} held-out documents are in the training data")
-    held_out = [d for d in documents if d.held_out]
-    engine = Engine(tokenizer)
-    speaker = Speaker(engine, layout)
-    asked = [] if spec.task == "held_out_loss" else choose(held_out, spec, engine, layout)
-    outcomes = []
-    for name, load in (("before", load_before), ("after", load_after)):
-        log.info("evaluating the model %s training: %d questions", name, len(asked))
-        outcomes.append(_outcome(load(), spec, asked, rows, speaker, micro_batch_size))
-    before, after = outcomes
-    return EvaluationRecord(
-        expert=expert,
+    spec, training = case.spec, case.training
+    check_trained_rows(case.expert, training=training, packing=case.packing, rows=case.rows)
+    check_there(training, case.checkpoint)
+    unseen = read_unseen(case.expert, case.shards, case.keep, packing=case.packing, seed=spec.seed)
+    asker = _asker(case)
+    usable, questions = _questions(case, unseen, asker)
+    before = _outcome(case, asker, None, questions.reported)
+    harness = [run_harness(asker, None, case.tokenizer)]
+    published = _published(case, asker, questions.selection)
+    after = _outcome(case, asker, published.path, questions.reported)
+    harness.append(run_harness(asker, published.path, case.tokenizer))
+    asker.models.release()
+    extras = Extras(asker, questions.reported, before, after)
+    this = _noted(case, asker, questions.reported, after, published)
+    memory = case.state / f"{case.expert}.jsonl"
+    record = EvaluationRecord(
+        expert=case.expert,
         task=spec.task,
         before=before.side,
         after=after.side,
-        n_held_out_documents=len(held_out),
-        n_documents_shared_with_training=n_shared,
-        samples=tuple(samples(asked, before, after)),
+        changes=changes(asker, before, after),
+        published=published,
+        baselines=extras.baselines(unseen.training, case.layout),
+        earlier=None if this is None else earlier.compare(this, memory, seed=spec.seed),
+        judge=extras.judged(),
+        lm_eval=extras.harness(*harness),
+        backend=asker.writer.name,
+        decoding=spec.decoding,
+        n_held_out_documents=len(unseen.held_out),
+        n_documents_shared_with_training=0,
+        n_questions_shared_with_training=unseen.n_shared_questions,
+        n_unusable_references=usable.n_unusable,
+        samples=samples(questions.reported, before, after),
+        worst=worst(questions.reported, before, after),
+        answers_path=str(case.answers_path),
+        tools=tools(spec) if asker.can_answer else {},
+        unavailable={},
         wall_s=time.perf_counter() - start,
     )
+    write_answers(case.answers_path, questions.reported, before, after)
+    if this is not None:
+        earlier.note(this, memory)
+    return replace(record, unavailable=extras.unavailable | gaps(record, asker, usable.reason))
 
 
-def shared_with_training(documents: list[Document]) -> int:
-    """Count held-out documents whose text is also trained on."""
-    trained = {d.text_hash for d in documents if not d.held_out}
-    return sum(d.held_out and d.text_hash in trained for d in documents)
-
-
-def choose(
-    documents: list[Document], spec: EvaluationSpec, engine: Engine, layout: Layout
-) -> list[Held]:
-    """Choose the questions by a seeded hash and tokenise them as training saw them.
-
-    What the model's chat template cannot write is no question, as it was no training document.
-    """
-    renderer = Renderer(layout)
-    chosen: list[Document] = []
-    questions: list[tuple[Segment, ...]] = []
-    references: list[str] = []
-    for document in sorted(documents, key=lambda d: sha256_text(f"{spec.seed}:{d.text_hash}")):
-        try:
-            question, reference = question_of(renderer, document.body)
-        except Reject as reject:
-            log.warning("%s is not asked: %s", document.document_id, reject)
-            continue
-        chosen.append(document)
-        questions.append(question)
-        references.append(without_thoughts(reference))
-        if len(chosen) == spec.max_examples:
-            break
-    return [
-        Held(
-            Example(
-                document_id=document.document_id,
-                prompt=question_text(document.body),
-                reference=reference,
-                fields=document.fields,
-            ),
-            ids,
-        )
-        for document, reference, ids in zip(
-            chosen, references, tokenise(questions, engine).ids.tolist(), strict=True
-        )
-    ]
-
-
-def samples(asked: list[Held], before: Outcome, after: Outcome) -> list[EvaluationSample]:
-    """Show some questions: right and wrong answers in turn, as long as there are both."""
-    right = [i for i, verdict in enumerate(after.verdicts) if verdict.correct]
-    wrong = [i for i, verdict in enumerate(after.verdicts) if not verdict.correct]
-    in_turn = [i for pair in zip_longest(right, wrong) for i in pair if i is not None]
-    chosen = in_turn[:N_SAMPLES]
-    return [
-        EvaluationSample(
-            document_id=asked[i].example.document_id,
-            prompt=asked[i].example.prompt,
-            reference=asked[i].example.reference,
-            before=before.answers[i],
-            after=after.answers[i],
-            kind_before=before.verdicts[i].kind,
-            kind_after=after.verdicts[i].kind,
-        )
-        for i in chosen
-    ]
-
-
-def _outcome(
-    model: Any,
-    spec: EvaluationSpec,
-    asked: list[Held],
-    rows: Path,
-    speaker: Speaker,
-    micro_batch_size: int,
-) -> Outcome:
-    loss, n_targets = held_out_loss(
-        PackedLoss(model).eval(), read_rows(rows / "held_out"), micro_batch_size=micro_batch_size
+def _asker(case: Case) -> Asker:
+    spec, plan, metric = case.spec, case.plan, metric_or_none(case.spec)
+    backend, why_not = choose_backend(spec.backend, method=plan.method, lora=plan.lora)
+    hindered = None if metric is None else hindrance(spec)
+    if hindered is not None:
+        log.warning("%s: nothing is generated: %s", case.expert, hindered)
+    return Asker(
+        models=Models(case.load, case.checkpoint),
+        writer=Writer(name=backend, base=case.base, precision=case.plan.precision),
+        spec=spec,
+        speaker=Speaker(Engine(case.tokenizer), case.layout),
+        held_out=read_rows(case.rows / "held_out"),
+        micro_batch_size=case.plan.micro_batch_size,
+        metric=metric,
+        hindrance=hindered,
+        no_vllm=why_not,
     )
-    answers: list[str] = []
-    verdicts: list[Verdict] = []
-    result: TaskScore | None = None
-    seconds = None
-    if asked:
-        start = time.perf_counter()
-        answers = _answers(model, spec, asked, speaker)
-        seconds = time.perf_counter() - start
-        verdicts = score(
-            spec.task,
-            examples=[held.example for held in asked],
-            predictions=answers,
-            fields=spec.fields,
-            artefacts={name: Path(path) for name, path in spec.artefacts.items()},
-        )
-        result = summarise(METRICS[spec.task], verdicts)
-    side = EvaluationSide(
-        held_out_loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        n_target_tokens=n_targets,
-        score=result,
-        generation_s=seconds,
+
+
+def _questions(case: Case, unseen: Unseen, asker: Asker) -> tuple[Judgeable, Questions]:
+    """Choose the questions; those whose reference cannot be judged make room for others."""
+    spec = case.spec
+    if not asker.can_answer:
+        return Judgeable(documents=[], n_unusable=0, reason=None), Questions([], [])
+    if len(case.training.candidates) == 1:
+        # There is nothing to choose, so none is kept back for it.
+        spec = replace(spec, n_selection_examples=0)
+    usable = judgeable(unseen.held_out, spec, case.layout, asker.judge)
+    return usable, choose(usable.documents, spec, asker.speaker.engine, case.layout)
+
+
+def _outcome(case: Case, asker: Asker, place: Place, asked: list[Held]) -> Outcome:
+    """Ask one model. Pieces of a single document are no sample of documents: they are one."""
+    found = asker.outcome(place, asked)
+    if case.packing.held_out.n_documents != 1:
+        return found
+    losses = found.losses
+    whole = DocumentLosses(losses.nats_D.sum(keepdims=True), losses.n_targets_D.sum(keepdims=True))
+    side = replace(found.side, held_out_loss_ci95=None, perplexity_ci95=None, n_documents=1)
+    return replace(found, losses=whole, side=side)
+
+
+def _published(case: Case, asker: Asker, selection: list[Held]) -> Published:
+    """Let the candidates answer the questions of the choice, where there is one."""
+    training = case.training
+    why = no_choice(case.spec, training, len(selection), asker.hindrance)
+    if why is not None:
+        log.info("%s: no choice among checkpoints: %s", case.expert, why)
+        return as_trained(training, why, by_loss=case.plan.load_best_model_at_end)
+    scores = []
+    # Training and this measure in other batches: losses of one table are of one measurement.
+    all_measured = all(one.held_out_loss is not None for one in training.candidates)
+    for candidate in in_order(training):
+        assert asker.metric is not None, "a choice without a metric"
+        if not all_measured:
+            # Training measures at its own steps; the weights were loaded anyway.
+            loss = asker.held_out_loss(candidate.path)
+            candidate = replace(candidate, held_out_loss=loss)
+        verdicts = asker.said(candidate.path, selection).verdicts
+        scores.append((candidate, summarise(asker.metric, verdicts)))
+        log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
+    return chosen(training, scores, len(selection))
+
+
+def _noted(
+    case: Case, asker: Asker, asked: list[Held], after: Outcome, published: Published
+) -> earlier.Noted | None:
+    """Sum up what later evaluations are compared with; null where no answers were asked for."""
+    if asker.metric is None or not after.verdicts:
+        return None
+    how = earlier.Asked(
+        task=case.spec.task,
+        metric=asker.metric,
+        max_new_tokens=case.spec.max_new_tokens,
+        decoding=case.spec.decoding,
+        backend=asker.writer.name,
+        fields=case.spec.fields,
+        artefacts=earlier.hashes_of(case.spec.artefacts),
     )
-    return Outcome(side, answers, verdicts)
-
-
-def _answers(model: Any, spec: EvaluationSpec, asked: list[Held], speaker: Speaker) -> list[str]:
-    causal_lm(model).set_attn_implementation(GENERATION_ATTENTION)
-    with torch.inference_mode():
-        ids = generate(
-            model,
-            [held.prompt_ids for held in asked],
-            end_id=speaker.end_id,
-            pad_id=speaker.pad_id,
-            max_new_tokens=spec.max_new_tokens,
-            batch_size=spec.batch_size,
-        )
-    texts = (without_thoughts(speaker.engine.decode(answer)) for answer in ids)
-    return [cut_at(text, spec.stop) for text in texts]
-
-
-def without_thoughts(text: str) -> str:
-    """Leave out the block of thoughts that some models write before an answer."""
-    return THOUGHTS.sub("", text)
-
-
-def cut_at(text: str, stops: tuple[str, ...]) -> str:
-    """End a text before the first stop text in it."""
-    ends = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
+    examples = [held.example for held in asked]
+    return earlier.noted(how, published.weights_sha256, examples, after.verdicts)

@@ -1,46 +1,190 @@
-"""Answer held-out questions with a model: greedy, batched, left-padded, deterministic."""
+"""Answer held-out questions with a model: batched, left-padded, with a cache of keys and values.
 
-from collections.abc import Sequence
+Transformers' own ``generate`` runs the model, so every family keeps its own cache. What decides the
+answers is done here: which token is drawn, and where each answer ends.
+"""
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from expertflow.core.errors import EvaluationError
+from expertflow.core.progress import Progress
+from expertflow.evaluate.ask import cut_at, without_thoughts
+from expertflow.evaluate.records import Decoding
+from expertflow.tokens.engine import Encoder
 from expertflow.train.model import causal_lm
 
+log = logging.getLogger(__name__)
+# Generation pads on the left and masks, which the packed route of training does not know.
+ATTENTION = "sdpa"
+# For families that add to the scores what SDPA does not take.
+PLAIN_ATTENTION = "eager"
+# A stop text of n bytes ends in the last n tokens; a few more for those that decode to nothing.
+MARGIN_TOKENS = 8
 
-@torch.no_grad()
-def generate(
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model wrote, without thoughts and without what ended it.
+
+    ``n_tokens`` counts all that it wrote. ``ended`` is false where it had no room to go on.
+    ``hindrance`` says why a question was not asked at all.
+    """
+
+    text: str
+    n_tokens: int
+    ended: bool
+    hindrance: str | None = None
+
+
+def answers(
     model: Any,
     prompts: Sequence[list[int]],
     *,
+    engine: Encoder,
     end_id: int,
     pad_id: int,
+    decoding: Decoding,
     max_new_tokens: int,
     batch_size: int,
-) -> list[list[int]]:
-    """Continue each prompt (token ids) until the end of the turn or ``max_new_tokens``.
+    seed: int,
+) -> list[Answer]:
+    """Continue each prompt (token ids) until it ends by itself; in the order of the prompts.
 
-    Prompts of like length share a batch; answers come back in the order of the prompts, without the
-    end token.
+    An answer ends with the turn, the text (``pad_id``), a token that the model's own settings name,
+    a stop text, ``max_new_tokens``, or the model's last position. Where the prompt leaves no
+    position, nothing is asked and ``hindrance`` says so.
+
+    The answer to a prompt depends on the prompt, the model and ``seed``, not on its batch: draws
+    are seeded by the prompt. Sums in batches of other sizes round differently, though. In fp32
+    that hardly ever decides a token; in bf16 on a card it does where two tokens are about equal,
+    so there answers are the same for the same card and batch size only.
+
+    Raises:
+        EvaluationError: one prompt alone does not fit into memory.
     """
-    lm = causal_lm(model).eval()
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    answers: list[list[int]] = [[] for _ in prompts]
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        ids, mask = pad_left([prompts[i] for i in chosen], pad_id=pad_id)
-        out = lm.generate(
-            input_ids=ids.to(lm.device),
-            attention_mask=mask.to(lm.device),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=end_id,
-            pad_token_id=pad_id,
-            use_cache=True,
-        )
-        for i, row in zip(chosen, out[:, ids.shape[1] :].tolist(), strict=True):
-            answers[i] = row[: row.index(end_id)] if end_id in row else row
-    return answers
+    lm = causal_lm(model)
+    ends = end_ids(lm.generation_config, end_id, pad_id)
+    rooms = [room_of(p, positions_of(lm.config), max_new_tokens) for p in prompts]
+    found = {i: unasked(len(prompts[i])) for i, room in enumerate(rooms) if room == 0}
+    waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
+    progress = Progress("answering", total=len(waiting), unit="questions")
+    with torch.inference_mode(), generating(lm, ends=ends, pad_id=pad_id):
+        while waiting:
+            chosen = waiting[:batch_size]
+            try:
+                rows = _continued(
+                    lm,
+                    [prompts[i] for i in chosen],
+                    [rooms[i] for i in chosen],
+                    engine=engine,
+                    decoding=decoding,
+                    seed=seed,
+                )
+            except torch.OutOfMemoryError as error:
+                batch_size = halved(len(chosen), error)
+                continue
+            for i, row in zip(chosen, rows, strict=True):
+                found[i] = finished(row, engine=engine, ends=ends, stops=decoding.stop)
+            del waiting[: len(chosen)]
+            progress.add(len(chosen))
+    return [found[i] for i in range(len(prompts))]
+
+
+def room_of(prompt: Sequence[int], n_positions: int | None, max_new_tokens: int) -> int:
+    """Give how many tokens may follow a prompt; 0 where it leaves the model no position."""
+    if n_positions is None:
+        return max_new_tokens
+    return max(0, min(max_new_tokens, n_positions - len(prompt)))
+
+
+def positions_of(config: Any) -> int | None:
+    """Give how many positions a model has; null where its configuration does not say."""
+    n: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return n
+
+
+def unasked(n_tokens: int) -> Answer:
+    """Answer a question that leaves the model no position with nothing, and say so."""
+    hindrance = f"the prompt's {n_tokens} tokens leave the model no position to answer in"
+    log.warning("not asked: %s", hindrance)
+    return Answer("", 0, ended=False, hindrance=hindrance)
+
+
+def end_ids(config: Any, end_id: int, pad_id: int) -> frozenset[int]:
+    """Give all tokens that end an answer: of the turn, of a text, and the model's own."""
+    own = getattr(config, "eos_token_id", None)
+    own = [] if own is None else [own] if isinstance(own, int) else own
+    return frozenset({end_id, pad_id, *own})
+
+
+def finished(
+    ids: list[int], *, engine: Encoder, ends: frozenset[int], stops: tuple[str, ...]
+) -> Answer:
+    """Cut what a model wrote where it ends, and take out the thoughts.
+
+    A stop text ends the answer wherever it stands, as it does for those who load the expert.
+    """
+    end = next((i for i, token in enumerate(ids) if token in ends), None)
+    text = engine.decode(ids[:end])
+    stopped = any(stop in text for stop in stops)
+    n_tokens = len(ids[:end]) + (end is not None and not stopped)
+    answer = without_thoughts(cut_at(text, stops))
+    return Answer(answer, n_tokens, ended=stopped or end is not None)
+
+
+def halved(n_rows: int, error: BaseException) -> int:
+    """Give half of a batch that did not fit into memory.
+
+    Raises:
+        EvaluationError: it was a single prompt.
+    """
+    if n_rows == 1:
+        raise EvaluationError(
+            "out of memory with one question at a time; lower evaluation.max_new_tokens, or use a"
+            " larger card"
+        ) from error
+    torch.cuda.empty_cache()
+    log.warning("out of memory with %d questions at a time; going on with %d", n_rows, n_rows // 2)
+    return n_rows // 2
+
+
+@contextmanager
+def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Iterator[None]:
+    """Lend a model the attention that generation needs, and decoding settings of nobody else.
+
+    Transformers fills what a call leaves open from the model's own settings, e.g. a penalty on
+    repetition, which the exported expert does not have.
+    """
+    training, attention, config = lm.training, lm.config._attn_implementation, lm.generation_config
+    lm.eval()
+    lm.set_attn_implementation(ATTENTION if lm._supports_sdpa else PLAIN_ATTENTION)
+    lm.generation_config = GenerationConfig(
+        eos_token_id=sorted(ends), pad_token_id=pad_id, do_sample=False, use_cache=True
+    )
+    try:
+        yield
+    finally:
+        lm.generation_config = config
+        lm.set_attn_implementation(attention)
+        lm.train(training)
 
 
 def pad_left(prompts: Sequence[list[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,3 +196,96 @@ def pad_left(prompts: Sequence[list[int]], *, pad_id: int) -> tuple[torch.Tensor
         ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
         mask[row, longest - len(prompt) :] = 1
     return ids, mask
+
+
+def _continued(
+    lm: PreTrainedModel,
+    prompts: list[list[int]],
+    rooms: list[int],
+    *,
+    engine: Encoder,
+    decoding: Decoding,
+    seed: int,
+) -> list[list[int]]:
+    """Give the ids that follow each prompt, at most its room; padded where others go on."""
+    config = lm.generation_config
+    ids, mask = pad_left(prompts, pad_id=config.pad_token_id)
+    processors = LogitsProcessorList()
+    if decoding.temperature > 0:
+        processors.append(Draws(decoding, prompts, seed))
+    start = ids.shape[1]
+    out = lm.generate(
+        input_ids=ids.to(lm.device),
+        attention_mask=mask.to(lm.device),
+        generation_config=GenerationConfig(
+            **{**config.to_diff_dict(), "max_new_tokens": max(rooms)}
+        ),
+        logits_processor=processors,
+        stopping_criteria=StoppingCriteriaList([Endings(start, rooms, engine, decoding.stop)]),
+    )
+    rows = out[:, start:].tolist()
+    return [row[:room] for row, room in zip(rows, rooms, strict=True)]
+
+
+class Draws(LogitsProcessor):  # type: ignore[misc]
+    """Leave one token a row: the one drawn from the warped distribution.
+
+    A row's draws come from a generator of its own, so no other row changes them.
+    """
+
+    def __init__(self, decoding: Decoding, prompts: list[list[int]], seed: int) -> None:
+        self.warpers: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
+        if decoding.top_k:
+            self.warpers.append(TopKLogitsWarper(decoding.top_k))
+        if decoding.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(decoding.top_p))
+        self.generators = [random.Random(seed_text(prompt, seed)) for prompt in prompts]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Give scores [B, V] of which all but the drawn token's are minus infinity."""
+        warped = scores.float()
+        for warper in self.warpers:
+            warped = warper(input_ids, warped)
+        sums = warped.double().softmax(-1).cumsum(-1)
+        uniform = [[generator.random()] for generator in self.generators]
+        places = torch.tensor(uniform, dtype=sums.dtype, device=sums.device) * sums[:, -1:]
+        chosen = torch.searchsorted(sums, places, right=True).clamp_(max=sums.shape[1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
+
+
+def seed_text(prompt: Sequence[int], seed: int) -> str:
+    """Name the draws of a question by what it says, so that no other question changes them."""
+    return f"{seed}:{','.join(map(str, prompt))}"
+
+
+class Endings(StoppingCriteria):  # type: ignore[misc]
+    """Tell which rows have no room to go on, or wrote a stop text.
+
+    A stop text may lie across tokens, and begin or end within one, so the last tokens are decoded
+    at every step; what looks like an end is looked up in the whole.
+    """
+
+    def __init__(
+        self, start: int, rooms: list[int], engine: Encoder, stops: tuple[str, ...]
+    ) -> None:
+        self.start, self.rooms, self.engine, self.stops = start, rooms, engine, stops
+        self.n_tail = max((len(stop.encode()) for stop in stops), default=0) + MARGIN_TOKENS
+        self.done = [False] * len(rooms)
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        """Give one flag a row, [B]."""
+        n_written = input_ids.shape[1] - self.start
+        rows = input_ids[:, self.start :].tolist() if self.stops else []
+        for i, room in enumerate(self.rooms):
+            if not self.done[i]:
+                self.done[i] = n_written >= room or (bool(rows) and self._stops(rows[i]))
+        return torch.tensor(self.done, device=input_ids.device)
+
+    def _stops(self, row: list[int]) -> bool:
+        return self._found(row[-self.n_tail :]) and self._found(row)
+
+    def _found(self, ids: list[int]) -> bool:
+        text = self.engine.decode(ids)
+        return any(stop in text for stop in self.stops)

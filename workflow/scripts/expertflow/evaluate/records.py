@@ -9,9 +9,54 @@ Task = Literal[
     "json_schema",
     "cypher",
     "typescript",
+    "typescript_tests",
     "final_answer",
     "exact_match",
+    "multiple_choice",
 ]
+Backend = Literal["auto", "transformers", "vllm"]
+Change = Literal["better", "worse", "no measurable change"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """How answers are written, here and by those who load the exported expert.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0 keeps all tokens; each of ``stop`` ends an answer
+    besides the end of the turn, and is not part of it.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeSpec:
+    """A model behind an OpenAI-compatible endpoint that compares answers before and after.
+
+    The key is read from the environment variable ``api_key_env``; it is never written anywhere.
+    """
+
+    endpoint: str
+    model: str
+    api_key_env: str | None
+    criterion: str
+    n_examples: int
+    max_tokens: int
+    timeout_s: float
+    usd_per_million_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LmEvalSpec:
+    """Tasks of lm-evaluation-harness, run on both models where it is installed."""
+
+    tasks: tuple[str, ...]
+    n_shots: int
+    limit: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,14 +65,21 @@ class EvaluationSpec:
 
     ``fields`` names the record fields a task reads, by the task's own argument names (for
     ``sql_execution``: ``database``); ``artefacts`` maps names to files; ``content`` holds the
-    hashes of those that the workflow does not make.
+    hashes of those that the workflow does not make. ``n_selection_examples`` questions, apart from
+    those that are reported, choose among the kept checkpoints; 0 takes the one training published.
     """
 
     task: Task
     max_examples: int
+    n_selection_examples: int
     max_new_tokens: int
     batch_size: int
-    stop: tuple[str, ...]
+    backend: Backend
+    decoding: Decoding
+    allow_code_execution: bool = False
+    baselines: bool = True
+    judge: JudgeSpec | None = None
+    lm_eval: LmEvalSpec | None = None
     fields: dict[str, str] = field(default_factory=dict)
     artefacts: dict[str, str] = field(default_factory=dict)
     content: dict[str, str] = field(default_factory=dict)
@@ -68,18 +120,136 @@ class TaskScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSide:
-    """One model: the base model (before) or the expert (after)."""
+    """One model: the base model (before) or the expert (after).
+
+    Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents;
+    null where there is one document only.
+    """
 
     held_out_loss: float
+    held_out_loss_ci95: tuple[float, float] | None
     perplexity: float
+    perplexity_ci95: tuple[float, float] | None
     n_target_tokens: int
+    n_documents: int
     score: TaskScore | None
     generation_s: float | None
+    n_generated_tokens: int | None
+    n_cut_off: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedChange:
+    """One side less the other on the same ``n`` questions or documents, by paired bootstrap.
+
+    ``change`` is the word for it: an interval that holds zero is no measurable change, nor is one
+    of fewer than six pairs that differ. A lower loss is better, and a higher metric.
+    """
+
+    quantity: str
+    difference: float
+    ci95: tuple[float, float]
+    n: int
+    change: Change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CandidateScore:
+    """A kept checkpoint on the questions of the selection. ``published`` marks the chosen one."""
+
+    step: int
+    held_out_loss: float | None
+    score: TaskScore
+    published: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """The weights that are exported: which step's, where they are, and why these.
+
+    ``candidates`` were asked ``n_questions`` questions that the reported scores leave out; empty
+    where there was nothing to choose, and ``reason`` says why.
+    """
+
+    step: int
+    path: str
+    weights_sha256: str
+    reason: str
+    n_questions: int
+    candidates: tuple[CandidateScore, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineScore:
+    """What answering without a model scores. ``change`` is the expert less the baseline."""
+
+    name: str
+    description: str
+    score: TaskScore
+    change: PairedChange | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierRun:
+    """The newest evaluation before this one of other weights, if one asked the same questions.
+
+    It was by the same task, metric and decoding. ``n_shared_questions`` of its questions were asked
+    again: ``value_fraction`` is what it scored on these, and ``change`` this run less that one;
+    nulls where there were none.
+    """
+
+    evaluated_at: str
+    weights_sha256: str
+    n_shared_questions: int
+    value_fraction: float | None
+    change: PairedChange | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeResult:
+    """Pairwise verdicts of a judge: each pair was shown twice, with positions swapped.
+
+    A verdict counts only if both orders agree; otherwise it is a tie, counted in ``n_inconsistent``
+    too. ``win_fraction`` is wins of the expert plus half of the ties, over all but failed pairs;
+    ``ci95`` the Wilson interval of the decided ones with these ties added. Equal answers are a tie
+    without being sent. ``reason`` says why pairs failed.
+    """
+
+    model: str
+    endpoint: str
+    n_pairs: int
+    n_wins: int
+    n_losses: int
+    n_ties: int
+    n_inconsistent: int
+    n_failed: int
+    win_fraction: float | None
+    ci95: tuple[float, float] | None
+    n_input_tokens: int | None
+    n_output_tokens: int | None
+    usd: float | None
+    wall_s: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LmEvalScore:
+    """One metric of a task of lm-evaluation-harness, with its standard error."""
+
+    task: str
+    metric: str
+    before: float | None
+    after: float | None
+    before_stderr: float | None
+    after_stderr: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSample:
-    """One example shown to the reader of the report."""
+    """One example shown to the reader of the report.
+
+    ``reference_loss`` is the expert's own loss on the reference, in nats a token.
+    """
 
     document_id: str
     prompt: str
@@ -88,20 +258,41 @@ class EvaluationSample:
     after: str | None
     kind_before: str | None
     kind_after: str | None
+    detail_after: str = ""
+    reference_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecord:
     """Before and after, on documents that training provably never saw.
 
-    ``n_documents_shared_with_training`` is counted afresh from the split, and must be 0.
+    ``n_documents_shared_with_training`` is counted afresh from the split, and must be 0;
+    ``n_questions_shared_with_training`` held-out documents have a question that is also trained on,
+    with another answer. ``n_unusable_references`` were not asked, as they cannot be judged.
+    ``changes`` compare after with before. ``tools`` are versions of what scored; ``unavailable``
+    says why a part is missing. ``samples`` hold right and wrong answers in turn, ``worst`` the
+    wrong ones: those that were right before, then by ``reference_loss``.
     """
 
     expert: str
     task: Task
     before: EvaluationSide
     after: EvaluationSide
+    changes: tuple[PairedChange, ...]
+    published: Published
+    baselines: tuple[BaselineScore, ...]
+    earlier: EarlierRun | None
+    judge: JudgeResult | None
+    lm_eval: tuple[LmEvalScore, ...]
+    backend: str
+    decoding: Decoding
     n_held_out_documents: int
     n_documents_shared_with_training: int
+    n_questions_shared_with_training: int
+    n_unusable_references: int = 0
     samples: tuple[EvaluationSample, ...]
+    worst: tuple[EvaluationSample, ...]
+    answers_path: str
+    tools: dict[str, str]
+    unavailable: dict[str, str]
     wall_s: float

@@ -2,29 +2,27 @@
 
 A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
 but SELECT, extensions stay off, files cannot be written, and a budget of instructions, rows, bytes,
-memory and processor time ends what runs too long. Only the standard library is imported, so that
-the process starts in a blink and holds nothing worth reaching.
+memory and processor time ends what runs too long. Beside two modules of this folder only the
+standard library is imported, so that the process starts in a blink and holds nothing worth
+reaching.
 """
 
 import json
-import math
 import re
-import resource
-import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# Wider than a sum's rounding in another order (1e-15), narrower than a cent in a thousand dollars.
-RELATIVE_TOLERANCE = 1e-6
-# What is left of terms that cancel; relative to a true result of zero it would be infinite.
-ABSOLUTE_TOLERANCE = 1e-9
+if __name__ == "__main__":  # started isolated, it does not find the project by itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from expertflow.evaluate.serving import allow_processor_time, serve
+from expertflow.evaluate.sql_rows import Row, same_rows
 
 _TOKEN = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
@@ -39,6 +37,7 @@ _COMMANDS = """
 """
 _OTHER_COMMANDS = frozenset(_COMMANDS.split())
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_BLANKS = " \t\r\n\f\ufeff"
 _ACTIONS = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -47,9 +46,9 @@ _ACTIONS = {
 }
 # SQLite itself has the first; shells and some distributions build in the others.
 _REFUSED_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
+# What they return cannot be compared: the same query would be right on one day only.
+_REFUSED_FUNCTIONS |= {"random", "randomblob"}
 _INSTRUCTIONS_PER_CHECK = 10_000
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +58,13 @@ class Limits:
     n_instructions: int = 500_000_000
     n_rows: int = 10_000
     n_query_chars: int = 100_000
-    cell_bytes: int = 10_000_000
+    # Functions of text take time that grows with its square, as one instruction.
+    cell_bytes: int = 1_000_000
     result_bytes: int = 32_000_000
+    # SQLite's own heap; the process has as much again for rows and for Python.
+    heap_bytes: int = 256 << 20
     memory_bytes: int = 1 << 30
-    cpu_s: int = 30
+    cpu_s: int = 20
     # Kept by the other side, against what no limit here sees: a disk that hangs, say.
     wall_s: float = 60.0
 
@@ -77,27 +79,64 @@ class Answer:
     rows: tuple[Row, ...] = ()
 
 
-def run_query(query: str, database: Path, limits: Limits) -> Answer:
-    """Run one SELECT and return its rows; everything else that a text can do ends in a kind."""
-    if len(query) > limits.n_query_chars:
-        return Answer(kind="syntax_error", detail=f"longer than {limits.n_query_chars} characters")
-    query = clean_query(query)
-    if (refusal := _refuse(query)) is not None:
-        return refusal
-    denied: list[str] = []
-    try:
-        with closing(_open(database, limits, denied)) as connection:
-            return _fetch(connection.execute(query), limits)
-    except MemoryError:
-        return Answer(kind="timed_out", detail=f"more than {limits.memory_bytes >> 20} MiB")
-    except sqlite3.Error as error:
-        return _failure(error, denied)
+class Reader:
+    """Asks databases, and keeps the last one open: opening reads its whole schema.
+
+    Of thousands of tables that takes a thousand times as long as most queries. Nothing of a query
+    stays: it can make nothing, its statement is not cached, its budget is its own, and where one
+    was refused or ran out of something, the next has a connection of its own.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: tuple[Path, sqlite3.Connection] | None = None
+
+    def run(self, query: str, database: Path) -> Answer:
+        """Run one SELECT and return its rows; all else that a text can do ends in a kind."""
+        limits = self._limits
+        if len(query) > limits.n_query_chars:
+            detail = f"longer than {limits.n_query_chars} characters"
+            return Answer(kind="syntax_error", detail=detail)
+        query = clean_query(query)
+        if (refusal := _refuse(query)) is not None:
+            return refusal
+        denied: list[str] = []
+        is_harmless = False
+        try:
+            connection = self._connect(database)
+            _guard(connection, limits, denied)
+            with closing(connection.cursor()) as cursor:
+                answer = _fetch(cursor.execute(query), limits)
+            is_harmless = answer.kind == "rows"
+        except MemoryError:
+            answer = Answer(kind="timed_out", detail=f"more than {limits.heap_bytes >> 20} MiB")
+        except sqlite3.Error as error:
+            answer = _failure(error, denied)
+            # An unknown name, say: common, and of no consequence.
+            code = getattr(error, "sqlite_errorcode", None)
+            is_harmless = code == sqlite3.SQLITE_ERROR and not denied
+        if not is_harmless:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        """Close the database; the next query opens its own."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _connect(self, database: Path) -> sqlite3.Connection:
+        if self._open is None or self._open[0] != database:
+            self.close()
+            self._open = database, _connect(database, self._limits)
+        return self._open[1]
 
 
 def clean_query(query: str) -> str:
     """Drop comments, blanks around the query, and semicolons at its end."""
     parts = (" " if found["comment"] else found[0] for found in _TOKEN.finditer(query))
-    return "".join(parts).rstrip("; \t\r\n").lstrip()
+    # SQLite passes over a byte order mark, so what follows one is the first word.
+    return "".join(parts).rstrip("; \t\r\n").lstrip(_BLANKS)
 
 
 def is_ordered(query: str) -> bool:
@@ -111,56 +150,6 @@ def is_ordered(query: str) -> bool:
         if not (text.isspace() or found["comment"]):
             previous = text
     return False
-
-
-def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bool:
-    """Compare rows, as a multiset unless ``ordered``, with tolerance for numbers that are no whole.
-
-    >>> same_rows([(0.1 + 0.2, "b"), (1, "a")], [(1.0, "a"), (0.3, "b")], ordered=False)
-    True
-    """
-    if len(left) != len(right):
-        return False
-    if not ordered:
-        rank = _ranks(chain(left, right))
-        left, right = sorted(left, key=rank), sorted(right, key=rank)
-    return all(
-        len(a) == len(b) and all(map(_same_cell, a, b)) for a, b in zip(left, right, strict=True)
-    )
-
-
-def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
-    """Give every value of the rows a number, close numbers alike, to sort rows past rounding.
-
-    Sorting by the values alone would not do: of (0.30000000000000004, 1) and (0.3, 2) the noise
-    in the first column would decide, and differently on the other side.
-    """
-    number, previous = 0, None
-    rank: dict[tuple[int, Any], int] = {}
-    for kind, value in sorted({_key(value) for row in rows for value in row}):
-        number += not _same_cell(previous, value)
-        rank[kind, value], previous = number, value
-
-    def sort_key(row: Row) -> tuple[Any, ...]:
-        keys = [_key(value) for value in row]
-        return [rank[key] for key in keys], keys
-
-    return sort_key
-
-
-def _key(value: Any) -> tuple[int, Any]:
-    if value is None:
-        return 0, None
-    return (1 if isinstance(value, int | float) else 2 if isinstance(value, str) else 3), value
-
-
-def _same_cell(left: Any, right: Any) -> bool:
-    if not (isinstance(left, int | float) and isinstance(right, int | float)):
-        return type(left) is type(right) and bool(left == right)
-    # Counts and keys are exact, however large; a sum of money may be whole on one side by luck.
-    if float(left).is_integer() and float(right).is_integer():
-        return left == right
-    return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
 
 
 def _refuse(query: str) -> Answer | None:
@@ -177,19 +166,25 @@ def _refuse(query: str) -> Answer | None:
     return None
 
 
-def _open(database: Path, limits: Limits, denied: list[str]) -> sqlite3.Connection:
-    """Open a database so that nothing but reading is left; ``denied`` collects what was tried."""
+def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
+    """Open a database so that nothing but reading is left."""
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
     # Stored text need not be UTF-8, and two equal bytes should still compare as equal.
     connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
-    for setting in ("temp_store = MEMORY", "trusted_schema = OFF", "query_only = ON"):
-        connection.execute(f"PRAGMA {setting}")
+    settings = ["temp_store = MEMORY", "trusted_schema = OFF", "query_only = ON"]
+    for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
+        connection.execute(f"PRAGMA {setting}").fetchall()
     if hasattr(connection, "enable_load_extension"):  # some builds of Python leave it out
         connection.enable_load_extension(False)
+    return connection
+
+
+def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) -> None:
+    """Give one query its budget and a guard; ``denied`` collects what it tried."""
 
     def authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
         is_refused_function = action == sqlite3.SQLITE_FUNCTION and second in _REFUSED_FUNCTIONS
@@ -201,7 +196,6 @@ def _open(database: Path, limits: Limits, denied: list[str]) -> sqlite3.Connecti
     n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
     connection.set_authorizer(authorize)
     connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
-    return connection
 
 
 def _fetch(cursor: sqlite3.Cursor, limits: Limits) -> Answer:
@@ -228,13 +222,17 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> Answer:
     return Answer(kind="too_many_rows" if too_large else "syntax_error", detail=detail)
 
 
-def _answer_pair(pipe: "Connection[Any, Any]", pair: dict[str, str], limits: Limits) -> None:
+def _answer_pair(
+    pipe: "Connection[Any, Any]", pair: dict[str, str], reader: Reader, *, cpu_s: int
+) -> None:
     database = Path(pair["database"])
-    wanted = run_query(pair["reference"], database, limits)
+    wanted = reader.run(pair["reference"], database)
     pipe.send_bytes(json.dumps([wanted.kind, wanted.detail]).encode("ascii"))
     if wanted.kind != "rows":
         return
-    found = run_query(pair["prediction"], database, limits)
+    # What the reference took is not to be missing for a prediction that is as slow.
+    allow_processor_time(cpu_s)
+    found = reader.run(pair["prediction"], database)
     kind = found.kind
     if kind == "rows":
         ordered = is_ordered(clean_query(pair["reference"]))
@@ -243,31 +241,15 @@ def _answer_pair(pipe: "Connection[Any, Any]", pair: dict[str, str], limits: Lim
     pipe.send_bytes(json.dumps([kind, found.detail]).encode("ascii"))
 
 
-def _set_limit(which: int, amount: int) -> None:
-    _, hard = resource.getrlimit(which)
-    amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-    # macOS refuses a limit on address space; the other limits still hold there.
-    with suppress(ValueError, OSError):
-        resource.setrlimit(which, (amount, hard))
-
-
 def main() -> None:
-    """Answer pairs until the other side hangs up."""
+    """Judge pairs of queries until the other side hangs up."""
     limits = Limits(**json.loads(sys.argv[2]))
-    _set_limit(resource.RLIMIT_AS, limits.memory_bytes)
-    _set_limit(resource.RLIMIT_FSIZE, 0)
-    _set_limit(resource.RLIMIT_CORE, 0)
-    # Ctrl-C reaches the whole process group; the other side decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    with closing(pipe), suppress(EOFError, ConnectionError):
-        while True:
-            pair = json.loads(pipe.recv_bytes())
-            # The system counts over a process's life, so each pair moves its limit ahead.
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            spent_s = math.ceil(used.ru_utime + used.ru_stime)
-            _set_limit(resource.RLIMIT_CPU, spent_s + limits.cpu_s)
-            _answer_pair(pipe, pair, limits)
+    reader = Reader(limits)
+    serve(
+        lambda pipe, pair: _answer_pair(pipe, pair, reader, cpu_s=limits.cpu_s),
+        memory_bytes=limits.memory_bytes,
+        cpu_s=limits.cpu_s,
+    )
 
 
 if __name__ == "__main__":

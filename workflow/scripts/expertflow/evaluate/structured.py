@@ -1,11 +1,14 @@
 """Judge JSON: does it parse, does it keep to its schema, is it the reference's value."""
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
-from referencing import Registry
+import regex
+from jsonschema import Draft202012Validator, FormatChecker, validators
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
+from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from expertflow.core.errors import EvaluationError
@@ -15,17 +18,25 @@ from expertflow.evaluate.text import strip_code_fence
 
 MAX_CHARS = 200_000
 
+# What comes of a schema that is none, also where a reference leads into a part of it that the
+# draft's own schema did not judge. `re` serves jsonschema where patterns meet unevaluated names.
+_BREAKDOWNS = (
+    SchemaError, Unresolvable, UnknownType, regex.error, re.error,
+    ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
+)  # fmt: skip
+
 
 def judge_json(prediction: str, *, reference: str, schema: str) -> Verdict:
-    """Judge a prediction as correct if it is valid under the schema and equals the reference.
+    r"""Judge a prediction as correct if it is valid under the schema and equals the reference.
 
     Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
-    ``schema_error`` when the document's schema can judge nothing: it is no JSON Schema, refers to
-    something outside itself (nothing is ever fetched), or refuses its own reference. Schemas are
-    read as Draft 2020-12; ``format`` is not asserted.
+    ``schema_error`` where the prediction leads into a part of the schema that can judge nothing
+    and that the reference does not meet. A schema is read by the draft that its ``$schema`` names,
+    else by 2020-12. Nothing is ever fetched; ``format`` is not asserted; patterns may use classes
+    such as ``\p{L}``.
 
     Raises:
-        EvaluationError: the reference is not JSON.
+        EvaluationError: the reference is not JSON, or its schema cannot judge it or refuses it.
     """
     try:
         wanted = parse_answer(reference)
@@ -33,16 +44,15 @@ def judge_json(prediction: str, *, reference: str, schema: str) -> Verdict:
         raise EvaluationError(f"the reference is not JSON: {error}") from error
     try:
         validator = _validator(schema)
-        if (error_in_reference := _first_error(validator, wanted)) is not None:
-            return _wrong("schema_error", f"it refuses the reference: {error_in_reference}")
-    except (ValueError, SchemaError, Unresolvable, re.error) as error:
-        return _wrong("schema_error", _one_line(error))
-    except RecursionError:
-        return _wrong("schema_error", "it refers to itself without end")
+        broken = _first_error(validator, wanted)
+    except _BREAKDOWNS as error:
+        raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
+    if broken is not None:
+        raise EvaluationError(f"the schema refuses the reference: {broken}")
     return _judge(prediction, wanted=wanted, validator=validator)
 
 
-def _judge(prediction: str, *, wanted: Any, validator: Draft202012Validator) -> Verdict:
+def _judge(prediction: str, *, wanted: Any, validator: Any) -> Verdict:
     try:
         found = parse_answer(prediction)
     except ValueError as error:
@@ -51,9 +61,9 @@ def _judge(prediction: str, *, wanted: Any, validator: Draft202012Validator) -> 
         broken = _first_error(validator, found)
     except RecursionError:
         return _wrong("did_not_parse", "nested too deeply to validate")
-    except Unresolvable as error:
+    except _BREAKDOWNS as error:
         # Only a branch that the reference does not take leads here.
-        return _wrong("schema_error", _one_line(error))
+        return _wrong("schema_error", _why(error))
     if broken is not None:
         return _wrong("invalid", broken)
     if not equal_json(found, wanted):
@@ -83,16 +93,75 @@ def equal_json(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _validator(schema: str) -> Draft202012Validator:
+def _validator(schema: str) -> Any:
     value = parse_answer(schema)
-    Draft202012Validator.check_schema(value)
-    # The registry is given so that the validator's own one, which downloads, is not used.
-    return Draft202012Validator(value, registry=Registry())
+    if not isinstance(value, dict | bool):
+        raise ValueError("a schema is an object, true or false")
+    draft: Any = validators.validator_for(value, default=Draft202012Validator)
+    # Without a checker given, `format` in the draft's own schema lets Python's `re` judge patterns.
+    draft.check_schema(value, format_checker=FormatChecker(()))
+    # With a registry given, of the drafts' own schemas, jsonschema's own, which downloads, rests.
+    return _with_patterns(draft)(value, registry=REGISTRY)
 
 
-def _first_error(validator: Draft202012Validator, value: Any) -> str | None:
+@lru_cache
+def _with_patterns(draft: Any) -> Any:
+    """Derive a draft's validator that reads patterns nearer to what JSON Schema wants."""
+    own = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    extend: Any = validators.extend
+    return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "string") and not _compiled(pattern).search(instance):
+        yield ValidationError(f"{instance!r:.60} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, schemas: dict[str, Any], instance: Any, _: Any
+) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "object"):
+        for pattern, schema in schemas.items():
+            for key, value in instance.items():
+                if _compiled(pattern).search(key):
+                    yield from validator.descend(value, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, wanted: Any, instance: Any, schema: dict[str, Any]
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_compiled(pattern).search(key) for pattern in patterns):
+            continue
+        if validator.is_type(wanted, "object"):
+            yield from validator.descend(value, wanted, path=key)
+        elif not wanted:
+            yield ValidationError(f"{key!r:.60} is unexpected")
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> Any:
+    return regex.compile(pattern, regex.V0)
+
+
+def _first_error(validator: Any, value: Any) -> str | None:
     error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
     return None if error is None else f"{error.json_path}: {_one_line(error.message)}"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it refers to itself without end"
+    if isinstance(error, UnknownType):
+        return f"there is no type {error.type!r:.60}"
+    return _one_line(error) or type(error).__name__
 
 
 def _wrong(kind: str, detail: str = "") -> Verdict:

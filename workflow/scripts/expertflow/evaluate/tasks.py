@@ -4,18 +4,24 @@ An argument is what a scorer reads beside the two texts. ``evaluation.fields`` i
 which field of a record holds it, so any data set can serve a task without being rewritten.
 """
 
+import platform
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.cypher import judge_cypher
-from expertflow.evaluate.records import Example, Task, Verdict
+from expertflow.evaluate import graph, typescript_tests
+from expertflow.evaluate.apart import Judged, judge_apart
+from expertflow.evaluate.cypher_rows import CypherPair, judge_by_rows
+from expertflow.evaluate.options import judge_choice
+from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
 from expertflow.evaluate.sql import QueryPair, judge_queries
-from expertflow.evaluate.structured import judge_json
+from expertflow.evaluate.task_fields import FIELDS
 from expertflow.evaluate.text import judge_exact_match, judge_final_answer
-from expertflow.evaluate.typescript import judge_typescript
+from expertflow.evaluate.typescript_tests import TestedProgram, judge_programs
 
 T = TypeVar("T")
 
@@ -25,8 +31,10 @@ METRICS: dict[Task, str] = {
     "json_schema": "valid_and_equal",
     "cypher": "normalised_match",
     "typescript": "syntax_tree_match",
+    "typescript_tests": "tests_passed",
     "final_answer": "final_answer_accuracy",
     "exact_match": "exact_match",
+    "multiple_choice": "choice_accuracy",
 }
 
 
@@ -45,17 +53,61 @@ class _Case:
         Raises:
             EvaluationError: the manifest does not name its field, or the record has no such text.
         """
-        if name not in self.fields:
-            raise EvaluationError(
-                f"evaluation.fields.{name} is missing; name the record field that holds it"
-            )
-        value = self.example.fields.get(self.fields[name])
+        value = self.value(name)
         if not isinstance(value, str):
             raise EvaluationError(
                 f"field {self.fields[name]!r} (evaluation.fields.{name}) should hold text, "
                 f"found {value!r:.60}"
             )
         return value
+
+    def value(self, name: str) -> Any:
+        """Read an argument that need not be text; nothing if the record does not have it."""
+        if name not in self.fields:
+            raise EvaluationError(
+                f"evaluation.fields.{name} is missing; name the record field that holds it"
+            )
+        return self.example.fields.get(self.fields[name])
+
+    @property
+    def prefix(self) -> str:
+        """Give the code that the answer completes, where the manifest names its field."""
+        return self.argument("prefix") if "prefix" in self.fields else ""
+
+
+def metric_of(spec: EvaluationSpec) -> str:
+    """Name the metric of a task that has a scorer."""
+    if spec.task == "cypher" and "graph" in spec.artefacts:
+        return "execution_accuracy"
+    return METRICS[spec.task]
+
+
+def hindrance(spec: EvaluationSpec) -> str | None:
+    """Say why a task cannot be scored here, before anything is generated; nothing if it can."""
+    if spec.task == "typescript_tests":
+        if not spec.allow_code_execution:
+            return (
+                "evaluation.allow_code_execution is false; "
+                "set it to true to run what the model writes, in a sandbox"
+            )
+        return typescript_tests.hindrance()
+    if spec.task == "cypher" and "graph" in spec.artefacts:
+        return graph.hindrance()
+    return None
+
+
+def tools(spec: EvaluationSpec) -> dict[str, str]:
+    """Give the versions of what scores a task here; ask only where nothing hinders it."""
+    versions = {"python": platform.python_version()}
+    if spec.task == "sql_execution":
+        versions["sqlite"] = sqlite3.sqlite_version
+    elif spec.task == "typescript_tests":
+        versions |= typescript_tests.tools()
+    elif spec.task == "cypher" and "graph" in spec.artefacts:
+        versions |= graph.tools()
+    for package in _PACKAGES.get(spec.task, ()):
+        versions[package] = metadata.version(package)
+    return versions
 
 
 def score(
@@ -66,12 +118,14 @@ def score(
     fields: Mapping[str, str],
     artefacts: Mapping[str, Path],
 ) -> list[Verdict]:
-    """Judge one prediction for each example, in order.
+    """Judge one prediction for each example, in order; ask ``hindrance`` first.
 
     ``fields`` maps the task's arguments to record fields: ``database`` (optional, of
     ``sql_execution``: the key of the artefact to ask; without it that is ``database`` itself),
-    ``schema`` (``json_schema``: a JSON Schema as text) and ``prefix`` (optional, ``typescript``:
-    code that the answer completes).
+    ``schema`` (``json_schema``: a JSON Schema as text), ``prefix`` (optional, ``typescript`` and
+    ``typescript_tests``: code that the answer completes), ``tests`` (``typescript_tests``: code
+    that throws unless the program before it is right), ``choices`` and ``answer``
+    (``multiple_choice``: the options, and which one is right; see ``options``).
 
     Scoring references as if they were predictions checks a data set before anything is generated:
     all are correct, or an error names the document.
@@ -81,7 +135,7 @@ def score(
     """
     if task not in _SCORERS:
         raise EvaluationError(f"task {task!r} has no scorer; choose one of {', '.join(_SCORERS)}")
-    accepted = _ARGUMENTS[task]
+    accepted = FIELDS[task]
     if unknown := sorted(set(fields) - accepted):
         known = ", ".join(sorted(accepted)) or "no fields"
         raise EvaluationError(f"evaluation.fields.{unknown[0]}: task {task!r} takes {known}")
@@ -130,29 +184,73 @@ def _located(function: Callable[[_Case], T], case: _Case) -> T:
         raise EvaluationError(f"document {case.example.document_id}: {error}") from error
 
 
-def _score_json(case: _Case) -> Verdict:
-    schema = case.argument("schema")
-    return judge_json(case.prediction, reference=case.example.reference, schema=schema)
+def _apart(
+    judge: str, texts: Callable[[_Case], dict[str, str | None]]
+) -> Callable[[Sequence[_Case]], list[Verdict]]:
+    """Judge in a process with limits; ``texts`` reads what the judge takes beside a prediction."""
+
+    def judged(case: _Case) -> Judged:
+        return Judged(
+            document_id=case.example.document_id,
+            prediction=case.prediction,
+            texts={"reference": case.example.reference, **_located(texts, case)},
+        )
+
+    return lambda cases: judge_apart(judge, [judged(case) for case in cases])
 
 
-def _score_typescript(case: _Case) -> Verdict:
-    prefix = case.argument("prefix") if "prefix" in case.fields else ""
-    return judge_typescript(case.prediction, reference=case.example.reference, prefix=prefix)
+def _score_typescript_tests(cases: Sequence[_Case]) -> list[Verdict]:
+    return judge_programs([_located(_tested_program, case) for case in cases])
 
 
-_ARGUMENTS: dict[Task, frozenset[str]] = {
-    "sql_execution": frozenset({"database"}),
-    "json_schema": frozenset({"schema"}),
-    "cypher": frozenset(),
-    "typescript": frozenset({"prefix"}),
-    "final_answer": frozenset(),
-    "exact_match": frozenset(),
+def _tested_program(case: _Case) -> TestedProgram:
+    return TestedProgram(
+        document_id=case.example.document_id,
+        prediction=case.prediction,
+        prefix=case.prefix,
+        tests=case.argument("tests"),
+    )
+
+
+def _score_cypher(cases: Sequence[_Case]) -> list[Verdict]:
+    if cases and "graph" in cases[0].artefacts:
+        pairs = [_located(_cypher_pair, case) for case in cases]
+        return judge_by_rows(pairs, cases[0].artefacts["graph"])
+    return _apart("cypher", _cypher_texts)(cases)
+
+
+def _cypher_pair(case: _Case) -> CypherPair:
+    schema = case.argument("schema") if "schema" in case.fields else None
+    return CypherPair(
+        document_id=case.example.document_id,
+        prediction=case.prediction,
+        reference=case.example.reference,
+        schema=schema,
+    )
+
+
+def _cypher_texts(case: _Case) -> dict[str, str | None]:
+    return {"schema": _cypher_pair(case).schema}
+
+
+def _score_choice(case: _Case) -> Verdict:
+    choices, answer = case.value("choices"), case.value("answer")
+    return judge_choice(case.prediction, choices=choices, answer=answer)
+
+
+# Distributions whose versions can change a verdict.
+_PACKAGES: dict[Task, tuple[str, ...]] = {
+    "cypher": ("graphglot",),
+    "json_schema": ("jsonschema", "regex"),
+    "typescript": ("tree-sitter", "tree-sitter-typescript"),
 }
 _SCORERS: dict[Task, Callable[[Sequence[_Case]], list[Verdict]]] = {
     "sql_execution": _score_sql,
-    "json_schema": _one_by_one(_score_json),
-    "cypher": _one_by_one(lambda case: judge_cypher(case.prediction, case.example.reference)),
-    "typescript": _one_by_one(_score_typescript),
+    "json_schema": _apart("json_schema", lambda case: {"schema": case.argument("schema")}),
+    "cypher": _score_cypher,
+    "typescript": _apart("typescript", lambda case: {"prefix": case.prefix}),
+    "typescript_tests": _score_typescript_tests,
+    "multiple_choice": _one_by_one(_score_choice),
     "final_answer": _one_by_one(
         lambda case: judge_final_answer(case.prediction, case.example.reference)
     ),

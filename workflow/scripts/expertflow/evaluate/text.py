@@ -1,6 +1,7 @@
 """Judge plain text: a final number, or the whole answer; and find the answer in a chatty reply."""
 
 import re
+from collections import deque
 from decimal import Decimal
 
 from expertflow.core.errors import EvaluationError
@@ -9,12 +10,30 @@ from expertflow.evaluate.records import Verdict
 # A fence opens at the start of a line, as in Markdown, and a reply cut short may never close it.
 _FENCE = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)(?:^ {0,3}```|\Z)", re.MULTILINE | re.DOTALL)
 
-# `-$1,234.50`, `$-3`, `.5`. What follows must not go on as a number: `1,5`, `1/2`, `2 3`, `1e5`
-# and `3:30` are no single decimal number, and reading only their start would judge by luck.
+# `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
+# bounded, so that a mile of hostile text takes linear time.
+_BLANK = r"[^\S\n]"
+_MARKS = rf"(?:{_BLANK}|[*_(])" + "{0,200}+"
+_CURRENCY = r"\\?[$€£¥]"
 _NUMBER = re.compile(
-    r"[\s*_(]*(?P<sign>[-+]?)\s*[$€£¥]?\s*(?P<late_sign>[-+]?)"
-    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?![0-9]|\s*[-+.,:/^*]?\s*[0-9]|[eE][-+]?[0-9])"
+    rf"####(?!#){_MARKS}(?:\n{_MARKS})?(?:[A-Za-z]\w{{0,30}}+{_BLANK}{{0,9}}+={_MARKS})?"
+    rf"(?P<sign>[-+−]?){_BLANK}{{0,9}}+(?:{_CURRENCY})?{_BLANK}{{0,9}}+(?P<late_sign>[-+−]?)"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3}){1,50}|[0-9]{1,200})(?:\.[0-9]{1,200})?|\.[0-9]{1,200})"
+)
+# What goes on as a number is none: `1,5`, `1/2`, `2 3`, `1e5`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`,
+# `18 or 20` and `2 million` are no single decimal number, and reading only their start would judge
+# by luck.
+_ALSO = rf"{_BLANK}*+[-+−]?(?:{_CURRENCY})?{_BLANK}*+\.?[0-9]"
+_PARTS = "½¼¾⅐-⅞"
+_OPERATORS = r"(?:[-+−/^x×÷·‐-―]|\*{1,2})"
+_GOES_ON = re.compile(
+    rf"[0-9²³¹⁰-⁹]|e[-+]?[0-9]|k(?![A-Za-z])|{_BLANK}*+(?:"
+    rf"[{_PARTS}]|[.,:'’_]?{_BLANK}*+[0-9]|{_OPERATORS}{_ALSO}|"
+    r"\\(?:times|cdot|div|pm|[dt]?frac)(?![A-Za-z])|"
+    r"-?(?:or|dozen|hundred|thousand|million|billion|trillion)(?![^\W_])|"
+    rf"(?:to|and|times|plus|minus)(?:{_ALSO}|"
+    rf"{_BLANK}++(?:a{_BLANK}++)?(?:half|third|quarter)(?![^\W_])))",
+    re.IGNORECASE,
 )
 _MARKER = "####"
 
@@ -33,7 +52,7 @@ def judge_final_answer(prediction: str, reference: str) -> Verdict:
     """Compare the numbers after the last ``####`` of both texts, exactly: 18 equals 18.00.
 
     Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a per cent
-    sign and units after the number are ignored.
+    sign and units after the number are ignored; see ``final_answer``.
 
     Raises:
         EvaluationError: the reference has no final answer.
@@ -41,12 +60,13 @@ def judge_final_answer(prediction: str, reference: str) -> Verdict:
     wanted = final_answer(reference)
     if wanted is None:
         raise EvaluationError(
-            f"the reference has no number after {_MARKER!r}; "
+            f"the reference has no number after {_MARKER!r} that stands alone; "
             "end it with '#### 42', or use the task exact_match"
         )
     found = final_answer(prediction)
     if found is None:
-        return Verdict(correct=False, kind="no_answer", detail=f"no number after {_MARKER!r}")
+        detail = f"no number after {_MARKER!r} that stands alone"
+        return Verdict(correct=False, kind="no_answer", detail=detail)
     if found != wanted:
         detail = f"answered {found:.12g}, expected {wanted:.12g}"
         return Verdict(correct=False, kind="wrong_answer", detail=detail)
@@ -54,20 +74,20 @@ def judge_final_answer(prediction: str, reference: str) -> Verdict:
 
 
 def final_answer(text: str) -> Decimal | None:
-    """Read the number after the last ``####``; nothing else in the text counts as an answer.
+    """Read the number after the last ``####`` that a number follows, on its line or the next.
+
+    Nothing else in the text counts as an answer. A currency or ``name =`` may stand before the
+    number; where it goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), there is no answer.
 
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')
     """
-    _, marker, tail = text.rpartition(_MARKER)
-    if not marker:
-        return None
-    # No number is that long, and the pattern would take quadratic time over a mile of blanks.
-    line = tail.partition("\n")[0][:200].replace("\N{MINUS SIGN}", "-")
-    found = _NUMBER.match(line)
-    if found is None or (found["sign"] and found["late_sign"]):
-        return None
-    return Decimal(found["sign"] + found["late_sign"] + found["digits"].replace(",", ""))
+    for found in deque(_NUMBER.finditer(text), maxlen=1):
+        if (found["sign"] and found["late_sign"]) or _GOES_ON.match(text, found.end()):
+            return None
+        sign = (found["sign"] + found["late_sign"]).replace("\N{MINUS SIGN}", "-")
+        return Decimal(sign + found["digits"].replace(",", ""))
+    return None
 
 
 def judge_exact_match(prediction: str, reference: str) -> Verdict:

@@ -1,173 +1,102 @@
 """Write the model card: what the model is, what it learned from, and what it scored."""
 
-import re
-from typing import Any
+from expertflow.export.card_front import front_matter
+from expertflow.export.card_inputs import CardInputs, Exported
+from expertflow.export.card_run import cost_lines, data_lines, provenance_lines, settings_lines
+from expertflow.export.card_scores import published_lines, score_lines
+from expertflow.export.card_text import code, paragraph, plain
+from expertflow.export.card_use import gguf_name, use_lines
+from expertflow.export.licences import conflicts
 
-import yaml
-
-from expertflow.data.records import DatasetManifest
-from expertflow.evaluate.records import EvaluationRecord
-from expertflow.train.records import ModelRecord, TrainingRecord
-
-NOT_STATED = "**not stated**"
-# What the usual short names of licences say themselves: cc-by-nc-sa-4.0, odbl, gpl-3.0 …
-TERMS = {
-    "share-alike": re.compile(r"(?i)\bsa\b|sharealike|share-alike|\b[al]?gpl|\bodbl\b"),
-    "non-commercial": re.compile(r"(?i)\bnc\b|non-?commercial"),
-    "no derivatives": re.compile(r"(?i)\bnd\b|no-?derivatives"),
-    "no known terms": re.compile(r"(?i)^(other|unknown)$"),
+INTO = {
+    None: "trained as a whole",
+    "base": "adapter merged into the base model",
+    "dequantised base": "adapter merged into the base model as its 4 bits hold it, dequantised",
 }
 
 
-def card_facts(
-    *,
-    description: str,
-    datasets: DatasetManifest,
-    model: ModelRecord,
-    training: TrainingRecord,
-    evaluation: EvaluationRecord,
-) -> dict[str, Any]:
-    """Collect what a card tells from the records; the export adds its own."""
-    before, after = evaluation.before, evaluation.after
-    scores = [("held-out loss (nats per token)", before.held_out_loss, after.held_out_loss)]
-    rows: list[tuple[str, float | None, float | None]] = [*scores]
-    if before.score is not None and after.score is not None:
-        name = f"{after.score.metric} ({after.score.n_examples} questions)"
-        rows.append((name, before.score.value_fraction, after.score.value_fraction))
-    return {
-        "expert": training.expert,
-        "description": description,
-        "base_model": model.name,
-        "base_licence": model.licence,
-        "method": training.method,
-        "preset": datasets.preset,
-        "sources": [
-            {
-                "name": s.name,
-                "licence": s.licence,
-                "revision": s.revision,
-                "n_records": s.n_records,
-                "notes": list(s.notes),
-            }
-            for s in datasets.sources
-        ],
-        "scores": rows,
-        "weights_sha256": training.weights_sha256,
-    }
-
-
-def model_card(facts: dict[str, Any]) -> str:
-    """Render a card with YAML front matter from ``card_facts`` and, as ``export``, the record."""
-    front = {
-        "base_model": facts["base_model"],
-        "library_name": "transformers",
-        "tags": ["expertflow", facts["method"]],
-    }
+def model_card(inputs: CardInputs, exported: Exported) -> str:
+    """Render a card, with YAML front matter, from the records of a run."""
     lines = [
-        "---",
-        yaml.safe_dump(front, sort_keys=True, allow_unicode=True).strip(),
-        "---",
-        f"# {facts['expert']}",
+        *front_matter(inputs, exported.licence_files),
+        *_warnings(inputs),
+        f"# {plain(inputs.spec.expert)}",
         "",
-        facts["description"],
+        paragraph(inputs.spec.description),
         "",
-        *_preset_note(facts["preset"]),
-        f"- Base model: {facts['base_model']} (licence: {facts['base_licence'] or 'not stated'})",
-        f"- Method: {facts['method']}",
-        f"- Trained weights (SHA-256): `{facts['weights_sha256']}`",
-        *_merge_lines(facts["export"]),
+        *_model_lines(inputs, exported),
         "",
-        "## Data",
-        "",
-        "| source | licence | records | revision |",
-        "|---|---|---|---|",
-        *map(_source_row, facts["sources"]),
-        "",
-        *licence_lines(facts["sources"]),
-        "## Evaluation on held-out documents",
-        "",
-        *_base_note(facts["method"]),
-        "| | before | after |",
-        "|---|---|---|",
-        *(f"| {name} | {_show(before)} | {_show(after)} |"
-          for name, before, after in facts["scores"]),
-        "",
-        "## Load",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("merged")',
-        'tokenizer = AutoTokenizer.from_pretrained("merged")',
-        "```",
-        "",
-    ]  # fmt: skip
+        *data_lines(inputs),
+        *settings_lines(inputs),
+        *score_lines(inputs.evaluation, method=inputs.training.method),
+        *cost_lines(inputs),
+        *provenance_lines(inputs, weights_sha256=exported.record.weights_sha256),
+        *use_lines(inputs, exported),
+        *_limits(inputs),
+    ]
     return "\n".join(lines)
 
 
-def licence_lines(sources: list[dict[str, Any]]) -> list[str]:
-    """Point out what a reader of the table of sources should not miss, from the names alone."""
-    lines = [
-        f"- {source['name']}: {note}" for source in sources for note in source.get("notes", ())
-    ]
-    unstated = [source["name"] for source in sources if source["licence"] is None]
-    if unstated:
-        lines.append(f"- No licence is stated for: {', '.join(unstated)}.")
-    for term, pattern in TERMS.items():
-        named = [
-            f"{source['name']} ({source['licence']})"
-            for source in sources
-            if any(pattern.search(part) for part in _parts(source["licence"]))
+def _warnings(inputs: CardInputs) -> list[str]:
+    """Put first what stands against using the model at all."""
+    lines = []
+    if inputs.is_demo:
+        lines += [
+            "> **Not for use.** Made by the demo preset: a small random model on generated data.",
+            "",
         ]
-        if named:
-            lines.append(f"- Licence named as {term}: {', '.join(named)}.")
-    if len({tuple(sorted(_parts(source["licence"]))) for source in sources}) > 1:
-        lines.append("- The sources do not share one licence; the table lists each.")
-    return [*lines, ""] if lines else []
+    if found := conflicts(inputs.made_from):
+        lines += [
+            "> **Licences: read this before use.** Read off their names; not legal advice.",
+            ">",
+            *(f"> - {plain(line)}" for line in found),
+            "",
+        ]
+    return lines
 
 
-def _parts(licence: str | None) -> list[str]:
-    """Cut a text that names several licences; equal names in any case count as one."""
-    return [part.strip().casefold() for part in (licence or "").split(",") if part.strip()]
-
-
-def _source_row(source: dict[str, Any]) -> str:
-    n_records = source.get("n_records")
-    cells = (
-        source["name"],
-        source["licence"] or NOT_STATED,
-        "-" if n_records is None else f"{n_records:,}",
-        source["revision"] or "-",
+def _model_lines(inputs: CardInputs, exported: Exported) -> list[str]:
+    model, record, comparison = inputs.model, exported.record, exported.comparison
+    revision = f", revision {code(model.revision)}" if model.revision else ""
+    licence = plain(model.licence) if model.licence else "**not stated**"
+    merged = (
+        f"held-out loss of the trained model {comparison.loss_before:.6g}, of these files"
+        f" {comparison.loss_after:.6g} nats a token ({comparison.n_rows} rows,"
+        f" {comparison.n_targets:,} tokens; {comparison.allowed_loss_difference:.2g} apart would"
+        f" have been refused); logits differ by {comparison.max_logit_difference:.2g} at most"
     )
-    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _merge_lines(export: dict[str, Any]) -> list[str]:
-    """Say what the adapter was merged into, and that the files say what the trained model says."""
-    into = {
-        None: "trained as a whole",
-        "base": "adapter merged into the base model",
-        "dequantised base": "adapter merged into the base model as its 4 bits hold it, dequantised",
-    }[export["merged_into"]]
-    before, after = export["loss_before_merge"], export["loss_after_merge"]
-    return [
-        f"- Weights in this folder: {into}; {export['dtype']}",
-        f"- Held-out loss of the trained model and of these files: {before:.6g} and {after:.6g}"
-        f" ({export['n_rows_compared']} rows)",
+    lines = [
+        "## Model",
+        "",
+        f"- Base model: {plain(model.name)}{revision}, licence {licence}",
+        f"- Parameters: {inputs.training.n_params_total:,}, trained"
+        f" {inputs.training.n_params_trainable:,}",
+        f"- Weights in this folder: {INTO[record.merged_into]}; {record.dtype},"
+        f" {record.n_bytes / 1e6:,.1f} MB",
+        f"- Merge: {merged}",
     ]
+    if record.gguf is not None:
+        lines.append(
+            f"- GGUF: {code(gguf_name(exported))}, {record.gguf.dtype}, tensors read back are"
+            f" within {record.gguf.max_relative_difference:.2g} of their largest value"
+        )
+    elif "gguf" in record.unavailable:
+        lines.append(f"- GGUF: none: {plain(record.unavailable['gguf'])}")
+    return [*lines, *published_lines(inputs.evaluation.published)]
 
 
-def _base_note(method: str) -> list[str]:
-    if method != "qlora":
-        return []
-    return ["Before and after are both scored on the base in 4 bits, as it was trained on.", ""]
-
-
-def _preset_note(preset: str) -> list[str]:
-    if preset != "demo":
-        return []
-    return ["Made by the demo preset: a small random model on generated data, not for use.", ""]
-
-
-def _show(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.4g}"
+def _limits(inputs: CardInputs) -> list[str]:
+    return [
+        "## Limits",
+        "",
+        "- The scores hold for held-out documents of the data above; they say nothing about other"
+        " inputs, nor about safety.",
+        "- The language of the data was not determined.",
+        *(
+            ["- The code that it writes was scored by running it; that does not make it safe to"
+             " run."]
+            if inputs.evaluation.task in ("sql_execution", "typescript", "typescript_tests")
+            else []
+        ),
+        "",
+    ]  # fmt: skip

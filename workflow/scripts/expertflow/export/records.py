@@ -1,7 +1,41 @@
 """What export says: the model as people will load it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from expertflow.evaluate.records import Decoding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportSpec:
+    """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
+
+    ``hub_datasets`` names, by source, the data sets that lie on the hub, for the model card;
+    ``system_prompt`` is what the chats of training began with.
+    """
+
+    expert: str
+    description: str
+    decoding: Decoding
+    dtype: Literal["auto", "fp32", "bf16"]
+    gguf: Literal["f32", "f16", "bf16", "q8_0"] | None
+    hub_datasets: dict[str, str] = field(default_factory=dict)
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufFile:
+    """One file for llama.cpp, beside the merged weights, and how far its tensors are from them.
+
+    ``max_relative_difference`` is of the file as read back, as a part of each tensor's largest
+    value.
+    """
+
+    path: str
+    dtype: str
+    sha256: str
+    n_bytes: int
+    max_relative_difference: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -9,11 +43,13 @@ class ExportRecord:
     """A model on disk, merged if an adapter was trained (null ``merged_into``: no adapter).
 
     Losses, in nats a target over some held-out rows, and logits compare the trained model with the
-    files as they are loaded by anyone.
+    files as they are loaded by anyone. ``published_step`` is the step whose weights these are.
+    ``unavailable`` says why a part that was asked for is missing.
     """
 
     expert: str
     path: str
+    published_step: int
     dtype: str
     merged_into: Literal["base", "dequantised base"] | None
     loss_before_merge: float
@@ -22,3 +58,5 @@ class ExportRecord:
     max_logit_difference: float
     weights_sha256: str
     n_bytes: int
+    gguf: GgufFile | None
+    unavailable: dict[str, str]

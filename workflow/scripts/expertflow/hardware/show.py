@@ -31,6 +31,8 @@ SHOWN = {
     "cpu_percent": ("CPU, whole machine", "%", 1.0),
     "ram_used_bytes": ("RAM, whole machine", "GB", GB),
 }
+# Times the figure before, up to which the difference is also shown as a share of it.
+MOST_TIMES = 100
 FIELDS = {name: name for name in SHOWN} | {"any_kernel_percent": "utilization_percent"}
 TOTALS = {
     "energy_j": ("energy", "kJ", 1e3),
@@ -103,7 +105,8 @@ def _difference(old: float | None, new: float | None, scale: float) -> tuple[str
     shown = tuple("unknown" if v is None else _number(v / scale) for v in (old, new))
     if old is None or new is None:
         return shown[0], shown[1], "unknown", ""
-    share = f"{(new - old) / old:+.1%}" if old else ""
+    # A share of next to nothing says nothing.
+    share = f"{(new - old) / old:+.1%}" if abs(new) < MOST_TIMES * abs(old) else ""
     return shown[0], shown[1], _number((new - old) / scale, sign="+"), share
 
 

@@ -51,7 +51,7 @@ NOT_BY_HAND = {
     "group_by_length", "gpu_memory_threshold_small_gb", "gpu_memory_threshold_medium_gb",
     "gpu_memory_threshold_large_gb", "hardware", "gpu_table", "prices", "price_usd_per_hour",
     "price_as_of", "billing_minutes", "max_usd", "max_hours", "system", "claims", "compare",
-    "may_drop_budgets",
+    "may_drop_budgets", "tuned",
 }  # fmt: skip
 
 

@@ -123,6 +123,8 @@ class PlanSpec:
     compare: tuple[HardwareChoice, ...]
     # The demo is on the CPU whatever the manifest is for: a budget cannot be held there.
     may_drop_budgets: bool = False
+    profile_steps: int = 0
+    tuned: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +163,8 @@ class TrainPlan:
 
     ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
     figure adds what gradient checkpointing computes again.
+
+    ``profile_steps`` is how many steps a profiler watches; it decides nothing about the weights.
 
     ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch, and
     ``without_checkpointing_peak_bytes`` that with all activations kept, where they are not.
@@ -230,3 +234,4 @@ class TrainPlan:
     claims: tuple[ClaimCheck, ...] = ()
     next_micro_batch_peak_bytes: int | None = None
     without_checkpointing_peak_bytes: int | None = None
+    profile_steps: int = 0

@@ -31,6 +31,7 @@ from expertflow.plan.switches import (
     choose_compile,
     choose_precision,
 )
+from expertflow.plan.tuned import Tuning, explained, with_tuning
 from expertflow.plan.work import flops_of, work_of
 from expertflow.tokens.records import PackingRecord
 
@@ -42,7 +43,7 @@ CARRIED = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "label_smoothing_factor", "max_loss"),
     *("save_every_minutes", "save_total_limit", "load_best_model_at_end", "patience", "min_delta"),
     *("logging_steps", "report_to", "world_size", "parallel", "deterministic", "n_threads"),
-    *("track_per_step_metrics", "seed", "collection_interval_seconds"),
+    *("track_per_step_metrics", "seed", "collection_interval_seconds", "profile_steps"),
 )
 NOTHING = CostPlan(
     price_usd_per_hour=None, price_as_of=None, predicted_hours=None, predicted_hours_low=None,
@@ -61,24 +62,28 @@ def plan_training(
     gpu: GpuFacts | None,
     trace: MemoryTrace | None = None,
     calibration: Calibration | None = None,
+    tuning: Tuning | None = None,
 ) -> TrainPlan:
     """Resolve a run; ``trace`` and ``calibration`` sharpen what it should take, if there are any.
+
+    ``tuning`` is taken over where it is of this run.
 
     Raises:
         ConfigError: warm-up would not end, or the budget is exceeded.
         HardwareError: a micro-batch of one row does not fit the card.
     """
     draft = Draft(expert, spec, packing, facts, n_params, gpu, trace, calibration)
-    plan = _with_forecast(draft, _settings(draft))
+    plan, chosen = with_tuning(draft, _settings(draft), tuning, resolve=_settings)
+    plan = _with_forecast(draft, plan)
     rest = explain_rest(
-        spec,
+        chosen.spec if chosen else spec,
         packing,
         cost=plan.cost,
         n_steps=plan.n_steps,
         save_steps=plan.save_steps,
         eval_steps=plan.eval_steps,
     )
-    reasons = [*draft.reasons, *rest]
+    reasons = explained([*draft.reasons, *rest], chosen)
     return replace(plan, reasons=with_source_values(reasons, spec.system, n_steps=plan.n_steps))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from expertflow.report.finding import MIN_SAMPLES, broken, lasted, median
 from expertflow.report.format import NBSP, percent
+from expertflow.report.profile_pause import judged_time
 
 Report = dict[str, Any]
 
@@ -43,8 +44,11 @@ def bottleneck(report: Report) -> dict[str, Any]:
 
 
 def time_shares(report: Report) -> dict[str, float]:
-    """Give the shares of wall time by what they are spent on; empty for a run without time."""
-    time = report["time"]
+    """Give the shares of wall time by what they are spent on; empty for a run without time.
+
+    The wait for a profile is left out.
+    """
+    time = judged_time(report)
     tail = "lost-work" if broken(report) else "start-up"
     seconds = {
         "step": time["train_s"],

@@ -8,19 +8,21 @@ every key.
 from typing import Any
 
 from expertflow.core.records import to_json
-from expertflow.evaluate.records import EvaluationSide
 from expertflow.report import derive
 from expertflow.report.bottleneck import bottleneck
 from expertflow.report.data_section import data_section
 from expertflow.report.diagnose import accept, find
+from expertflow.report.evaluation_section import evaluation_section
 from expertflow.report.hardware_section import hardware_section
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.plan_section import plan_against_actual, plan_section
+from expertflow.report.profile_section import profile_section
 from expertflow.report.reasons import explain
+from expertflow.report.staging_section import staging_section
 from expertflow.report.time_section import split, time_section
 from expertflow.report.verdict import verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MFU_CONVENTION = (
     "MFU: FLOPs that the model needs for its useful tokens, over the seconds of stepping (saves,"
     " evaluation and start-up left out) and the dense peak of all devices at the precision used;"
@@ -45,18 +47,19 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "throughput": _throughput(inputs),
         "cost": _cost(inputs),
         "plan": plan_section(inputs),
-        "evaluation": _evaluation(inputs),
-        "staging": to_json(inputs.staging),
+        "evaluation": evaluation_section(inputs),
+        "staging": staging_section(inputs),
+        "profile": profile_section(inputs),
         "export": to_json(inputs.export),
-        "comparison": [],
+        "comparison": [] if inputs.ablation is None else [to_json(inputs.ablation)],
         "provenance": _provenance(inputs, provenance),
     }
     report["plan_against_actual"] = plan_against_actual(report)
+    report["unavailable"] = explain(report, inputs)  # rules repeat some of the reasons
     report["bottleneck"] = bottleneck(report)
     report["findings"] = to_json(find(report))
     report["acceptance"] = to_json(accept(report, inputs.spec.acceptance))
     report["verdict"] = verdict(report)
-    report["unavailable"] = explain(report, inputs)
     return report
 
 
@@ -116,6 +119,8 @@ def _training_parameters(inputs: ReportInputs) -> dict[str, Any]:
         "save_steps": plan.save_steps,
         "save_every_minutes": plan.save_every_minutes,
         "eval_steps": plan.eval_steps,
+        "load_best_model_at_end": plan.load_best_model_at_end,
+        "patience": plan.patience,
         "logging_steps": plan.logging_steps,
         "seed": training.seed,
     }
@@ -128,6 +133,7 @@ def _training(inputs: ReportInputs) -> dict[str, Any]:
         "planned_steps": inputs.plan.n_steps,
         "stopped_early_at_step": training.stopped_early_at_step,
         "published_step": training.published_step,
+        "n_candidates": len(training.candidates),
         "epochs": training.n_epochs,
         "sessions": training.n_sessions,
         "resumed_at_steps": list(training.resumed_at_steps),
@@ -173,40 +179,6 @@ def _cost(inputs: ReportInputs) -> dict[str, Any]:
             inputs, training.n_target_tokens
         ).value,
         "energy_kwh": derive.energy_kwh(inputs).value,
-    }
-
-
-def _evaluation(inputs: ReportInputs) -> dict[str, Any]:
-    record = inputs.evaluation
-    change = derive.score_difference(record.before.score, record.after.score)
-    return {
-        "task": record.task,
-        "metric": record.after.score.metric if record.after.score else None,
-        "held_out_documents": record.n_held_out_documents,
-        "documents_shared_with_training": record.n_documents_shared_with_training,
-        "before": _side(record.before),
-        "after": _side(record.after),
-        "delta": {
-            "held_out_loss": record.after.held_out_loss - record.before.held_out_loss,
-            **to_json(change),
-        },
-        "samples": to_json(record.samples),
-        "wall_s": record.wall_s,
-    }
-
-
-def _side(side: EvaluationSide) -> dict[str, Any]:
-    score = side.score
-    return {
-        "held_out_loss": side.held_out_loss,
-        "perplexity": side.perplexity,
-        "n_target_tokens": side.n_target_tokens,
-        "value_fraction": score.value_fraction if score else None,
-        "ci95": to_json(score.ci95) if score else None,
-        "n_examples": score.n_examples if score else None,
-        "n_correct": score.n_correct if score else None,
-        "n_by_kind": dict(score.n_by_kind) if score else None,
-        "generation_s": side.generation_s,
     }
 
 

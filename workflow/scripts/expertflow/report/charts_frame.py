@@ -27,14 +27,17 @@ COLOURS = {
     "#6b7281": "muted",
     "#a8481b": "limit",
     "#fbfaf8": "page",
+    "#b3393e": "red",
+    "#1b2331": "text",
 }
-BLUE, GREEN, ORANGE, PURPLE, YELLOW, GREY, RULE, MUTED, LIMIT, PAGE = COLOURS
+BLUE, GREEN, ORANGE, PURPLE, YELLOW, GREY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLOURS
 NAMED = {name: colour for colour, name in COLOURS.items()}
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
 TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
 ALIKE = re.compile(
     r'(<path d="[^"]+"( fill="[^"]+"(?: opacity="[^"]+")?)/>)(?:<path d="[^"]+"\2/>)+'
 )
+TAG = re.compile(r"<[^>]+>")
 NUMBER = "format(datum.value, ',.12~g')"
 THOUSANDS = "datum.value === 0 ? '0' : format(datum.value, '~s')"
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
@@ -185,15 +188,22 @@ def _svg(layers: list[alt.Chart], form: Form, height_px: int, label: str) -> str
 
 
 def _themed(svg: str, label: str) -> str:
-    """Hand the colours over to the page, name the picture, and drop what no reader needs."""
-    for colour, name in COLOURS.items():
-        svg = svg.replace(f'"{colour}"', f'"var(--{name})"')
-    svg = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", svg)
-    svg = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", svg)
+    """Hand the colours over to the page, name the picture, and drop what no reader needs.
+
+    Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
+    """
+    svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
     svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
-    svg = re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", svg)
     svg = ALIKE.sub(_as_one, svg)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+
+
+def _lean(tag: str) -> str:
+    for colour, name in COLOURS.items():
+        tag = tag.replace(f'"{colour}"', f'"var(--{name})"')
+    tag = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", tag)
+    tag = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", tag)
+    return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
 
 
 def _as_one(paths: re.Match[str]) -> str:

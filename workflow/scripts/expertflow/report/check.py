@@ -10,6 +10,7 @@ import yaml
 
 from expertflow.core.errors import DataError
 from expertflow.plan.cost import billed_hours
+from expertflow.report.check_evaluation import EVALUATION_CHECKS
 from expertflow.report.check_run import RUN_CHECKS, check_against_records
 from expertflow.report.derive import n_epochs_started
 from expertflow.report.inputs import ReportInputs
@@ -61,7 +62,8 @@ def check_report(report: Report, schema: dict[str, Any], inputs: ReportInputs) -
         DataError: with the path of the first fault in report.json.
     """
     _check_schema(report, schema)
-    for check in (_check_epochs, _check_warmup, _check_time, _check_cost, *RUN_CHECKS):
+    own = (_check_epochs, _check_warmup, _check_time, _check_cost)
+    for check in (*own, *RUN_CHECKS, *EVALUATION_CHECKS):
         check(report)
     check_against_records(report, inputs)
     _check_unavailable(report, schema)

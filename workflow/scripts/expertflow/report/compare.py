@@ -5,11 +5,13 @@ from typing import Any
 from expertflow.report import format as f
 from expertflow.report import view
 from expertflow.report.diagnose import look_up
-from expertflow.report.page import style, templates
+from expertflow.report.learned import NO_CHANGE, best_baseline, deciding_change
+from expertflow.report.sheet import style, templates
+from expertflow.report.view_evaluation import COLOURS
 
 Report = dict[str, Any]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FIGURES = {
     "useful_tokens_per_s": "throughput.useful_tokens_per_s",
     "mfu_fraction": "throughput.mfu_fraction",
@@ -48,6 +50,7 @@ def _row(report: Report) -> dict[str, Any]:
         "before_ci95": before["ci95"],
         "after_ci95": after["ci95"],
         "delta_ci95": delta["ci95"],
+        **_shown(evaluation),
         "n_examples": after["n_examples"],
         "held_out_loss_before": before["held_out_loss"],
         "held_out_loss_after": after["held_out_loss"],
@@ -57,6 +60,19 @@ def _row(report: Report) -> dict[str, Any]:
         "n_bars_failed": sum(item["verdict"] == "fail" for item in report["acceptance"]),
         "source_licences": _licences(report["data"]["sources"]),
         "unavailable": {name: reasons[path] for name, path in FIGURES.items() if path in reasons},
+    }
+
+
+def _shown(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Give what is beyond chance: the change, the best answer without a model, an earlier run."""
+    change, best = deciding_change(evaluation), best_baseline(evaluation)
+    earlier = evaluation["earlier"]
+    return {
+        "change": change,
+        "best_baseline": best
+        and {key: best[key] for key in ("name", "value_fraction", "ci95", "change")},
+        "earlier_change": earlier and earlier["change"],
+        "published_step": evaluation["published"]["step"],
     }
 
 
@@ -74,7 +90,7 @@ def render_index(index: dict[str, Any]) -> str:
     return (
         templates()
         .get_template("index.html.j2")
-        .render(style=style(), rows=rows, cell=_cell, sentence=_sentence(rows))
+        .render(style=style(), rows=rows, cell=_cell, sentence=_sentence(rows), marks=_marks)
     )
 
 
@@ -84,6 +100,30 @@ def _cell(row: dict[str, Any], name: str, show: str) -> view.Cell:
         reason = row["unavailable"].get(name, "no reason was recorded")
         return view.Cell(text=view.NOT_MEASURED, reason=reason)
     return view.Cell(text=getattr(f, show)(row[name]))
+
+
+def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Say of each comparison whether it is beyond chance: (colour, words)."""
+    best = row["best_baseline"]
+    named = [("the untrained model", row["change"])]
+    if best is not None:
+        named.append((f"{best['name']}, without a model", best["change"]))
+    marks = [
+        (COLOURS[change["change"]], _mark(change["change"], other))
+        for other, change in named
+        if change is not None
+    ]
+    earlier = row["earlier_change"]
+    if earlier is not None:
+        level = "same" if earlier["change"] == NO_CHANGE else COLOURS[earlier["change"]]
+        marks.append((level, _mark(earlier["change"], "the earlier evaluation")))
+    return marks
+
+
+def _mark(word: str, other: str) -> str:
+    if word == NO_CHANGE:
+        return f"not measurably different from {other}"
+    return f"{word} than {other}"
 
 
 def _sentence(rows: list[dict[str, Any]]) -> str:

@@ -7,7 +7,6 @@ and an unknown price no cost.
 import math
 from dataclasses import dataclass
 
-from expertflow.evaluate.records import TaskScore
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import billed_hours
 from expertflow.plan.records import TrainPlan
@@ -33,14 +32,6 @@ class Peak:
     flops_per_s: float | None = None
     source: str | None = None
     reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """After minus before of a fraction, with a 95 % interval."""
-
-    value_fraction: float | None
-    ci95: tuple[float, float] | None
 
 
 def on_cpu(training: TrainingRecord) -> bool:
@@ -187,26 +178,6 @@ def energy_kwh(inputs: ReportInputs) -> Figure:
     if energy_j is None:
         return Figure(reason=monitor.unavailable.get(name, "the monitor did not record it"))
     return Figure(value=energy_j / JOULES_PER_KWH)
-
-
-def score_difference(before: TaskScore | None, after: TaskScore | None) -> Difference:
-    """Subtract two proportions, with Newcombe's interval from their two Wilson intervals.
-
-    The sides are treated as independent. They answer the same questions, so the true interval is
-    narrower wherever they agree: this one errs on the side of doubt.
-
-    Source: R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890, method 10.
-    """
-    if before is None or after is None:
-        return Difference(value_fraction=None, ci95=None)
-    p, q = before.value_fraction, after.value_fraction
-    if p is None or q is None:
-        return Difference(value_fraction=None, ci95=None)
-    if before.ci95 is None or after.ci95 is None:
-        return Difference(value_fraction=q - p, ci95=None)
-    low = q - p - math.hypot(q - after.ci95[0], before.ci95[1] - p)
-    high = q - p + math.hypot(after.ci95[1] - q, p - before.ci95[0])
-    return Difference(value_fraction=q - p, ci95=(low, high))
 
 
 def n_epochs_started(n_epochs: float) -> int:

@@ -11,8 +11,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
+from expertflow.report import rules_ablation as ablation
+from expertflow.report import rules_answers as answers
 from expertflow.report import rules_card as card
+from expertflow.report import rules_compared as compared
 from expertflow.report import rules_data as data
+from expertflow.report import rules_learned as learned
 from expertflow.report import rules_plan as plan
 from expertflow.report import rules_run as run
 from expertflow.report import rules_time as time
@@ -30,8 +34,27 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 RULES: tuple[Callable[[Report], Finding | None], ...] = (
     data.leak,
+    learned.regression,
+    learned.not_scored,
+    compared.no_baseline,
+    learned.baseline_not_beaten,
+    learned.no_change,
+    compared.chosen_by_loss,
+    answers.cut_off,
+    answers.not_asked,
+    answers.one_kind_of_error,
+    answers.shared_questions,
+    answers.judge_disagrees,
+    answers.judge_inconsistent,
+    answers.judge_failed,
+    learned.export_moved,
+    learned.export_incomplete,
+    learned.another_checkpoint,
+    compared.checkpoints_not_compared,
     run.short_memory,
+    run.not_staged,
     time.recomputation,
+    ablation.switch_costs,
     card.memory_bound_kernels,
     card.many_small_kernels,
     card.idle_card,

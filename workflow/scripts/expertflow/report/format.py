@@ -96,6 +96,26 @@ def duration(seconds: float) -> str:
     return f"{_two_digits(seconds)}{NBSP}s"
 
 
+def usd_rate(value: float) -> str:
+    """Write a price of a unit: two digits below a dollar, since cents are too coarse.
+
+    >>> usd_rate(0.01904), usd_rate(0.5)
+    ('$0.019', '$0.50')
+    """
+    return f"${value:,.2f}" if value >= 0.0995 or value == 0 else f"${value:#.2g}"
+
+
+def factor(value: float) -> str:
+    """Write a ratio of two speeds, in three digits.
+
+    >>> [factor(x)[1:] for x in (0.0412, 0.834, 1.8312, 12.34)]
+    ['0.0412', '0.834', '1.83', '12.3']
+    """
+    bounds = (0.09995, 0.9995, 9.995, 99.95)
+    digits = 4 - sum(value >= bound for bound in bounds)
+    return f"\u00d7{value:,.{digits}f}"
+
+
 def flops(flops_per_s: float) -> str:
     """Write a rate of arithmetic in TFLOP/s."""
     return f"{_three_digits(flops_per_s / 1e12)}{NBSP}TFLOP/s"

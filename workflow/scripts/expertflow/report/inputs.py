@@ -14,8 +14,9 @@ from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.report.records import ReportSpec
 from expertflow.stage.records import StagingRecord
+from expertflow.studies.records import AblationRecord
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
+from expertflow.train.records import KernelProfile, ModelRecord, StepRecord, TrainingRecord
 
 T = TypeVar("T")
 
@@ -37,13 +38,15 @@ class ReportPaths:
     steps: Path
     samples: Path
     preflight: Path
+    profile: Path
 
     @classmethod
     def in_folder(cls, folder: Path) -> "ReportPaths":
         """Give the places under which the workflow keeps an expert's records."""
         records = {field.name: folder / f"{field.name}.json" for field in fields(cls)}
         series = {"steps": folder / "steps.jsonl", "samples": folder / "gpu.jsonl"}
-        return cls(**{**records, **series})
+        profile = {"profile": folder / "profile" / "kernels.json"}
+        return cls(**{**records, **series, **profile})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,7 @@ class ReportInputs:
     """What ``build_report`` reads, and nothing else. ``samples`` is empty where none was taken.
 
     ``preflight`` holds the readings that the training job took before it began; no two machines
-    tell the same, so it is kept as it is.
+    tell the same, so it is kept as it is. ``ablation`` is null where none was asked for.
     """
 
     spec: ReportSpec
@@ -68,9 +71,13 @@ class ReportInputs:
     steps: tuple[StepRecord, ...]
     samples: tuple[GpuSample, ...]
     preflight: dict[str, Any]
+    profile: KernelProfile
+    ablation: AblationRecord | None = None
 
 
-def read_inputs(spec: ReportSpec, paths: ReportPaths) -> ReportInputs:
+def read_inputs(
+    spec: ReportSpec, paths: ReportPaths, *, ablation: Path | None = None
+) -> ReportInputs:
     """Read all records, and check that they speak of the same expert.
 
     Raises:
@@ -91,6 +98,8 @@ def read_inputs(spec: ReportSpec, paths: ReportPaths) -> ReportInputs:
         steps=read_lines(StepRecord, paths.steps),
         samples=read_lines(GpuSample, paths.samples),
         preflight=read_record(dict[str, Any], paths.preflight),
+        profile=read_record(KernelProfile, paths.profile),
+        ablation=None if ablation is None else read_record(AblationRecord, ablation),
     )
     _check_same_expert(inputs)
     return inputs
@@ -135,6 +144,8 @@ def _check_same_expert(inputs: ReportInputs) -> None:
         "evaluation": inputs.evaluation.expert,
         "export": inputs.export.expert,
     }
+    if inputs.ablation is not None:
+        named["ablation"] = inputs.ablation.expert
     for record, expert in named.items():
         if expert != inputs.spec.expert:
             raise DataError(

@@ -4,43 +4,27 @@ Texts from data sets, models and manifests are hostile until escaped: the templa
 them. Only the charts are trusted; they hold numbers and texts of this package.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from expertflow.report import format as f
-from expertflow.report import view, view_chain, view_hardware, view_plan
+from expertflow.report import (
+    profile_view,
+    view,
+    view_chain,
+    view_comparison,
+    view_evaluation,
+    view_hardware,
+    view_plan,
+    view_staging,
+)
 from expertflow.report.chart_data import chart_data
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.sheet import N_CHARS, N_ROWS, style, templates, trusted
 
 Report = dict[str, Any]
 
-N_SAMPLES = 6
 N_EPOCHS = 8
-N_ROWS = 60  # longer tables end with a hint at report.json
-N_CHARS = 1_600
 MAX_PAGE_BYTES = 400_000
-
-
-@cache
-def templates() -> Environment:
-    """Open the templates beside this module, with escaping on for all of them."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    names = ("count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
-             "duration", "size", "energy", "words", "plain", "signed", "sentence", "hold", "hours",
-             "short_hash", "signed_percent")  # fmt: skip
-    environment.filters |= {name: getattr(f, name) for name in names}
-    environment.filters["clip"] = lambda text: f.clip(str(text), N_CHARS)
-    return environment
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
@@ -62,6 +46,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
             tiles=view.tiles(report),
             parts=view.time_parts(report),
             split_note=view.split_note(report),
+            kernels=profile_view.kernels(report),
             hardware_rows=view_hardware.rows(report),
             plan_rows=view_plan.plan_rows(report),
             memory=view_plan.memory(report),
@@ -70,40 +55,38 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
             cell=lambda path, show="plain", blank=view.NOT_MEASURED: view.cell(
                 report, path, getattr(f, show), blank=blank
             ),
-            kinds=_kinds(evaluation),
-            samples=evaluation["samples"][:N_SAMPLES],
+            learned=_learned(report),
+            answers=view_evaluation.samples(evaluation),
             n_samples=len(evaluation["samples"]),
             pieces=_pieces,
             epochs=_ends(training["epoch_summaries"]),
             settings=list(report["training_parameters"].items()),
-            machine=view_hardware.machine(report),
+            machine=[*view_hardware.machine(report), *view_staging.staging(report)],
             provenance=_flat(_without(report["provenance"], "chain", "input_sha256", "versions"))[
                 :N_ROWS
             ],
             n_rows=N_ROWS,
-            loss_chart=_trusted(charts.loss_chart(data)),
-            timeline=[_trusted(chart) for chart in charts.timeline_charts(data)],
+            loss_chart=trusted(charts.loss_chart(data)),
+            timeline=[trusted(chart) for chart in charts.timeline_charts(data)],
             timeline_data=data.timeline,
-            length_chart=_trusted(charts.length_chart(data)),
+            length_chart=trusted(charts.length_chart(data)),
             cuts=data.lengths.cuts,
+            comparisons=view_comparison.comparisons(report),
         )
     )
 
 
-def style() -> Markup:
-    """Read the style sheet that all pages carry inside."""
-    return Markup(Path(__file__).with_name("style.css").read_text(encoding="utf-8"))
-
-
-def _trusted(chart: Any) -> dict[str, Any] | None:
-    if chart is None:
-        return None
+def _learned(report: Report) -> dict[str, Any]:
+    before, after = (report["evaluation"][side]["value_fraction"] for side in ("before", "after"))
     return {
-        "title": chart.title,
-        "unit": chart.unit,
-        "wide": Markup(chart.wide),
-        "narrow": Markup(chart.narrow),
-        "note": chart.note,
+        "is_scored": None not in (before, after),
+        "ranges": view_evaluation.ranges(report),
+        "lines": view_evaluation.lines(report),
+        "rows": view_evaluation.score_rows(report),
+        "kinds": view_evaluation.kinds(report["evaluation"]),
+        "judge": view_evaluation.judge_text(report),
+        "how": view_evaluation.how(report),
+        "left_out": view_evaluation.left_out(report),
     }
 
 
@@ -127,14 +110,6 @@ def _middle_out(text: str) -> str:
         return text
     half = N_CHARS // 2
     return f"{text[:half]} […] {text[-half:]}"
-
-
-def _kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """List the kinds of verdicts with their counts before and after, correct ones first."""
-    before = evaluation["before"]["n_by_kind"] or {}
-    after = evaluation["after"]["n_by_kind"] or {}
-    names = sorted({*before, *after}, key=lambda name: (name != "correct", name))
-    return [(name, before.get(name, 0), after.get(name, 0)) for name in names]
 
 
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:

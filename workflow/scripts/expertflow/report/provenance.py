@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,19 @@ CHAIN = (
 )
 
 
-def collect_provenance(results: Path, token_shards: TokenShards) -> dict[str, Any]:
+def collect_provenance(
+    results: Path, token_shards: TokenShards, *, also: Sequence[str] = ()
+) -> dict[str, Any]:
     """Hash the records in ``results`` and describe code and host; null where something is unknown.
+
+    ``also`` names records of studies that were asked for; others may lie there unasked.
 
     The host's name is hashed: it tells two machines apart and names neither.
     """
     host = f"{getpass.getuser()}@{platform.node()}"
-    found = [name for name in RECORDS if (results / name).is_file()]
+    found = [name for name in (*RECORDS, *also) if (results / name).is_file()]
     return {
-        "git": _git_commit(),
+        "git": git_commit(),
         "lockfile_sha256": sha256_file(LOCKFILE) if LOCKFILE.is_file() else None,
         "input_sha256": {name: sha256_file(results / name) for name in found},
         "chain": stages(results, token_shards),
@@ -118,7 +122,7 @@ def _together(pattern: str, records: dict[str, str]) -> tuple[str, str]:
     return f"{pattern} ({len(records)})", sha256_json(records)
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Give the commit of the code, marked when it has local changes; null outside a clone."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from expertflow.report import derive, hardware_section
+from expertflow.report.evaluation_reasons import evaluation_reasons
 from expertflow.report.finding import NO_PRICE
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.plan_section import COMPARED
+from expertflow.report.profile_section import profile_reasons
+from expertflow.report.staging_section import staging_reasons
 from expertflow.report.time_section import THROWN_AWAY, split
 from expertflow.train.records import NOT_ON_CPU
 
@@ -47,10 +50,12 @@ ALWAYS = {
     f"{HARDWARE}.machine": "the preflight of this run did not describe the machine",
     f"{HARDWARE}.collection_interval_seconds": "automatic: the monitor chose its own interval",
     "training_report.training.stopped_early_at_step": "the run was not stopped early",
+    "training_parameters.patience": "the run was not to stop early",
     "training_report.training.epoch_summaries[].eval_loss": "no evaluation fell into this epoch",
     "cost.rate_as_of": "the price has no date",
     "plan.billing_minutes": "no billing step is configured",
     "export.merged_into": "no adapter was trained",
+    "export.gguf": "no GGUF file was asked for",
     "model.revision": "only models from a hub have a revision",
     "model.licence": "the model states no licence",
     "model.lora": "the method trains all weights",
@@ -60,11 +65,6 @@ ALWAYS = {
     "data.sources[].revision": "the source has no revision; its sha256 pins it",
     "data.sources[].licence": "the manifest states no licence for this source",
     "data.sources[].n_records": "the records of this source were not counted",
-    "evaluation.delta.ci95": "a side has no interval",
-    "evaluation.samples[].before": "no text was generated",
-    "evaluation.samples[].after": "no text was generated",
-    "evaluation.samples[].kind_before": "the text was not judged",
-    "evaluation.samples[].kind_after": "the text was not judged",
     "provenance.git": "the workflow is not in a git checkout",
     "provenance.lockfile_sha256": "not handed to the report",
     "provenance.command": "not handed to the report",
@@ -76,7 +76,7 @@ ALWAYS = {
 def explain(report: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
     """Map the path of every null leaf to its reason. A null without one is left out."""
     known = _known(inputs)
-    known |= _compared(report, known)
+    known |= _compared(report, known) | staging_reasons(report["staging"])
     found = (
         (path, known.get(path) or known.get(re.sub(r"\[\d+\]", "[]", path)))
         for path in null_paths(report)
@@ -107,7 +107,9 @@ def _known(inputs: ReportInputs) -> dict[str, str]:
         **_from_record(FROM_MONITOR, inputs.monitor.unavailable, "the monitor"),
         **_derived(inputs),
         **_planned(inputs),
-        **_scored(inputs),
+        **evaluation_reasons(inputs.evaluation),
+        **_exported(inputs),
+        **profile_reasons(inputs),
     }
 
 
@@ -183,7 +185,7 @@ def _of_card(inputs: ReportInputs, peak: str | None) -> dict[str, str | None]:
 
 def _planned(inputs: ReportInputs) -> dict[str, str]:
     plan, cost = inputs.plan, inputs.plan.cost
-    because, staging = cost.reason, inputs.staging.reason
+    because = cost.reason
     no_parts = because if cost.predicted_hours is None else UNCALIBRATED
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
@@ -202,7 +204,6 @@ def _planned(inputs: ReportInputs) -> dict[str, str]:
         "plan.memory": no_memory,
         "plan.next_micro_batch_peak_bytes": no_memory,
         "plan.without_checkpointing_peak_bytes": kept,
-        **{f"staging.{key}": staging for key in ("target", "n_bytes_copied", "copy_bytes_per_s")},
         **{f"plan.options[{i}].{key}": option.remark or because
            for i, option in enumerate(plan.options) for key in OPTION_FIGURES},
     }  # fmt: skip
@@ -219,18 +220,5 @@ def _compared(report: dict[str, Any], said: dict[str, str]) -> dict[str, str]:
     return reasons
 
 
-def _scored(inputs: ReportInputs) -> dict[str, str]:
-    record = inputs.evaluation
-    no_metric = f"task {record.task} has no metric beyond the held-out loss"
-    fields = ("value_fraction", "ci95", "n_examples", "n_correct", "n_by_kind", "generation_s")
-    reasons = {"evaluation.metric": no_metric}
-    for name, side in (("before", record.before), ("after", record.after)):
-        because = side.score.reason if side.score else no_metric
-        reasons |= {f"evaluation.{name}.{key}": because or "not recorded" for key in fields}
-    if record.before.score is None or record.after.score is None:
-        because = no_metric
-    else:
-        because = record.after.score.reason or record.before.score.reason or "not recorded"
-    reasons["evaluation.delta.value_fraction"] = because
-    reasons["evaluation.delta.ci95"] = because
-    return reasons
+def _exported(inputs: ReportInputs) -> dict[str, str]:
+    return {f"export.{part}": why for part, why in inputs.export.unavailable.items()}

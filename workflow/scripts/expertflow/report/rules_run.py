@@ -29,6 +29,26 @@ def short_memory(report: Report) -> Finding | None:
     )
 
 
+def not_staged(report: Report) -> Finding | None:
+    """Find rows or weights that should have been copied to a fast disk and could not be."""
+    section = report["staging"]
+    notes = (section["used"] or {"rows": section, "weights": section["weights"]}).values()
+    failed = [note for note in notes if note["is_fallback"]]
+    if not failed:
+        return None
+    what = " and ".join(note["kind"] for note in failed)
+    return finding(
+        "not-staged",
+        evidence=f"{what} were read where they are: {failed[0]['reason']}",
+        threshold="none",
+        origin="a fallback is said",
+        recommendation=(
+            "make room on the scratch disk, name another one with scratch, or set it to null"
+        ),
+        worth=(None, NOT_TIMED),
+    )
+
+
 def slow_tokeniser(report: Report) -> Finding | None:
     """Find shards that the fast tokeniser could not take."""
     because = report["data"]["tokenizer_fallbacks"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.report.finding import Report, broken, finding, lasted, price
 from expertflow.report.format import duration, percent, size
+from expertflow.report.profile_pause import judged_time
 from expertflow.report.records import Finding
 
 
@@ -79,7 +80,7 @@ def lost_times(report: Report) -> list[Finding | None]:
 
 
 def _lost_time(report: Report, rule: LostTime) -> Finding | None:
-    time = report["time"]
+    time = judged_time(report)
     lost_s, wall_s = sum(time[part] for part in rule.parts), time["wall_s"]
     if not lasted(report) or lost_s <= rule.limit * wall_s:
         return None
@@ -103,7 +104,6 @@ def recomputation(report: Report) -> Finding | None:
     if without >= USABLE_FRACTION * total:
         return None
     again = 1 - model["flops_per_token_model"] / model["flops_per_token_hardware"]
-    lost_s = again * report["time"]["train_s"]
     return finding(
         "recomputation",
         evidence=(
@@ -112,5 +112,11 @@ def recomputation(report: Report) -> Finding | None:
         ),
         threshold=f"keep them where the prediction is below {percent(USABLE_FRACTION)} of memory",
         recommendation="gradient_checkpointing: false",
-        worth=price(report, lost_s, "the same share of the time of the steps"),
+        worth=price(report, recomputed_s(report), "the same share of the time of the steps"),
     )
+
+
+def recomputed_s(report: Report) -> float:
+    """Give the share of the steps' time in which activations were computed again."""
+    model, train_s = report["model"], report["time"]["train_s"]
+    return float((1 - model["flops_per_token_model"] / model["flops_per_token_hardware"]) * train_s)

@@ -9,6 +9,9 @@ from rich.text import Text
 
 from expertflow.report import format as f
 from expertflow.report import view
+from expertflow.report.ablation_facts import ablations
+from expertflow.report.ablation_words import in_a_line
+from expertflow.report.learned import best_baseline, deciding_change, spelled
 
 Report = dict[str, Any]
 
@@ -39,8 +42,30 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
     return [
         ("expert", view.subject(report)),
         ("verdict", f"{verdict['answer']} {verdict['sentence']}"),
+        *_compared(report),
         *((_label(tile.label), _figure(tile)) for tile in view.tiles(report)),
+        *(("ablation", in_a_line(record).replace(f.NBSP, " ")) for record in ablations(report)),
         ("report", str(html_path)),
+    ]
+
+
+def _compared(report: Report) -> list[tuple[str, str]]:
+    """Say what the change is beyond chance: against no training, no model, and an earlier run."""
+    evaluation = report["evaluation"]
+    change, best, earlier = (
+        deciding_change(evaluation),
+        best_baseline(evaluation),
+        evaluation["earlier"],
+    )
+    found = [
+        ("change", change),
+        (f"against {best['name']}" if best else "", best["change"] if best else None),
+        ("against earlier", earlier["change"] if earlier else None),
+    ]
+    return [
+        (label, f"{item['change']}: {spelled(item)}".replace(f.NBSP, " "))
+        for label, item in found
+        if item is not None
     ]
 
 

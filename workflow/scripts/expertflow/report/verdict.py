@@ -9,10 +9,23 @@ from expertflow.report.format import (
     loss,
     number_of,
     percent,
-    points,
     tenths,
     usd,
     words,
+)
+from expertflow.report.format import sentence as sentence_case
+from expertflow.report.learned import (
+    BETTER,
+    LOSSES,
+    NO_CHANGE,
+    WORSE,
+    best_baseline,
+    deciding_change,
+    interval,
+    is_chosen_by_loss,
+    loss_change,
+    spelled,
+    why_no_baseline,
 )
 
 Report = dict[str, Any]
@@ -20,20 +33,27 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the evaluation says; ``unclear`` where the interval of the change spans zero."""
+    """What the evaluation says; ``unclear`` where chance alone may have made it."""
 
     learned: Literal["yes", "no", "unclear"]
     sentence: str
 
 
 ANSWERS = {"yes": ("good", "Yes."), "no": ("bad", "No."), "unclear": ("mixed", "Not shown.")}
+BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
+LEARNED: dict[str, Literal["yes", "no", "unclear"]] = {
+    BETTER: "yes",
+    WORSE: "no",
+    NO_CHANGE: "unclear",
+}
 
 
 def verdict(report: Report) -> dict[str, str]:
     """Answer "did it learn?", with a level for its colour and a sentence that supports it.
 
-    A change of the task's metric counts only if its 95 % interval leaves zero out. Without a
-    metric the held-out loss answers, which has no interval.
+    A change counts only if its 95 % interval over the same questions leaves zero out, and then
+    only if the expert also beats the best answer without a model. The held-out loss answers for a
+    task without a metric, never for one that could not be scored.
     """
     found = _learned(report)
     level, answer = ANSWERS[found.learned]
@@ -53,40 +73,82 @@ def _learned(report: Report) -> Answer:
     if evaluation["documents_shared_with_training"]:
         leak = "Held-out documents were trained on, so the evaluation shows nothing."
         return Answer(learned="unclear", sentence=leak)
-    if evaluation["delta"]["ci95"] is None:
-        return _learned_by_loss(evaluation)
-    return _learned_by_metric(evaluation)
+    change = deciding_change(evaluation)
+    if change is None:
+        return _not_compared(report)
+    if change["quantity"] in LOSSES:
+        said = _loss_sentence(evaluation)
+        said += f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
+        return Answer(learned=LEARNED[change["change"]], sentence=said)
+    return _against_baseline(evaluation, change)
 
 
-def _learned_by_metric(evaluation: dict[str, Any]) -> Answer:
-    before, after, delta = evaluation["before"], evaluation["after"], evaluation["delta"]
-    low, high = delta["ci95"]
-    metric = words(evaluation["metric"]).capitalize()
-    change = (
-        f"from {tenths(before['value_fraction'])} to {tenths(after['value_fraction'])} on "
-        f"{number_of(after['n_examples'], 'held-out question')}"
-        f" ({points(delta['value_fraction'])} points, "
-        f"95 % interval {points(low)} to {points(high)})"
+def _against_baseline(evaluation: dict[str, Any], change: dict[str, Any]) -> Answer:
+    """Join the change of the metric with what answering without a model reaches."""
+    learned, sentence = LEARNED[change["change"]], _metric_sentence(evaluation, change)
+    best = best_baseline(evaluation)
+    if (why := why_no_baseline(evaluation)) is not None:
+        alone = f"No answer without a model was compared with it: {why.rstrip('. ')}."
+        return Answer(learned=learned, sentence=f"{sentence} {alone}")
+    if best is None or best["change"] is None:
+        return Answer(learned=learned, sentence=sentence)
+    scored = f"({best['name']}, {tenths(best['value_fraction'])})"
+    by = spelled(best["change"])
+    if best["change"]["change"] == BETTER:
+        beaten = f"It beats the best answer without a model {scored}: {by}."
+        return Answer(learned=learned, sentence=f"{sentence} {beaten}")
+    if best["change"]["change"] == WORSE:
+        worse = f"It is worse than answering without a model {scored}: {by}."
+        return Answer(learned="no", sentence=f"{sentence} {worse}")
+    equal = (
+        f"It does not measurably beat answering without a model {scored}: {by}. Nothing of use"
+        " is shown."
     )
-    if low > 0:
-        return Answer(learned="yes", sentence=f"{metric} rose {change}.")
-    if high < 0:
-        return Answer(learned="no", sentence=f"{metric} fell {change}.")
-    unclear = f"{metric} went {change}: no clear change."
-    if after["held_out_loss"] < before["held_out_loss"]:
-        unclear += f" Held-out loss fell {_losses(before, after)}."
-    return Answer(learned="unclear", sentence=unclear)
+    return Answer(learned="no" if learned == "no" else "unclear", sentence=f"{sentence} {equal}")
 
 
-def _learned_by_loss(evaluation: dict[str, Any]) -> Answer:
+def _metric_sentence(evaluation: dict[str, Any], change: dict[str, Any]) -> str:
     before, after = evaluation["before"], evaluation["after"]
-    change = f"{_losses(before, after)} nats a token"
-    if after["held_out_loss"] < before["held_out_loss"]:
-        return Answer(learned="yes", sentence=f"Held-out loss fell {change}.")
-    return Answer(learned="no", sentence=f"Held-out loss did not fall: {change}.")
+    verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change["change"]]
+    values = f"from {tenths(before['value_fraction'])} to {tenths(after['value_fraction'])}"
+    metric = sentence_case(words(evaluation["metric"]))
+    text = f"{metric} {verb} {values} on {number_of(change['n'], 'held-out question')}"
+    if change["change"] != NO_CHANGE:
+        return f"{text} ({spelled(change)})."
+    unclear = f"{text}: no measurable change ({spelled(change)})."
+    moved = loss_change(evaluation)
+    fell = moved is not None and moved["change"] == BETTER
+    return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
 
 
-def _losses(before: dict[str, Any], after: dict[str, Any]) -> str:
+def _loss_sentence(evaluation: dict[str, Any]) -> str:
+    losses = f"{_losses(evaluation)} nats a token"
+    change = loss_change(evaluation)
+    if change is None:
+        return f"Held-out loss went {losses}, without an interval."
+    about = f"on {number_of(change['n'], 'held-out document')}"
+    span = f"95 % interval of the change {interval(change)}"
+    if change["change"] == NO_CHANGE:
+        return f"Held-out loss went {losses} {about}: no measurable change ({span})."
+    verb = "fell" if change["change"] == BETTER else "rose"
+    return f"Held-out loss {verb} {losses} {about} ({span})."
+
+
+def _not_compared(report: Report) -> Answer:
+    """Say why nothing decides: the task was not scored, or the sides were not compared."""
+    evaluation, reasons = report["evaluation"], report["unavailable"]
+    if evaluation["task"] == "held_out_loss":
+        why = reasons.get("evaluation.delta.held_out_loss_ci95", "")
+    elif evaluation["after"]["value_fraction"] is None:
+        why = f"the task was not scored: {reasons.get('evaluation.after.value_fraction', '')}"
+    else:
+        why = reasons.get("evaluation.delta.ci95", "")
+    said = f"{sentence_case(why.rstrip('. '))}. " if why else ""
+    return Answer(learned="unclear", sentence=said + _loss_sentence(evaluation))
+
+
+def _losses(evaluation: dict[str, Any]) -> str:
+    before, after = evaluation["before"], evaluation["after"]
     return f"from {loss(before['held_out_loss'])} to {loss(after['held_out_loss'])}"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from expertflow.report import format as f
 from expertflow.report.diagnose import look_up
+from expertflow.report.learned import best_baseline
 
 Report = dict[str, Any]
 Show = Callable[[Any], str]
@@ -83,9 +84,15 @@ def _tile(report: Report, label: str, path: str, show: Show, note: str) -> Tile:
 
 def _score_tile(report: Report) -> Tile:
     evaluation = report["evaluation"]
-    label = f.words(evaluation["metric"] or evaluation["task"]).capitalize()
+    if evaluation["task"] == "held_out_loss":
+        note = f"before {f.short(evaluation['before']['perplexity'])}"
+        return _tile(report, "Perplexity", "evaluation.after.perplexity", f.short, note)
+    label = f.sentence(f.words(evaluation["metric"] or evaluation["task"]))
     before = evaluation["before"]["value_fraction"]
     note = "" if before is None else f"before {f.tenths(before)}"
+    best = best_baseline(evaluation)
+    if note and best is not None:
+        note += f" \u00b7 {best['name']}{f.NBSP}{f.tenths(best['value_fraction'])}"
     return _tile(report, label, "evaluation.after.value_fraction", f.tenths, note)
 
 

@@ -1,25 +1,58 @@
-"""What staging says: where training will read from, and why."""
+"""What staging is told and what it says: from where training reads, and why."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+AUTO = "auto"
+Kind = Literal["rows", "weights"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
-    """Settings of ``stage_to_nvme``. Null ``scratch`` reads from where the rows are."""
+    """Settings of ``stage_to_nvme``.
 
-    scratch: str | None
+    ``scratch`` is a directory to copy to, ``auto`` to find out whether and where, or null to read
+    everything in place. ``quota_gib`` bounds what all copies in one place take up.
+    """
+
+    scratch: str | None = AUTO
+    quota_gib: float | None = None
+    weights: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """Where rows or weights are read from, and why.
+
+    ``key`` names the content. ``target`` is null where they are read in place; ``is_fallback``
+    tells that they should have been copied and could not be. A speed that is null was not measured;
+    its ``…_method`` says why. ``n_bytes_copied`` is 0 for a copy that was there or shares the
+    bytes of the source.
+    """
+
+    kind: Kind
+    key: str
+    source: str
+    action: Literal["read_in_place", "pre_read", "copied", "linked", "reused"]
+    reason: str
+    is_fallback: bool
+    target: str | None
+    n_files: int
+    n_bytes: int
+    n_bytes_copied: int | None
+    copy_bytes_per_s: float | None
+    source_file_system: str | None
+    source_read_bytes_per_s: float | None
+    source_read_method: str
+    target_read_bytes_per_s: float | None
+    target_read_method: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagingRecord:
-    """``key`` names the content; ``target`` is null where no copy is made, and ``reason`` why."""
+    """What ``stage_to_nvme`` found and did; training does the same again where it runs."""
 
     expert: str
-    key: str
-    source: str
-    source_sha256: str
-    target: str | None
-    n_bytes: int
-    n_bytes_copied: int | None
-    reason: str
-    copy_bytes_per_s: float | None
+    spec: StageSpec
+    rows: Staged
+    weights: Staged

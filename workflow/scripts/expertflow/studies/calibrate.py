@@ -24,7 +24,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.calibrated import calibration_key
 from expertflow.plan.cost_records import Calibration
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.copy import plan_staging
+from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.processes import RANK
@@ -80,8 +80,12 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         )
         if RANK not in os.environ:
             write_record(training.plan, short)
+            base = Path(read_record(ModelRecord, job.model).path)
             staging = plan_staging(
-                expert=short.expert, spec=StageSpec(scratch=None), source=job.rows, key=""
+                expert=short.expert,
+                spec=StageSpec(scratch=None),
+                rows=Wanted(kind="rows", source=job.rows, key=""),
+                weights=Wanted(kind="weights", source=base, key=""),
             )
             write_record(training.staging, staging)
         planning_s = time.perf_counter() - job.began_s
@@ -127,6 +131,7 @@ def shortened(plan: TrainPlan) -> tuple[TrainPlan, int]:
         logging_steps=max(1, n_warmup // 2),
         track_per_step_metrics=True,
         report_to="none",
+        profile_steps=0,
     ), n_warmup
 
 

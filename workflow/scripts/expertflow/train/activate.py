@@ -46,9 +46,14 @@ def _loader_words(loader: LoaderPlan) -> str:
 
 @contextmanager
 def catching_signals() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM and SIGINT end the run after the current step; give what tells if one came."""
+    """Let SIGTERM, SIGINT and SIGHUP end the run after the current step; tell if one came.
+
+    A SIGHUP that the caller has ignored (``nohup``) stays ignored.
+    """
     came: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = [
         signal.signal(number, lambda received, _: came.append(received)) for number in numbers
     ]

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.train import checkpoint
+from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.activate import activate
 from expertflow.train.attention import activate_flash_3, describe
 from expertflow.train.clock import Clock, process_age_s
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 class Assignment:
     """What a run is made from, and where its state is.
 
-    With ``documents`` these are tokenised in every step and the rows are not read. ``since_start``:
+    ``weights`` is where the model is read on this machine; null: where its record says. With
+    ``documents`` these are tokenised in every step and the rows are not read. ``since_start``:
     whether all that this process did so far belongs to the run and is not booked yet. ``seen_s`` is
     where the run's clock stood when this process took it up; null: ask the state.
     """
@@ -50,6 +51,7 @@ class Assignment:
     model: ModelRecord
     rows: Path
     state: Path
+    weights: Path | None = None
     documents: "Documents | None" = None
     since_start: bool = True
     seen_s: float | None = None
@@ -74,7 +76,9 @@ def assemble(
     words = [*activate(plan, processes.device), data]
     torch.manual_seed(plan.seed)
     try:
-        net = load_for_training(plan, assignment.model, processes.device)
+        net = load_for_training(
+            plan, assignment.model, processes.device, weights=assignment.weights
+        )
         words.append(loaded_words(net, plan))
         loss, more = _loss(net, plan, processes)
     except torch.OutOfMemoryError as error:
@@ -157,12 +161,12 @@ def _progress(assignment: Assignment, directory: Path | None) -> tuple[Progress,
     # A second attempt of this process is charged with what the first one took.
     seen_s = assignment.seen_s
     if seen_s is None:
-        seen_s = checkpoint.last_seen_s(assignment.state)
+        seen_s = checkpoint_files.last_seen_s(assignment.state)
     wall = {"wall": seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return Progress(started_at=now), Clock(wall, since_process_start=since_start)
-    saved = checkpoint.read_progress(directory)
+    saved = checkpoint_files.read_progress(directory)
     clock = Clock(saved["clock"] | wall, since_process_start=since_start)
     return Progress.restored(saved), clock
 

@@ -22,6 +22,12 @@ from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
 BUILTIN = "builtin:"
 TINY_QWEN3 = "builtin:tiny-qwen3"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+# Most licences ask that their text travels with what they cover.
+LICENCE_FILES = (
+    "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
+)  # fmt: skip
+# Of a hub model's files, those that are read or handed on.
+WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENCE_FILES)
 
 
 def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelRecord:
@@ -44,7 +50,7 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         kind = "hub"
         path, revision = _download(spec)
     facts = read_facts(path)
-    weights = sorted(p for p in path.glob("*.safetensors") if not p.name.startswith("consolidated"))
+    weights = weight_files(path)
     if not weights:
         raise TrainingError(f"{path}: no *.safetensors; only safetensors weights are read")
     if not (path / TOKENIZER_FILES[0]).is_file():
@@ -61,9 +67,31 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         ),
         n_weight_bytes=sum(file.stat().st_size for file in weights),
         tokenizer_sha256=sha256_file(path / TOKENIZER_FILES[0]),
-        weights_sha256=sha256_json([sha256_file(file) for file in weights]),
+        weights_sha256=hash_weights(path),
         layout=checked_layout(path, spec),
     )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """List the files of a model's weights, in their order; repeats in another form are left out."""
+    files = sorted(directory.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith("consolidated")]
+
+
+def wanted_files(directory: Path) -> list[Path]:
+    """List what is read or handed on of a model's folder, in the order of the names."""
+    files = {file for pattern in WANTED_FILES for file in directory.glob(pattern)}
+    weights = set(weight_files(directory))
+    return sorted(
+        file
+        for file in files
+        if file.is_file() and (file.suffix != ".safetensors" or file in weights)
+    )
+
+
+def hash_weights(directory: Path) -> str:
+    """Name a model's weights by the hashes of their files."""
+    return sha256_json([sha256_file(file) for file in weight_files(directory)])
 
 
 def checked_layout(directory: Path, spec: ModelSpec) -> Layout:
@@ -167,9 +195,10 @@ def _download(spec: ModelSpec) -> tuple[Path, str | None]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
     try:
-        path = Path(snapshot_download(spec.model, revision=spec.revision, allow_patterns=wanted))
+        path = Path(
+            snapshot_download(spec.model, revision=spec.revision, allow_patterns=list(WANTED_FILES))
+        )
     except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise TrainingError(
             f"model {spec.model}: neither a directory, nor in the cache, nor to be had from the hub"

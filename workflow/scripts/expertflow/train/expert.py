@@ -5,22 +5,22 @@ import logging
 import resource
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from expertflow.core.files import replacing
 from expertflow.core.records import to_json
-from expertflow.train import checkpoint, loop, memory
+from expertflow.plan.records import TrainPlan
+from expertflow.train import agree, checkpoint, checkpoint_files, loop, memory
 from expertflow.train.activate import catching_signals
 from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.candidates import HERE, write_candidates
 from expertflow.train.processes import Processes
+from expertflow.train.profile_files import ASKED
 from expertflow.train.run import Run
 from expertflow.train.saver import Saver
 from expertflow.train.step_log import cut
 from expertflow.train.timing import PARTS
-from expertflow.train.weights import gathered, weights_sha256
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ def train_expert(assignment: Assignment, processes: Processes) -> dict[str, Any]
     _init_trackers(assignment, processes)
     if assignment.seen_s is None:
         # Once for all attempts: what the first one took is in this process's age.
-        assignment = replace(assignment, seen_s=checkpoint.last_seen_s(state))
+        assignment = replace(assignment, seen_s=checkpoint_files.last_seen_s(state))
     first = True
     with catching_signals() as stop:
         while True:
-            plan = memory.lowered(assignment.plan, state)
+            plan = _lowered(assignment, processes)
             try:
                 now = replace(assignment, plan=plan, since_start=first)
                 return _attempt(now, processes, stop)
             except memory.OutOfMemory as error:
-                newest = checkpoint.newest(state)
-                done = 0 if newest is None else checkpoint.read_progress(newest)["step"]
+                newest = checkpoint_files.newest(state)
+                done = 0 if newest is None else checkpoint_files.read_progress(newest)["step"]
                 noted = memory.note_retry(plan, state, after_step=done, message=str(error))
                 if not noted:
                     raise
@@ -76,12 +76,20 @@ def _attempt(
             processes=processes,
             saver=saver,
             stop=stop,
-            directory=checkpoint.newest(state),
+            directory=agree.chosen(checkpoint_files.newest(state), state, processes),
         )
+        agree.check_step(run.progress.step, processes)
         cut(run)
         memory.rehearse(run)
         loop.train(run)
         return _finish(run, assignment, words)
+
+
+def _lowered(assignment: Assignment, processes: Processes) -> TrainPlan:
+    """Give the plan after what the run learned about memory, as the first process reads it."""
+    plan = memory.lowered(assignment.plan, assignment.state)
+    [micro, n_accumulation], *_ = processes.of_all(plan.micro_batch_size, plan.n_accumulation_steps)
+    return replace(plan, micro_batch_size=micro, n_accumulation_steps=n_accumulation)
 
 
 def _let_go() -> None:
@@ -108,11 +116,16 @@ def _finish(run: Run, assignment: Assignment, words: tuple[str, ...]) -> dict[st
     published = _choose_weights(run)
     with run.clock.part("checkpoint"):
         run.saver.wait()
-        _export(run, Path(assignment.model.path), assignment.state / "final")
-        sha256 = weights_sha256(run.net)
+        kept = write_candidates(
+            run, assignment.model, assignment.state / "final", published=published
+        )
     with run.clock.part("other"):
         run.processes.end_trackers()
-    outcome = {**_outcome(run, assignment, words, published), "weights_sha256": sha256}
+    outcome = {
+        **_outcome(run, assignment, words, published),
+        "weights_sha256": next(c.weights_sha256 for c in kept if c.path == HERE),
+        "candidates": to_json(kept),
+    }
     run.processes.part()
     return outcome
 
@@ -129,6 +142,7 @@ def _outcome(
         "n_steps": progress.step,
         "stopped_early_at_step": progress.stopped_early_at,
         "published_step": published,
+        ASKED: run.plan.profile_steps,
         "world_size": run.processes.world_size,
         "micro_batch_size": run.plan.micro_batch_size,
         "n_accumulation_steps": run.plan.n_accumulation_steps,
@@ -169,37 +183,13 @@ def _choose_weights(run: Run) -> int:
         return step
     run.saver.wait()
     run.processes.accelerator.wait_for_everyone()
-    directory = checkpoint.best(run.state)
+    directory = agree.chosen(checkpoint_files.best(run.state), run.state, run.processes)
     if directory is None:
         log.warning("no checkpoint of the best weights is whole; the last ones count")
         return step
-    found: int = checkpoint.read_progress(directory)["step"]
+    found: int = checkpoint_files.read_progress(directory)["step"]
     if found != best.step:
         log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
     checkpoint.restore_weights(directory, model=run.net)
     log.info("the weights after step %d are the best that were saved; they count", found)
     return found
-
-
-def _export(run: Run, base: Path, target: Path) -> None:
-    """Write the trained model or adapter, with its tokenizer, as safetensors."""
-    whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
-    if not run.processes.is_first:
-        return
-    with replacing(target) as partial:
-        partial.mkdir(parents=True)
-        run.net.save_pretrained(partial, state_dict=whole, safe_serialization=True)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            source = base / name
-            if source.is_file():
-                (partial / name).write_bytes(source.read_bytes())
-        (partial / "README.md").unlink(missing_ok=True)
-
-
-def _whole(run: Run) -> dict[str, torch.Tensor]:
-    """Gather what is to be written from the shares of all processes: the adapter, or everything."""
-    adapter = run.plan.lora is not None
-    # A head that is tied to the embedding has a name in the state, and no parameter of its own.
-    wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}
-    state = run.net.state_dict()
-    return {name: gathered(tensor).cpu() for name, tensor in state.items() if name in wanted}

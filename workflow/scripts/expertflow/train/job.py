@@ -2,24 +2,26 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, write_text
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import read_record, to_json, write_record
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.copy import ensure_staged
+from expertflow.stage.ensure import Places, staged
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import checkpoint, processes, publish
+from expertflow.train import agree, checkpoint_files, processes, publish, state_lock
 from expertflow.train.assemble import Assignment
 from expertflow.train.expert import train_expert
 from expertflow.train.on_the_fly import Documents
 from expertflow.train.preflight import preflight
+from expertflow.train.profile_files import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord
 from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged
@@ -53,15 +55,25 @@ def run_job(job: TrainingJob) -> bool:
     """
     assignment, packing = _assignment(job)
     plan, model, state = assignment.plan, assignment.model, assignment.state
+    word = agree.Word()
     if processes.is_helper():
-        _help(assignment)
+        _help(job, assignment, word)
         return False
-    with checkpoint.locked(state):
-        outcome = publish.read_outcome(state) or _train(assignment, packing)
+    with state_lock.locked(state):
+        outcome = publish.read_outcome(state)
+        if outcome is None:
+            _refuse_diverged(state)
+            # A launcher holds no lock: its first process looks again, when it has it.
+            processes.relaunch(plan.world_size)
+        word.give(go_on=outcome is None)
+        outcome = outcome or _train(job, assignment, packing)
         outputs = {"checkpoint": job.checkpoint}
-        for file in ("steps.jsonl", "gpu.jsonl", "monitor.json", PREFLIGHT):
+        for file in publish.LOGS:
             outputs[file] = job.output.with_name(file)
         publish.publish(state, outputs)
+        publish_profile(
+            state, job.output.with_name(PROFILE), n_wanted=plan.profile_steps, outcome=outcome
+        )
         record = publish.training_record(
             plan=plan,
             packing=packing,
@@ -91,20 +103,26 @@ def replay_job(job: TrainingJob, number: int) -> Iterator[str]:
         )
     assignment, _ = _assignment(replace(job, plan=job.state / PLAN, changes={}))
     assignment = replace(assignment, state=job.state)
+    processes.relaunch(assignment.plan.world_size)
+    word = agree.Word()
     if processes.is_helper():
-        list(replay_step(assignment, processes.start(assignment.plan), number))
+        word.wait()
+        with _placed(job, assignment) as (placed, _):
+            list(replay_step(placed, processes.start(placed.plan), number))
         return
-    with checkpoint.locked(job.state):
-        yield from replay_step(assignment, processes.start(assignment.plan), number)
+    with state_lock.locked(job.state):
+        word.give(go_on=True)
+        with _placed(job, assignment) as (placed, _):
+            yield from replay_step(placed, processes.start(placed.plan), number)
 
 
 def _assignment(job: TrainingJob) -> tuple[Assignment, PackingRecord]:
-    """Read what the job is made from; with several processes planned, become their launcher."""
+    """Read what the job is made from."""
+    processes.stop_with_launcher()
     packing = read_record(PackingRecord, job.packing)
     model = read_record(ModelRecord, job.model)
     plan = read_record(TrainPlan, job.plan)
     plan = override(plan, job.changes, packing=packing, facts=model.facts)
-    processes.relaunch(plan.world_size)
     rows, documents = _data(job)
     how = job.code
     if documents is not None:
@@ -116,20 +134,25 @@ def _assignment(job: TrainingJob) -> tuple[Assignment, PackingRecord]:
     return assignment, packing
 
 
-def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
-    """Train to the end; a run that diverged once is not paid for again by every retry."""
+def _train(job: TrainingJob, assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
+    """Train to the end."""
+    checkpoint_files.remove_partials(assignment.state)
+    with _placed(job, assignment) as (placed, places):
+        return _train_there(placed, packing, places)
+
+
+def _train_there(assignment: Assignment, packing: PackingRecord, places: Places) -> dict[str, Any]:
+    """Train from where rows and weights are read on this machine."""
     plan, state = assignment.plan, assignment.state
-    _refuse_diverged(state)
     on_the_fly = assignment.documents is not None
     if not on_the_fly:
         publish.check_inputs_unmoved(packing, assignment.rows)
-    checkpoint.remove_partials(state)
     rows = None if on_the_fly else assignment.rows / "train" / ROWS_FILE
-    readings = preflight(plan, state, rows)
+    readings = preflight(plan, state, rows) | {"staging": _noted(places)}
     write_record(state / PLAN, plan)
     write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
     try:
-        seen_s = checkpoint.last_seen_s(state)
+        seen_s = checkpoint_files.last_seen_s(state)
         with watched(state, plan, seen_s=seen_s):
             group = processes.start(plan, tracker_directory=str(state))
             outcome = train_expert(replace(assignment, seen_s=seen_s), group)
@@ -144,18 +167,22 @@ def _train(assignment: Assignment, packing: PackingRecord) -> dict[str, Any]:
         raise
     for key in ("versions", "gpu_name", "measured_peak_flops_per_s"):
         outcome[key] = readings[key]
-    write_text(state / "outcome.json", json.dumps(outcome, indent=2) + "\n")
+    publish.write_outcome(state, outcome)
     return outcome
 
 
-def _help(assignment: Assignment) -> None:
-    """Do this process's share of a run that the first one publishes."""
-    if publish.read_outcome(assignment.state) is None:
-        _refuse_diverged(assignment.state)
-        train_expert(assignment, processes.start(assignment.plan))
+def _help(job: TrainingJob, assignment: Assignment, word: agree.Word) -> None:
+    """Do this process's share of a run that the first one publishes, if it says that there is one.
+
+    That one waits for the lock, and reads what is finished to the byte.
+    """
+    if word.wait():
+        with _placed(job, assignment) as (placed, _):
+            train_expert(placed, processes.start(placed.plan))
 
 
 def _refuse_diverged(state: Path) -> None:
+    """Let no retry pay once more for a run that diverged."""
     verdict = state / DIVERGED
     if verdict.is_file():
         raise TrainingError(f"{verdict.read_text(encoding='utf-8')}; it is the same run again")
@@ -167,10 +194,9 @@ def _data(job: TrainingJob) -> tuple[Path, Documents | None]:
     Raises:
         TrainingError: the packed rows are missing.
     """
-    staging = read_record(StagingRecord, job.staging)
-    source = Path(staging.source)
+    source = Path(read_record(StagingRecord, job.staging).rows.source)
     if all((source / split / ROWS_FILE).is_file() for split in ("train", "held_out")):
-        return _rows(staging), None
+        return source, None
     if job.documents is None:
         raise TrainingError(
             f"{source}: the packed rows are missing; run pack_sequences again, or give --shards and"
@@ -179,10 +205,15 @@ def _data(job: TrainingJob) -> tuple[Path, Documents | None]:
     return source, job.documents
 
 
-def _rows(staging: StagingRecord) -> Path:
-    """Give the rows' place on this machine; a retry on another node stages again."""
-    source = Path(staging.source)
-    if staging.target is None:
-        return source
-    ensure_staged(source=source, target=Path(staging.target), sha256=staging.source_sha256)
-    return Path(staging.target)
+@contextmanager
+def _placed(job: TrainingJob, assignment: Assignment) -> Iterator[tuple[Assignment, Places]]:
+    """Have rows and weights where this machine reads them fastest; a retry may be on another."""
+    record = read_record(StagingRecord, job.staging)
+    sha256, with_rows = assignment.model.weights_sha256, assignment.documents is None
+    with staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
+        yield replace(assignment, rows=places.rows, weights=places.weights), places
+
+
+def _noted(places: Places) -> dict[str, Any]:
+    """Give what the report shows: from where this run read, and why."""
+    return {note.kind: to_json(note) for note in places.staged}

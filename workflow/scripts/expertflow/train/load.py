@@ -87,17 +87,36 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         ) from error
 
 
-def load_for_training(plan: TrainPlan, model: ModelRecord, device: torch.device) -> Any:
-    """Load the base, frozen under an adapter or trained as a whole, on ``device``."""
+def name_base(checkpoint: Path, model: ModelRecord) -> None:
+    """Let an adapter name a hub model by its id and commit, as those who load it elsewhere would.
+
+    Done in the file: peft asks the hub about a name that it finds in the model.
+    """
+    path = checkpoint / ADAPTER_FILE
+    if model.kind != "hub" or not path.is_file():
+        return
+    named = {"base_model_name_or_path": model.name, "revision": model.revision}
+    text = json.dumps({**json.loads(path.read_text("utf-8")), **named}, indent=2, sort_keys=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def load_for_training(
+    plan: TrainPlan, model: ModelRecord, device: torch.device, *, weights: Path | None = None
+) -> Any:
+    """Load the base, frozen under an adapter or trained as a whole, on ``device``.
+
+    ``weights`` is a copy of the model to read; what is saved names the model, and not the copy.
+    """
     quantised = plan.method == "qlora"
     net: Any = load_base(
-        model.path,
+        str(weights or model.path),
         # Trained weights stay in fp32 and are cast by autocast; a frozen base can be held in half.
         dtype=torch.float32 if plan.method == "full" else DTYPES[plan.precision],
         attention_name=plan.attention,
         quantised=quantised,
         device=device,
     )
+    net.name_or_path = net.config.name_or_path = model.path
     # peft's own preparation for 4 bits also casts the rest of the base to fp32, which would double
     # the memory of the embeddings; the norms compute in fp32 as it is.
     if plan.checkpoint_activations:
@@ -158,23 +177,27 @@ def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
     return PeftModel.from_pretrained(model, str(checkpoint), local_files_only=True)
 
 
-def load_for_scoring(checkpoint: Path | None, *, model: ModelRecord, plan: TrainPlan) -> Any:
+def load_for_scoring(
+    checkpoint: Path | None, *, model: ModelRecord, plan: TrainPlan, weights: Path | None = None
+) -> Any:
     """Load the base model (null ``checkpoint``) or the trained one, where the plan trains.
 
+    ``weights`` is a copy of the base to read.
     A base that is trained on in 4 bits is scored in 4 bits before training as well: that is where
     training starts, so the difference is what training did, and not what quantising cost.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
     dtype = DTYPES[plan.precision] if plan.gpu is not None else torch.float32
     name, quantised = plan.attention, plan.method == "qlora"
+    base = str(weights or model.path)
     if checkpoint is None:
         net: Any = load_base(
-            model.path, dtype=dtype, attention_name=name, quantised=quantised, device=device
+            base, dtype=dtype, attention_name=name, quantised=quantised, device=device
         )
     else:
         net = load_trained(
             checkpoint,
-            base=model.path,
+            base=base,
             dtype=dtype,
             attention_name=name,
             quantised=quantised,

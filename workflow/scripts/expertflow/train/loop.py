@@ -17,6 +17,7 @@ from expertflow.train.loader import load_batches
 from expertflow.train.memory import memory_advice
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.processes import adding_up
+from expertflow.train.profile import StepProfiler
 from expertflow.train.run import PendingStep, Run
 
 
@@ -35,10 +36,13 @@ def train(run: Run) -> None:
     if run.progress.step == 0:
         evaluate(run)
     first = run.progress.step
-    with load_batches(run.feed, first, plan=run.plan.loader, device=run.device) as batches:
+    feed = load_batches(run.feed, first, plan=run.plan.loader, device=run.device)
+    with feed as batches, StepProfiler(run) as profiler:
         while not run.is_over:
+            profiler.begin()
             with run.clock.part("steps"):
                 run.pending.append(step(run, batches))
+            profiler.end()
             after_step(run)
 
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
+WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -108,13 +109,15 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
     # A run that is resumed has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     one = plan.n_params_trainable * STATE_BYTES_PER_TRAINED_PARAMETER
-    # The newest ones, the best, the one that is being written, and the model.
-    needed = one * (plan.save_total_limit + 3)
+    # The newest ones, the best and the one that is being written; then the model, for which as much
+    # is taken, and the weights of the others that are kept.
+    others = plan.n_params_trainable * WEIGHT_BYTES_PER_TRAINED_PARAMETER * plan.save_total_limit
+    needed = one * (plan.save_total_limit + 3) + others
     if free + there < needed:
         raise HardwareError(
             f"{state}: {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
-            f" {plan.save_total_limit + 2} checkpoints and the model; free some, or lower"
-            " training.save_total_limit"
+            f" {plan.save_total_limit + 2} checkpoints and the weights of"
+            f" {plan.save_total_limit + 1}; free some, or lower training.save_total_limit"
         )
     return free, needed
 

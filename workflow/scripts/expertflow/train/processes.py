@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model import PackedLoss, causal_lm, decoder_layers
+from expertflow.train.nodes import launcher
 
 # What a launcher sets for each of its processes.
 RANK = "RANK"
@@ -67,6 +68,15 @@ class Processes:
         votes = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._flags)
         return [bool(vote) for vote in votes]
+
+    def of_all(self, *numbers: int) -> list[list[int]]:
+        """Give the numbers of all processes, those of the first one first. A collective."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        if self._flags is None:
+            return [mine.tolist()]
+        found = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(found, mine, group=self._flags)
+        return [theirs.tolist() for theirs in found]
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all processes."""
@@ -124,24 +134,25 @@ def is_helper() -> bool:
 
 
 def relaunch(world_size: int) -> None:
-    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them.
-
-    The launcher gives each a session of its own, so a signal to its group does not reach them: if
-    it is killed, they are told to stop, and save.
-    """
-    if RANK in os.environ:
-        _stop_with_parent()
+    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them."""
     if world_size == 1 or RANK in os.environ:
         return
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}")
     # By the environment, as the flag is not known to every torch that is supported.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
-    os.execv(sys.executable, [sys.executable, *launcher, *sys.argv])
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # By itself the launcher listens to it even under nohup.
+        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    command = launcher(world_size, sys.argv)
+    os.execvp(command[0], command)
 
 
-def _stop_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the parent ends; on Linux only."""
-    if sys.platform == "linux":
+def stop_with_launcher() -> None:
+    """Ask the kernel for a SIGTERM when the launcher ends, if there is one; on Linux only.
+
+    The launcher gives each process a session of its own, so a signal to its group does not reach
+    them: if it is killed, they are told to stop, and save.
+    """
+    if RANK in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

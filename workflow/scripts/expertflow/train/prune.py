@@ -1,11 +1,9 @@
 """Remove training states that no result refers to any more."""
 
-import fcntl
 import json
 from pathlib import Path
 
-# Beside the states lies the store of tokens, which is pruned by other rules.
-TOKENS = ".tokens"
+from expertflow.core.locks import try_lock
 
 
 def prunable(results: Path, state: Path) -> list[Path]:
@@ -14,7 +12,8 @@ def prunable(results: Path, state: Path) -> list[Path]:
     An unfinished state may be a run that is to be resumed, so the newest of them stays.
     """
     found: list[Path] = []
-    experts = (path for path in state.glob("*") if path.is_dir() and path.name != TOKENS)
+    # Beside the states lie a store of tokens and a guard's notes, which other rules look after.
+    experts = (path for path in state.glob("[!.]*") if path.is_dir())
     for expert in sorted(experts):
         published = _published(results / expert.name / "training.json")
         others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
@@ -35,10 +34,6 @@ def _published(record: Path) -> str | None:
 
 
 def _in_use(state: Path) -> bool:
-    """Tell whether a trainer holds the state's lock."""
+    """Tell whether a trainer holds the state's lock, or may, where there are no locks."""
     with (state / "lock").open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return try_lock(stream) != "taken"

@@ -1,15 +1,27 @@
 """Lay a finished state out as declared results, and sum the run up as one record."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import link_or_copy, link_or_copy_tree, remove, sha256_file, sha256_json
+from expertflow.core.files import (
+    link_or_copy,
+    link_or_copy_tree,
+    remove,
+    sha256_file,
+    sha256_json,
+    sync,
+    write_text,
+)
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
+from expertflow.train.candidates import candidates_of
+from expertflow.train.checkpoint_files import difference, fingerprints
+from expertflow.train.profile_files import ASKED
 from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
@@ -21,6 +33,15 @@ from expertflow.train.records import (
     TimeSpent,
     TrainingRecord,
 )
+from expertflow.train.timing import is_sampled
+
+log = logging.getLogger(__name__)
+
+OUTCOME = "outcome.json"
+# The one key of outcome.json that is not the run's own.
+FILES = "files"
+# What lies beside the model in results/, and is the run's own.
+LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
 # Fields of a plan that leave the trained weights as they are, or, how a global batch is shared out,
 # but for rounding and the random numbers of dropout: another number of processes can go on.
@@ -29,7 +50,7 @@ _DECIDES_NOTHING = (
     "claims", "collection_interval_seconds", "loader", "report_to", "world_size", "parallel",
     "micro_batch_size", "n_accumulation_steps", "may_halve_micro_batch", "predicted_tokens",
     "next_micro_batch_peak_bytes", "without_checkpointing_peak_bytes", "flops_per_token_model",
-    "flops_per_token_hardware", "flops_convention",
+    "flops_per_token_hardware", "flops_convention", "profile_steps",
 )  # fmt: skip
 
 
@@ -62,7 +83,7 @@ def publish(state: Path, outputs: dict[str, Path]) -> None:
     """Link the model and the logs of a finished state to their places in results/."""
     remove(outputs["checkpoint"])
     link_or_copy_tree(state / "final", outputs["checkpoint"])
-    for name in ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json"):
+    for name in LOGS:
         remove(outputs[name])
         link_or_copy(state / name, outputs[name])
 
@@ -86,7 +107,7 @@ def training_record(
         NOT_ON_CPU if on_cpu else "copies overlap with compute; see sampled_steps"
     )
     if outcome["sampled_steps"] is None:
-        unavailable["sampled_steps"] = "the run had too few steps for one to be timed"
+        unavailable["sampled_steps"] = _why_none_timed(outcome)
     return TrainingRecord(
         expert=plan.expert,
         fingerprint=fingerprint,
@@ -114,9 +135,16 @@ def training_record(
         versions=outcome["versions"],
         unavailable=unavailable,
         activated=tuple(outcome["activated"]),
+        candidates=candidates_of(outcome),
         resumed_at_steps=tuple(outcome["resumed_at_steps"]),
         **{key: outcome[key] for key in _SAME_NAMES},
     )
+
+
+def _why_none_timed(outcome: dict[str, Any]) -> str:
+    if outcome.get(ASKED) and any(is_sampled(step) for step in range(outcome["n_steps"])):
+        return "every step that would be timed was one that the profiler watched"
+    return "the run had too few steps for one to be timed"
 
 
 _SAME_NAMES = (
@@ -174,13 +202,37 @@ def time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
     )
 
 
+def write_outcome(state: Path, outcome: dict[str, Any]) -> None:
+    """Note that a state is finished, and what its files then hold."""
+    for name in LOGS:
+        # The note must not survive a power cut that these do not.
+        sync(state / name)
+    made = fingerprints(state, [*_model_files(state), *LOGS])
+    write_text(state / OUTCOME, json.dumps({**outcome, FILES: made}, indent=2) + "\n")
+
+
 def read_outcome(state: Path) -> dict[str, Any] | None:
-    """Read what a finished run left; null when there is none."""
-    path = state / "outcome.json"
+    """Read what a finished run left; null when there is none, or when it is not whole any more.
+
+    Without it the run goes on from its last checkpoint, which makes the missing parts again.
+    """
+    path = state / OUTCOME
     if not path.is_file():
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result
+    try:
+        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = difference(state, outcome.pop(FILES), contents=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = f"{OUTCOME} cannot be read ({type(error).__name__}: {error})"
+    if found is None:
+        return outcome
+    log.warning("%s: %s; the run is ended once more from its last checkpoint", state, found)
+    return None
+
+
+def _model_files(state: Path) -> list[str]:
+    files = (path for path in (state / "final").rglob("*") if path.is_file())
+    return sorted(path.relative_to(state).as_posix() for path in files)
 
 
 def _not_on_gpu() -> dict[str, str]:

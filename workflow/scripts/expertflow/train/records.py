@@ -152,10 +152,64 @@ class TimeSpent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Weights that training kept. ``path`` lies below the checkpoint's folder; ``.`` is itself."""
+
+    step: int
+    held_out_loss: float | None
+    path: str
+    weights_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """All launches of one kernel, or calls of one operator."""
+
+    name: str
+    n_calls: int
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelProfile:
+    """What a profiler saw in ``n_steps`` steps, ``first_step`` the first of them, counted from 1.
+
+    On a CUDA device kernels are counted; on a CPU operators, by the time that each spent itself,
+    over all threads. ``wall_s`` is what the steps took while they were watched, and
+    ``neighbour_step_s`` the mean of ``n_neighbour_steps`` steps just before. ``pause_s`` is for how
+    long training then waited for the profile to be read and written. ``device_busy_fraction`` is
+    the share of the span of the steps in which any kernel ran. ``kernels`` are the longest of
+    ``n_kernels``, ``rest`` all others in one, and ``kernels_s`` the seconds of all. ``trace`` names
+    the file beside the record. ``reason`` says why no step was watched, ``unavailable`` by field
+    why another value is null, and ``notes`` what was cut short.
+    """
+
+    n_wanted_steps: int
+    n_steps: int
+    first_step: int | None
+    device: str
+    wall_s: float | None
+    n_neighbour_steps: int
+    neighbour_step_s: float | None
+    pause_s: float | None
+    device_busy_fraction: float | None
+    n_kernels: int
+    kernels_s: float
+    kernels: tuple[Kernel, ...]
+    rest: Kernel
+    trace: str | None
+    n_trace_bytes: int | None
+    reason: str | None
+    unavailable: dict[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRecord:
     """A finished training run. Sessions are processes: more than one means it was resumed.
 
-    ``n_steps`` are those that were done, ``published_step`` the one whose weights are published.
+    ``n_steps`` are those that were done, ``published_step`` the one whose weights are published;
+    ``candidates`` are all that are at hand, that one included, by step.
     ``checkpoint_write_s`` is what writing took in the last session, beside training.
     ``measured_peak_flops_per_s`` is what one large product reached on a card without a known peak.
     """
@@ -180,6 +234,7 @@ class TrainingRecord:
     n_epochs: float
     stopped_early_at_step: int | None
     published_step: int
+    candidates: tuple[Candidate, ...]
     micro_batch_size: int
     n_accumulation_steps: int
     memory_retries: tuple[MemoryRetry, ...]

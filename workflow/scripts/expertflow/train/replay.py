@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint, memory
+from expertflow.train import checkpoint_files, memory
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.batches import Batch
 from expertflow.train.loader import load_batches
@@ -31,8 +31,8 @@ def replay_step(assignment: Assignment, processes: Processes, number: int) -> It
     plan = memory.lowered(assignment.plan, assignment.state)
     if not 1 <= number <= plan.n_steps:
         raise TrainingError(f"--replay-step {number}: the run has steps 1 to {plan.n_steps}")
-    saved = checkpoint.complete(assignment.state)
-    earlier = [path for path in saved if checkpoint.read_progress(path)["step"] < number]
+    saved = checkpoint_files.complete(assignment.state)
+    earlier = [path for path in saved if checkpoint_files.read_progress(path)["step"] < number]
     with Saver(assignment.state, keep=plan.save_total_limit) as saver:
         run, _ = assemble(
             replace(assignment, plan=plan),

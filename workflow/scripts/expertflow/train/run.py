@@ -27,6 +27,12 @@ class Diverged(TrainingError):
     """The loss is not finite, or has exploded. A retry would come to the same step and loss."""
 
 
+def one_line(error: BaseException) -> str:
+    """Put what an error says on one line; one for want of memory mostly says nothing."""
+    text = " ".join(str(error).split())[:400]
+    return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))
+
+
 @dataclass(kw_only=True, slots=True)
 class Progress:
     """How far a run has come: what a checkpoint keeps besides tensors.

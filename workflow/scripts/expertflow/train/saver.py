@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from expertflow.train.checkpoint import Snapshot, n_bytes, write
+from expertflow.train.checkpoint import Snapshot, write
+from expertflow.train.checkpoint_files import n_bytes
 
 log = logging.getLogger(__name__)
 

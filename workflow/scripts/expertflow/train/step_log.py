@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from expertflow.core.files import read_json_lines, write_text
-from expertflow.train import checkpoint
+from expertflow.train import checkpoint_files
 from expertflow.train.records import StepRecord
 from expertflow.train.run import Diverged, PendingStep, Run
 from expertflow.train.timing import PARTS
@@ -59,6 +59,9 @@ def cut(run: Run) -> None:
     if run.processes.is_first and path.is_file():
         done = [line for line in read_json_lines(path) if line["step"] <= run.progress.step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in done))
+        n_lost = run.progress.step - len(done)
+        if run.plan.track_per_step_metrics and n_lost > 0:
+            log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
 
 
 def _fetched(run: Run, pending: list[PendingStep]) -> list[tuple[PendingStep, tuple[float, float]]]:
@@ -115,7 +118,7 @@ def _check(run: Run, record: StepRecord) -> None:
     rows = run.feed.order.rows_of_step(record.step - 1).tolist()
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (" ..." if len(rows) > SHOWN_ROWS else "")
     run.saver.wait()
-    good = checkpoint.newest(run.state) or "the start"
+    good = checkpoint_files.newest(run.state) or "the start"
     raise Diverged(
         f"step {record.step} diverged: {problem}; its rows are {shown}; the last good state is"
         f" {good}; look at the step with --replay-step {record.step}"
@@ -129,7 +132,7 @@ def _limit(run: Run, record: StepRecord) -> float:
     if run.plan.max_loss is not None:
         return run.plan.max_loss
     first = record.loss if record.step == 1 else run.progress.loss_first
-    return EXPLODED * max(math.log(run.net.config.vocab_size), first)
+    return EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
 
 
 def _book(run: Run, record: StepRecord) -> None:

@@ -14,20 +14,31 @@ SAMPLED_EVERY = 20
 PARTS = ("h2d", "forward", "backward", "optimizer")
 
 
+def is_sampled(step: int) -> bool:
+    """Tell whether a step, counted from 0, is timed on the device; the first never is.
+
+    >>> [step for step in range(40) if is_sampled(step)]
+    [10, 30]
+    """
+    return step % SAMPLED_EVERY == SAMPLED_EVERY // 2
+
+
 class StepTimer:
     """Books the host seconds of every part; in sampled steps also those of the device.
 
     On a CPU the host is the device. On a GPU the host runs ahead, so only events tell; they are
-    read when the losses are fetched anyway.
+    read when the losses are fetched anyway. Steps in ``left_out`` are not sampled: a profiler is at
+    work there, and their seconds are not those of the others.
     """
 
     def __init__(self, clock: Clock, device: torch.device) -> None:
         self._clock, self._cuda = clock, device.type == "cuda"
         self._marks: list[tuple[str, Any, Any]] | None = None
+        self.left_out = range(0)
 
     def begin(self, step: int) -> None:
-        """Begin a step, counted from 0; the first one, which compiles, is never sampled."""
-        self._marks = [] if step % SAMPLED_EVERY == SAMPLED_EVERY // 2 else None
+        """Begin a step, counted from 0."""
+        self._marks = [] if is_sampled(step) and step not in self.left_out else None
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ are not checked.
 """
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,28 +49,44 @@ def build(check: FieldCheck, _: str) -> Check:
     return text_check(check, "cypher_unparsable", _fault)
 
 
-def _fault(text: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the parser says of a text: its ``fault``, or nothing where it is one query.
+
+    ``gave_up`` says that the parser came to no end, so that the fault need not be the query's.
+    """
+
+    fault: str | None = None
+    gave_up: bool = False
+
+
+def read_query(text: str) -> Reading:
+    """Parse a text as one query; any text ends within ``MAX_STEPS`` steps of the parser."""
     from graphglot.error import GraphGlotError
 
     if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
-        return reason
+        return Reading(reason, gave_up=True)
     try:
         tokens = _dialect().tokenize(text)
         parsing = _Parsing()
         statements = parsing.n_statements(adapt(tokens, parsing.subquery))
     except GraphGlotError as error:
-        return _words(error)
+        return Reading(_words(error))
     except RecursionError:
-        return "nested too deeply"
+        return Reading("nested too deeply", gave_up=True)
     except _TooCostly:
-        return f"given up after {MAX_STEPS:,} steps of the parser"
+        return Reading(f"given up after {MAX_STEPS:,} steps of the parser", gave_up=True)
     except _BREAKDOWNS as error:
-        return f"the parser breaks down on it: {type(error).__name__}"
+        return Reading(f"the parser breaks down on it: {type(error).__name__}", gave_up=True)
     if statements != 1:
-        return f"{statements} statements, one is wanted"
+        return Reading(f"{statements} statements, one is wanted")
     if not any(token.text.upper() in _FINAL_WORDS for token in tokens):
-        return "it neither returns nor changes anything"
-    return None
+        return Reading("it neither returns nor changes anything")
+    return Reading()
+
+
+def _fault(text: str) -> str | None:
+    return read_query(text).fault
 
 
 @cache

@@ -1,0 +1,59 @@
+"""Score hostile predictions of every task, and count those that are contained.
+
+    PYTHONPATH=workflow/scripts:tests/evaluate python bench/hostile.py [task ...]
+
+A prediction is contained if it is judged wrong in time, and no file, process, connection or
+variable of the environment shows that it was there. The last line is JSON.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from hostile_predictions import PREDICTIONS
+from hostile_run import Surroundings, Trial, try_task
+
+from expertflow.evaluate import typescript_tests
+
+# A prediction of this size is longer than a model's answer ever is; some are many times longer.
+SIZE = 30_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", help="all by default")
+    parser.add_argument("--size", type=int, default=SIZE)
+    arguments = parser.parse_args()
+    trials: list[Trial] = []
+    skipped: dict[str, str] = {}
+    for task in arguments.tasks or PREDICTIONS:
+        if task.startswith("typescript_tests") and (reason := typescript_tests.hindrance()):
+            skipped[task] = reason
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            around = Surroundings(Path(folder))
+            trials += try_task(task, arguments.size, around)
+            around.close()
+    print(f"{'task':29} {'prediction':24} {'judged':17} {'s':>6}  contained")
+    for trial in trials:
+        contained = "yes" if trial.contained else f"NO {', '.join(trial.harm)}"
+        kind = trial.verdict.kind
+        print(f"{trial.task:29} {trial.name:24} {kind:17} {trial.wall_s:6.2f}  {contained}")
+    n_contained = sum(trial.contained for trial in trials)
+    print(f"contained {n_contained} of {len(trials)}")
+    slowest = max(trials, key=lambda trial: trial.wall_s, default=None)
+    print(
+        json.dumps(
+            {
+                "n_predictions": len(trials),
+                "n_contained": n_contained,
+                "slowest": slowest and [slowest.task, slowest.name, round(slowest.wall_s, 1)],
+                "skipped": skipped,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

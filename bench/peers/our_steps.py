@@ -1,0 +1,77 @@
+"""Ours: time the steps of a plan through the product's own loop, in a process of its own.
+
+    python bench/peers/our_steps.py --case CASE.json --output RESULT.json
+
+As an ablation or a tuning times them: ``run_trial`` assembles the run as ``train_expert`` does and
+drives its loop, without checkpoints, evaluation and monitor, which TRL is not asked for either.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import peft
+import transformers
+from memory_now import resident_bytes
+from transformers.models import qwen3
+
+from expertflow.core.records import read_record
+from expertflow.plan.records import TrainPlan
+from expertflow.train import loop
+from expertflow.train.trial import Trial, run_trial
+
+IMPORTED = (peft, qwen3)
+
+
+def main() -> None:
+    """Run one trial and write what it took."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    imported_bytes = resident_bytes()
+    case = json.loads(args.case.read_text(encoding="utf-8"))
+    folder = Path(case["folder"])
+    trial = Trial(
+        plan=read_record(TrainPlan, Path(case["plan"])), model=folder / "model.json",
+        rows=folder / "bfd" / "packed", scratch=args.output.with_suffix(".scratch"),
+        n_warmup_steps=case["n_warmup_steps"], n_timed_steps=case["n_timed_steps"],
+    )  # fmt: skip
+    loop.step, ended_cpu_s = stamped(loop.step)
+    took = run_trial(trial)
+    if took.outcome != "measured":
+        sys.exit(f"error: {took.outcome}: {took.problem}")
+    said = {
+        **dataclasses.asdict(took),
+        # To the end of the last step from that of the last step that does not count.
+        "cpu_s": ended_cpu_s[-1] - ended_cpu_s[case["n_warmup_steps"] - 1],
+        "imported_rss_bytes": imported_bytes,
+        "peak_host_rss_bytes": resident_bytes("VmHWM"),
+        "words": list(took.activated),
+    }
+    args.output.write_text(json.dumps(said), encoding="utf-8")
+
+
+def stamped(step: Callable[..., Any]) -> tuple[Callable[..., Any], list[float]]:
+    """Let each step note this process's CPU time as it ends, all threads together."""
+    ended: list[float] = []
+
+    def noting(*args: Any) -> Any:
+        done = step(*args)
+        ended.append(time.process_time())
+        return done
+
+    return noting, ended
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The rows that our order takes at every step, laid out so that another trainer sees them so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import RowBatch, read_rows
+from expertflow.tokens.ragged import ragged
+
+
+def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[RowBatch]:
+    """Give the rows of every step; ``shift`` begins with a later one."""
+    from expertflow.train.loader import feed_of
+
+    rows = read_rows(packed)
+    order = feed_of(plan, rows).order
+    for step in range(plan.n_steps):
+        chosen = order.rows_of_step((step + shift) % plan.n_steps)
+        n_short = plan.global_batch_sequences - len(chosen)
+        # A row without targets adds nothing to loss, gradient or the count of targets.
+        ids = np.concatenate([rows.take_ids(chosen), np.zeros((n_short, rows.length), np.int32)])
+        lengths = rows.seq_lengths.take(chosen).tolist() + [[rows.length]] * n_short
+        spans = rows.spans.take(chosen).tolist() + [[]] * n_short
+        yield RowBatch(ids, ragged(lengths), ragged(spans))
+
+
+def tokenizer(folder: Path) -> Path:
+    """Save a tokenizer that knows nothing but its special tokens; TRL asks for one."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    if not folder.exists():
+        words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+        made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+        made.save_pretrained(folder)
+    return folder

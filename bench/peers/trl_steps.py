@@ -1,0 +1,218 @@
+"""TRL: time the steps of ``SFTTrainer`` on the rows that our steps take, in a process of its own.
+
+    PEER/python bench/peers/trl_steps.py --case CASE.json --output RESULT.json
+
+Runs in TRL's environment. ``padding_free`` trains on packed rows as its documentation recommends;
+``padded`` is its default: one document a row, padded to the longest of the batch, as many
+documents a micro-batch as our rows hold on average. Nothing is written to a log, saved or
+evaluated. Losses and tokens are kept on the device and fetched at the end. What TRL computes and
+fetches in every micro-batch, logged or not, is part of it and stays: tokens, entropy, accuracy.
+"""
+
+import argparse
+import json
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from datasets import Dataset, load_from_disk
+from memory_now import resident_bytes
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.integrations.hub_kernels import load_and_register_attn_kernel
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_kernels_available,
+    is_liger_kernel_available,
+)
+from trl import SFTConfig, SFTTrainer
+
+# What TRL's documentation names.
+HUB_KERNEL = "kernels-community/flash-attn2"
+Case = dict[str, Any]
+
+
+class Marks(TrainerCallback):  # type: ignore[misc]
+    """Marks where each timed step ends; the device is waited for at both ends of them all."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.cuda = case, case["device"] == "cuda"
+        self.marks: list[Any] = []
+        self.start_s = self.timed_s = self.start_cpu_s = self.cpu_s = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note the end of a step."""
+        first = self.case["n_warmup_steps"]
+        last = first + self.case["n_timed_steps"]
+        if state.global_step == first:
+            self.wait()
+            self.start_cpu_s, self.start_s = time.process_time(), time.perf_counter()
+        if state.global_step >= first:
+            self.marks.append(self.mark())
+        if state.global_step == last:
+            self.wait()
+            self.timed_s = time.perf_counter() - self.start_s
+            self.cpu_s = time.process_time() - self.start_cpu_s
+
+    def wait(self) -> None:
+        """Wait for the card, if there is one."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def mark(self) -> Any:
+        """Note a moment, on the device where it is a card."""
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def steps_s(self) -> list[float]:
+        """Give the seconds of each timed step."""
+        if self.cuda:
+            return [a.elapsed_time(b) / 1000 for a, b in pairwise(self.marks)]
+        return [b - a for a, b in pairwise(self.marks)]
+
+
+class Kept(SFTTrainer):  # type: ignore[misc]
+    """Keeps each micro-batch's share of the loss and its tokens, on the device, and its step."""
+
+    shares: list[torch.Tensor]
+    tokens: list[torch.Tensor | int]
+    steps: list[int]
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> torch.Tensor:
+        """Train as TRL does."""
+        # Without padding there is no mask, and every id is a document's.
+        mask = inputs.get("attention_mask")
+        self.tokens.append(inputs["input_ids"].numel() if mask is None else mask.sum())
+        self.steps.append(self.state.global_step)
+        loss: torch.Tensor = super().training_step(model, inputs, *args, **named)
+        self.shares.append(loss.detach().clone())
+        return loss
+
+    def by_step(self, values: list[Any]) -> list[float]:
+        """Add up what was kept of each step's micro-batches; the last of an epoch may have few."""
+        sums = [0.0] * (self.steps[-1] + 1)
+        for step, value in zip(self.steps, values, strict=True):
+            sums[step] += float(value)
+        return sums
+
+
+def main() -> None:
+    """Train one case and write what it took."""
+    imported_bytes = resident_bytes()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    case = json.loads(args.case.read_text(encoding="utf-8"))
+    if case["device"] == "cpu":
+        torch.set_num_threads(1)
+    rows = load_from_disk(case["rows"])
+    micro = case["micro_batch_size"]
+    if case["form"] == "padded":
+        per_row = sum(map(len, rows["seq_lengths"])) / len(rows)
+        rows, micro = documents_of(rows), max(1, round(micro * per_row))
+    marks = Marks(case)
+    kernel, why = attention(case)
+    words = {"attention": f"{kernel}{why}", "liger": liger(case), "micro_batch_size": micro}
+    trainer = assembled(case, rows, marks, {**words, "kernel": kernel}, args.output)
+    trainer.train()
+    cuda = case["device"] == "cuda"
+    said = {
+        "outcome": "measured",
+        "timed_s": marks.timed_s,
+        "cpu_s": marks.cpu_s,
+        "steps_s": marks.steps_s(),
+        "n_tokens": int(sum(trainer.by_step(trainer.tokens)[case["n_warmup_steps"] :])),
+        "losses": trainer.by_step(trainer.shares),
+        "peak_memory_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "imported_rss_bytes": imported_bytes,
+        "peak_host_rss_bytes": resident_bytes("VmHWM"),
+        "words": [f"{name}: {value}" for name, value in words.items()],
+    }
+    args.output.write_text(json.dumps(said), encoding="utf-8")
+
+
+def assembled(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], output: Path) -> Kept:
+    """Make the trainer."""
+    config = SFTConfig(
+        output_dir=str(output.with_suffix(".trained")), save_strategy="no", report_to="none",
+        logging_strategy="no", eval_strategy="no", disable_tqdm=True, log_level="error",
+        use_cpu=case["device"] == "cpu", bf16=case["precision"] == "bf16", packing=False,
+        padding_free=case["form"] == "padding_free", max_length=None,
+        train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
+        max_steps=case["n_warmup_steps"] + case["n_timed_steps"],
+        per_device_train_batch_size=words["micro_batch_size"],
+        gradient_accumulation_steps=case["n_accumulation_steps"],
+        gradient_checkpointing=case["checkpoint_activations"],
+        use_liger_kernel=words["liger"].startswith("on"),
+        learning_rate=case["rate"], lr_scheduler_type="constant", warmup_steps=0,
+        **{name: case[name] for name in ("weight_decay", "max_grad_norm", "adam_beta1",
+                                         "adam_beta2", "adam_epsilon", "optim", "seed")},
+    )  # fmt: skip
+    # As ours: what is trained is held in fp32, a frozen base in the precision of training.
+    half = case["precision"] == "bf16" and case["adapter"]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        case["model"], attn_implementation=words["kernel"],
+        dtype="bfloat16" if half else "float32",
+    )  # fmt: skip
+    if case["adapter"]:
+        model = PeftModel.from_pretrained(model, case["adapter"], is_trainable=True)
+    tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
+    trainer = Kept(
+        model, args=config, train_dataset=rows, processing_class=tokenizer, callbacks=[marks]
+    )
+    trainer.shares, trainer.tokens, trainer.steps = [], [], []
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def documents_of(rows: Dataset) -> Dataset:
+    """Take rows apart into their documents, in an order of no meaning."""
+    apart = []
+    for row in rows:
+        at = 0
+        for n in row["seq_lengths"]:
+            part = slice(at, at + n)
+            apart.append({"input_ids": row["input_ids"][part], "labels": row["labels"][part]})
+            at += n
+    return Dataset.from_list(apart).shuffle(seed=0)
+
+
+def attention(case: Case) -> tuple[str, str]:
+    """Choose the kernel; and say what it is not."""
+    if case["device"] == "cpu" or case["precision"] == "fp32":
+        return "sdpa", ""
+    if is_flash_attn_2_available():
+        return "flash_attention_2", ""
+    reason = "kernels is not installed, or not as this transformers wants it"
+    if is_kernels_available():
+        try:
+            load_and_register_attn_kernel(HUB_KERNEL)
+        except (ImportError, OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+        else:
+            return HUB_KERNEL, ""
+    return "sdpa", f", without flash attention: not TRL's recommended setting ({reason})"
+
+
+def liger(case: Case) -> str:
+    """Say whether Liger's kernels are on, or why not."""
+    if case["device"] == "cpu":
+        return "off: its kernels are Triton's and need a GPU"
+    if case["form"] == "padded":
+        return "off: not TRL's default"
+    # TRL turns Liger's fused loss off, whichever is asked for.
+    on = "on: layer kernels only; TRL's own chunked head"
+    return on if is_liger_kernel_available() else "off: not installed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Turns, medians and ratios of things that are measured side by side on a machine that others use.
+
+Each repeat runs every line once, and every other repeat in the opposite order, so that a machine
+that slows down or warms up meets all of them alike. Ratios are taken within a repeat.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A median with the lowest and highest of what it is of."""
+
+    median: float
+    least: float
+    most: float
+    n: int
+
+
+def turns(lines: Sequence[str], n_repeats: int) -> list[tuple[int, str]]:
+    """Give the order in which to run: repeat and line, e.g. ours, peer, peer, ours."""
+    order = []
+    for repeat in range(n_repeats):
+        order += [(repeat, line) for line in (lines if repeat % 2 == 0 else lines[::-1])]
+    return order
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarise measurements; there has to be one."""
+    return Spread(
+        median=statistics.median(values), least=min(values), most=max(values), n=len(values)
+    )
+
+
+def ratios(first: dict[int, float], second: dict[int, float]) -> Spread | None:
+    """Compare two lines by the repeats that both have; null where there is none."""
+    both = sorted(first.keys() & second.keys())
+    return spread([first[repeat] / second[repeat] for repeat in both]) if both else None

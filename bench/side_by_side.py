@@ -1,0 +1,264 @@
+"""Measure the product beside its peers, in turns, on this machine: one command, three parts.
+
+    python bench/side_by_side.py --environments DIR [--only tokens,training,orchestration]
+        [--device cpu|cuda] [--model tiny|small|0.6B] [--repeats 5] [--output result.json]
+
+- tokens: documents become packed rows, by ours and five others (bench/tokenise_pack.py);
+- training: steps of our loop and of TRL's SFTTrainer on the same rows and weights, full and LoRA,
+  beside TRL's padded default (bench/peers/training_beside.py);
+- orchestration: the workflow and its own commands as plain scripts (bench/orchestration.py).
+
+Every peer gets an environment of its own under --environments, built on demand from pinned
+requirements; --peer-python names one for TRL that is there. A peer that cannot be had is listed
+with the reason. On a card the training part needs, on our side, torch, transformers, peft,
+accelerate and pyarrow only: --only training --device cuda --model 0.6B.
+
+Prints tables; the last line is JSON. --output is written after each part. A part that fails is
+listed, and the exit code is 1; so it is where a peer is there and fails.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+from environments import PEERS, environment
+from measured import Failed
+from training_beside import (
+    BATCHES,
+    USUAL_BATCH,
+    TrainingJob,
+    measure_training,
+    peer_versions,
+)
+from training_lines import failure
+
+KEPT = Path.home() / ".cache" / "expertflow" / "peers"
+PACKAGES = (
+    "torch", "transformers", "peft", "accelerate", "pyarrow", "numpy", "snakemake", "fastokens",
+    "tokenizers",
+)  # fmt: skip
+# What both sides run on: another version is another comparison.
+SHARED = ("torch", "transformers", "peft", "accelerate")
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    args = parsed(sys.argv[1:])
+    before = machine(args.device)
+    report: Row = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["python", "bench/side_by_side.py", *sys.argv[1:]]),
+        "machine": before,
+        "versions": versions(),
+    }
+
+    def note(parts: dict[str, Row]) -> None:
+        load = {**before, "load_average_after": os.getloadavg()[0]}
+        left = [name for name in args.parts if name not in parts]
+        report.update(machine=load, parts=parts, not_run=left)
+        write(report, args.output)
+
+    run_parts(args.parts, PARTS, args, note)
+    sys.exit(finished(report, args.output))
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--only", help=f"parts, by commas: {', '.join(PARTS)}")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where training runs (cpu)")
+    add("--model", choices=("tiny", "small", "0.6B", "1.7B", "8B"), default="tiny")
+    add("--environments", type=Path, default=KEPT, help=f"folder of environments ({KEPT})")
+    add("--again", action="store_true", help="try environments again that could not be built")
+    add("--peer-python", type=Path, help="a Python that has TRL, in place of an environment")
+    add("--repeats", type=int, default=5, help="turns of every line (5)")
+    add("--warmup-steps", type=int, default=5, help="training steps not timed (5)")
+    add("--timed-steps", type=int, default=20, help="training steps timed (20)")
+    add("--micro-batch", type=int, help="rows (4; 0.6B and larger 8)")
+    add("--accumulation", type=int, help="micro-batches a step (2)")
+    add("--methods", default="full,lora", help="full, lora or both, by commas")
+    add("--megabytes", type=int, default=20, help="corpus of the tokens part (20)")
+    add("--target", default="results/small/report.json", help="of the orchestration part")
+    add("--shards", type=int, default=100, help="of the orchestration part; 0: none (100)")
+    add("--scratch", type=Path, help="folder for models and rows")
+    add("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args(words)
+    args.parts = args.only.split(",") if args.only else list(PARTS)
+    args.methods = tuple(args.methods.split(","))
+    if unknown := [name for name in args.parts if name not in PARTS]:
+        parser.error(f"--only {','.join(unknown)}: choose of {', '.join(PARTS)}")
+    if unknown := [name for name in args.methods if name not in ("full", "lora")]:
+        parser.error(f"--methods {','.join(unknown)}: choose of full, lora")
+    if min(args.repeats, args.timed_steps, args.warmup_steps) < 1:
+        parser.error("--repeats, --timed-steps and --warmup-steps: at least 1")
+    return args
+
+
+def tokens(args: argparse.Namespace) -> Row:
+    """Measure tokenising and packing."""
+    # It imports what only our own environment has; the other parts do without.
+    import tokenise_pack
+
+    words = ["--megabytes", str(args.megabytes), "--repeats", str(args.repeats)]
+    if args.again:
+        for name in sorted({name for _, name in PEERS.values()}):
+            environment(name, args.environments, again=True)
+    options = tokenise_pack.options().parse_args([*words, "--environments", str(args.environments)])
+    if reason := tokenise_pack.missing(options):
+        raise Failed(reason)
+    allowed = os.sched_getaffinity(0)
+    try:
+        return tokenise_pack.measure_all(options)
+    finally:
+        # It keeps itself and its children to a number of cores.
+        os.sched_setaffinity(0, allowed)
+
+
+def training(args: argparse.Namespace) -> Row:
+    """Measure training steps."""
+    micro, n_accumulation = BATCHES.get(args.model, USUAL_BATCH)
+    python, problem, installed = trl(args)
+    with tempfile.TemporaryDirectory(prefix="side-by-side-", dir=args.scratch) as name:
+        job = TrainingJob(
+            folder=Path(name), model=args.model, device=args.device, n_repeats=args.repeats,
+            n_warmup_steps=args.warmup_steps, n_timed_steps=args.timed_steps,
+            micro_batch=args.micro_batch or micro,
+            n_accumulation_steps=args.accumulation or n_accumulation,
+            peer=python, peer_problem=problem, methods=args.methods,
+            prove_in_fp32=args.device == "cuda",
+        )  # fmt: skip
+        measured = measure_training(job)
+    if reason := failure(measured, has_peer=problem is None):
+        measured["failed"] = reason
+    differ = versions_differ(versions(), installed)
+    for name, (ours, theirs) in (differ or {}).items():
+        print(f"versions differ: {name} {ours or 'none'}, TRL's {theirs or 'none'}")
+    return {**measured, "installed": installed, "versions_differ": differ}
+
+
+def versions_differ(
+    ours: dict[str, str], theirs: dict[str, str]
+) -> dict[str, tuple[str | None, str | None]] | None:
+    """Give what both sides run on in other versions; null where the peer's are not known."""
+    if not theirs:
+        return None
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in SHARED}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, str]]:
+    """Find or build TRL's environment: its Python, or why there is none, and its versions."""
+    python = args.peer_python
+    if python is None:
+        name = "trl_cuda" if args.device == "cuda" else "trl_peft"
+        built = environment(name, args.environments, again=args.again)
+        if built.problem:
+            return None, f"not installed: {built.problem}", {}
+        python = built.python
+    installed, problem = peer_versions(python)
+    return python, problem and f"{python}: {problem}", installed
+
+
+def orchestration(args: argparse.Namespace) -> Row:
+    """Measure what Snakemake costs."""
+    # Snakemake is not where only training is measured.
+    import orchestration
+
+    measured = orchestration.measure_orchestration(args.target, args.repeats, args.shards)
+    if not measured["chain"]["same_results"]:
+        measured["failed"] = "the workflow and the plain scripts made different results"
+    return measured
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
+    "tokens": tokens,
+    "training": training,
+    "orchestration": orchestration,
+}
+
+
+# What the machine, an environment or a child process may do; a slip of the benchmark is no result.
+EXPECTED = (Failed, ImportError, OSError, subprocess.SubprocessError, json.JSONDecodeError)
+
+
+def run_parts(
+    names: list[str], parts: dict[str, Callable[[argparse.Namespace], Row]],
+    args: argparse.Namespace, note: Callable[[dict[str, Row]], None] = lambda _: None,
+) -> dict[str, Row]:  # fmt: skip
+    """Run parts one after another; one that fails says so, and the others go on.
+
+    ``note`` is given what there is after each part, so that a crash of the next loses nothing.
+    """
+    results: dict[str, Row] = {}
+    for name in names:
+        try:
+            results[name] = parts[name](args)
+        except EXPECTED as error:
+            results[name] = {"failed": " ".join(str(error).split()) or type(error).__name__}
+        note(results)
+        sys.stdout.flush()
+    return results
+
+
+def finished(report: Row, output: Path | None) -> int:
+    """Say what failed, write and print the JSON line; give the exit code."""
+    failed = {name: part["failed"] for name, part in report["parts"].items() if "failed" in part}
+    for name, reason in failed.items():
+        print(f"\n{name}: failed: {reason}")
+    print(write(report, output))
+    return 1 if failed else 0
+
+
+def write(report: Row, output: Path | None) -> str:
+    """Write the report, whole or not at all; give its line."""
+    line = json.dumps(report, allow_nan=False)
+    if output:
+        part = output.with_name(f"{output.name}.part")
+        part.write_text(line + "\n", encoding="utf-8")
+        part.replace(output)
+    return line
+
+
+def machine(device: str) -> Row:
+    """Say in words what this machine is, and how busy it was."""
+    with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
+        models = [line.partition(":")[2].strip() for line in stream if "model name" in line]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "n_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": gpu_name() if device == "cuda" else None,
+        "python": platform.python_version(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def gpu_name() -> str:
+    """Ask torch for the card's name; in words where there is none."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none that torch sees"
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of what our side runs on."""
+    return {d.name: d.version for name in PACKAGES for d in metadata.distributions(name=name)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The bench of what is learned: its data, its table, and the whole chain on a few real records."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import learned
+from learned_data import lay_out, word_tokenizer
+
+N_RECORDS = 300
+
+
+def row(name: str, n_correct: int, low: float = 0.1) -> dict[str, Any]:
+    change = {"difference": 0.2, "ci95": [low, 0.3], "change": "better"}
+    return {
+        "name": name,
+        "n_correct": n_correct,
+        "n_examples": 100,
+        "value_fraction": n_correct / 100,
+        "ci95": [0.0, 1.0],
+        "reason": None,
+        "expert_less_this": change,
+    }
+
+
+def test_the_bar_is_the_better_of_constant_and_template() -> None:
+    others = [row("nearest", 50, low=-0.1), row("after", 40)]
+    assert learned.beats_bar([row("constant", 3), row("template", 9), *others]) is True
+    assert learned.beats_bar([row("constant", 3), row("template", 9, low=-0.01), *others]) is False
+    assert learned.beats_bar([row("constant", 3, low=-0.01), row("template", 9), *others]) is True
+    assert learned.beats_bar(others) is None
+
+
+def test_the_table_shows_values_intervals_and_changes() -> None:
+    after = row("after", 40) | {"expert_less_this": None}
+    unknown = row("before", 0) | {"value_fraction": None, "reason": "no sandbox"}
+    found = {
+        "metric": "execution_accuracy",
+        "rows": [row("template", 9) | {"description": "fills in a form"}, unknown, after],
+        "beats_bar": True,
+        "n_steps": 10,
+        "training_minutes": 1.25,
+        "n_training_documents": 7,
+        "published_step": 10,
+    }
+    lines = learned.table(found).splitlines()
+    assert re.search(
+        r"template +9/100 +9\.0% \[0\.0%, 100\.0%\] +\+20\.0 \[\+10\.0, \+30", lines[1]
+    )
+    assert "no sandbox" in lines[2]
+    assert lines[3].rstrip().endswith("40.0% [0.0%, 100.0%]")
+    assert "constant and template: yes" in lines[4]
+
+
+def test_a_word_has_the_same_tokens_wherever_it_stands() -> None:
+    tokenizer = word_tokenizer(['select "uefa cup" from t_1 where "club" = 3'] * 5, 300)
+    word = tokenizer.encode("club").ids
+    for text in ('"club"', " Club ", "the CLUB?"):
+        ids = tokenizer.encode(text).ids
+        assert any(ids[i : i + len(word)] == word for i in range(len(ids)))
+    assert tokenizer.decode(tokenizer.encode('Where "Club" = 3').ids) == 'where "club" = 3'
+
+
+def test_schemas_are_joined_to_their_documents(tmp_path: Path) -> None:
+    folder = tmp_path / "source" / "expert-json" / "schemastore"
+    folder.mkdir(parents=True)
+    records = [
+        {"id": "a", "schema_name": "s", "document": {"k": 1}, "valid": True},
+        {"id": "b", "schema_name": "s", "document": {"k": "x"}, "valid": False},
+        {"id": "c", "schema_name": "s", "document": {"k": "x" * 9999}, "valid": True},
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "records.jsonl").write_text(lines)
+    schema = {"schema_name": "s", "schema": {"type": "object"}}
+    (folder / "schemas.jsonl").write_text(json.dumps(schema) + "\n")
+    lay_out("json", tmp_path / "source", tmp_path / "data", 0.1)
+    made = [json.loads(line) for line in (tmp_path / "data/json/records.jsonl").open()]
+    assert [record["id"] for record in made] == ["a"]
+    assert json.loads(made[0]["schema"]) == schema["schema"]
+    assert json.loads(made[0]["document"]) == {"k": 1}
+
+
+@pytest.mark.chain
+def test_wikisql_runs_end_to_end(shared_data: Path, tmp_path: Path) -> None:
+    """A few steps on some of the records: rows and words are there, whatever the figures."""
+    source, part = shared_data / "expert-sql" / "wikisql", tmp_path / "expert-sql" / "wikisql"
+    part.mkdir(parents=True)
+    shutil.copy(source / "tables.sqlite", part)
+    lines = (source / "records.jsonl").read_bytes().split(b"\n")
+    (part / "records.jsonl").write_bytes(b"\n".join(lines[:N_RECORDS]) + b"\n")
+    script = [sys.executable, str(ROOT / "bench" / "learned.py"), "wikisql", "--short"]
+    command = [*script, "--data", str(tmp_path), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"constant", "nearest", "before", "after"} <= {row["name"] for row in found["rows"]}
+    assert found["metric"] == "execution_accuracy"
+    assert found["n_steps"] == learned.SHORT["training"]["max_steps"]
+    assert found["held_out_loss"][1] < found["held_out_loss"][0]

@@ -1,0 +1,172 @@
+"""Lists of variants: what ships, and what is refused in one line."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+
+from expertflow.config.ablations import ABOUT_SPEED, ablation_spec, variant_spec
+from expertflow.core.errors import ConfigError
+from expertflow.plan.override import flags
+from expertflow.studies.records import AblationSpec
+
+SCHEMAS = ROOT / "workflow" / "schemas"
+ONE = {"name": "one", "label": "One", "training": {"attention": "sdpa"}}
+
+
+def read(*directories: Path, files: tuple[str, ...] = ("mine",)) -> AblationSpec:
+    settings = {
+        "files": list(files), "n_repeats": 3, "n_warmup_steps": 5, "n_timed_steps": 20,
+        "max_seconds": 60,
+    }  # fmt: skip
+    return ablation_spec({"preset": "demo", "ablation": settings}, list(directories), SCHEMAS)
+
+
+def written(folder: Path, value: dict[str, Any], name: str = "mine") -> Path:
+    (folder / "ablations").mkdir(exist_ok=True)
+    (folder / "ablations" / f"{name}.yaml").write_text(yaml.safe_dump(value))
+    return folder
+
+
+def refused(folder: Path, value: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(written(folder, value))
+    message = str(error.value)
+    assert "mine.yaml" in message and "\n" not in message
+    return message
+
+
+def ladder(*steps: dict[str, Any], **start: Any) -> dict[str, Any]:
+    first = {"name": "start", "label": "Start", "rows": "on_the_fly", **start}
+    return {"ladder": {"start": first, "steps": list(steps)}}
+
+
+def test_what_ships_is_sound() -> None:
+    spec = read(ROOT / "config", files=("from_naive", "switches"))
+    rungs = [v for v in spec.variants if v.of == "from_naive"]
+    assert [v.rung for v in rungs] == list(range(len(rungs)))
+    assert rungs[0].rows == "on_the_fly" and rungs[0].training["batch_size"] == 1
+    assert rungs[-1].rows == "packed" and rungs[-1].training == {}
+    undone = [key for v in rungs for key in v.undone if key != "rows"]
+    assert sorted(undone) == sorted(rungs[0].training)
+    assert {c.of for c in spec.claims} & {"workers_8", "compile_on", "half_the_saves"}
+    figures = {c.claim: (c.low, c.high) for c in spec.claims if c.low is not None}
+    assert figures == {
+        "All switches together": (5.0, None),
+        "Compiled layers": (1.2, 2.0),
+        "TF32 in fp32 training": (7.2, 8.8),
+        "Tokenising ahead against tokenising in the loop": (1.05, 1.10),
+        "Half as many saves": (1.053, 1.111),
+    }
+
+
+def test_packing_is_not_credited_with_compilation() -> None:
+    # Rows of one document are never compiled here; so neither may be what they are held against.
+    spec = read(ROOT / "config", files=("switches",))
+    training = {variant.name: variant.training for variant in spec.variants}
+    (claim,) = [c for c in spec.claims if c.to == "unpacked"]
+    assert training[claim.of] == {"torch_compile": False}
+
+
+def test_settings_of_an_ablation_are_settings_by_hand() -> None:
+    assert set(flags()) >= ABOUT_SPEED
+
+
+def test_the_users_own_list_wins(tmp_path: Path) -> None:
+    own, ours = tmp_path / "own", tmp_path / "ours"
+    own.mkdir()
+    ours.mkdir()
+    written(own, {"variants": [{**ONE, "label": "Mine"}]})
+    written(ours, {"variants": [{**ONE, "label": "Ours"}]})
+    assert read(own, ours).variants[0].label == "Mine"
+
+
+def test_a_job_does_not_depend_on_what_its_variant_is_called(tmp_path: Path) -> None:
+    steps = [{"name": "end", "label": "End", "rows": "packed"}]
+    one = read(written(tmp_path, ladder(*steps)))
+    other = read(written(tmp_path, ladder(*steps, label="Another word")))
+    assert one != other
+    assert variant_spec(one, "start") == variant_spec(other, "start")
+    with pytest.raises(ConfigError, match=r"no variant is named 'strat'.* did you mean 'start'"):
+        variant_spec(one, "strat")
+
+
+def test_a_missing_list_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"names 'mime' .*did you mean 'mine'"):
+        read(written(tmp_path, {"variants": [ONE]}), files=("mime",))
+
+
+def test_names_are_unique_over_all_files(tmp_path: Path) -> None:
+    written(tmp_path, {"variants": [ONE]}, "other")
+    with pytest.raises(ConfigError, match="second variant is named 'one'"):
+        read(written(tmp_path, {"variants": [ONE]}), files=("mine", "other"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"training": {"atention": "sdpa"}}, "training.atention: no such .* mean 'attention'"),
+        ({"training": {"learning_rate": 1e-3}}, "training.learning_rate: no such setting in an"),
+        ({"training": {"attention": "fast"}}, "training.attention is 'fast'; use one of"),
+        ({"training": {"batch_size": "4"}}, "training.batch_size.*'4'"),
+        ({"training": {"batch_size": 0}}, "training.batch_size is 0; give at least 1"),
+        ({"name": "plan"}, "variants.0.name"),
+        ({"name": "a/b"}, "variants.0.name"),
+        ({"rows": "loose"}, "it must be one of"),
+        ({"lable": "x"}, "did you mean 'label'"),
+        ({"saves": 0.5}, "has metric tokens_per_s, which saves mean nothing to"),
+        ({"metric": "hours", "saves": 0.5}, "training and rows mean nothing to"),
+        ({"metric": "hours", "training": {}}, "metric hours and the plan's saves"),
+    ],
+)
+def test_a_wrong_variant_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    assert re.search(said, refused(tmp_path, {"variants": [{**ONE, **change}]}))
+
+
+def test_a_ladder_ends_at_the_plan(tmp_path: Path) -> None:
+    step = {"name": "s", "label": "S", "as_planned": ["attention"]}
+    start = {"training": {"attention": "sdpa", "optim": "adamw_torch"}}
+    assert "leaves optim, rows as the start" in refused(tmp_path, ladder(step, **start))
+    packed = {"name": "p", "label": "P", "rows": "packed"}
+    assert "leaves optim as" in refused(tmp_path, ladder(step, packed, **start))
+    other = {**step, "as_planned": ["loader"]}
+    assert "'loader' back to the plan, which no rung" in refused(tmp_path, ladder(other, **start))
+    same = {"name": "n", "label": "N"}
+    assert "changes nothing" in refused(tmp_path, ladder(same, packed))
+    back = {"name": "b", "label": "B", "rows": "on_the_fly"}
+    assert "away from the plan" in refused(tmp_path, ladder(back, rows="unpacked"))
+
+
+def test_rungs_lose_one_change_after_the_other(tmp_path: Path) -> None:
+    start = {"training": {"attention": "sdpa", "optim": "adamw_torch"}}
+    steps = [
+        {"name": "a", "label": "A", "rows": "unpacked"},
+        {"name": "b", "label": "B", "as_planned": ["optim"], "rows": "packed"},
+        {"name": "c", "label": "C", "as_planned": ["attention"]},
+    ]
+    rungs = read(written(tmp_path, ladder(*steps, **start))).variants
+    assert [(v.rows, sorted(v.training), v.undone) for v in rungs] == [
+        ("on_the_fly", ["attention", "optim"], ()),
+        ("unpacked", ["attention", "optim"], ("rows",)),
+        ("packed", ["attention"], ("optim", "rows")),
+        ("packed", [], ("attention",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"to": "tow"}, "names 'tow', which is no variant; did you mean 'two'"),
+        ({"to": "one"}, "compares 'one' with itself"),
+        ({"low": 2.0, "high": 1.0}, "has high 1 and low 2"),
+        ({"high": 1.0}, "has high 1 and low None"),
+        ({"low": 0}, "it must be above 0"),
+    ],
+)
+def test_a_wrong_claim_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    claim = {"claim": "c", "by": "b", "said": "s", "of": "one", "to": "two", **change}
+    two = {**ONE, "name": "two"}
+    assert said in refused(tmp_path, {"variants": [ONE, two], "claims": [claim]})

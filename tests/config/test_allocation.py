@@ -1,0 +1,87 @@
+"""What a training asks of a cluster, and what is refused before anything is submitted."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from expertflow.config import allocation
+
+COST = {
+    "price_usd_per_hour": None, "price_as_of": None, "predicted_hours": 8.0,
+    "predicted_hours_low": 4.0, "predicted_hours_high": 10.0, "predicted_usd": None,
+    "predicted_usd_low": None, "predicted_usd_high": None, "reason": "a prior",
+}  # fmt: skip
+NO_HOURS = {key: None for key in COST if "hours" in key}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/e/plan.json")
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_half_as_long_again_as_the_plans_upper_end_and_an_hour(plan: Path) -> None:
+    plan.write_text(json.dumps({"cost": COST}))
+    assert allocation.runtime_minutes("e") == 60 + 15 * 60
+
+
+@pytest.mark.parametrize("cost", [None, {**COST, **NO_HOURS}])
+def test_a_day_where_the_plan_does_not_say(plan: Path, cost: dict[str, object] | None) -> None:
+    if cost is not None:
+        plan.write_text(json.dumps({"cost": cost}))
+    assert allocation.runtime_minutes("e") == 24 * 60
+
+
+def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
+    assert allocation.n_nodes({"world_size": 4, "n_nodes": 1}) is None
+    assert allocation.n_nodes({"world_size": 4, "n_nodes": 2}) == 2
+
+
+def test_a_spoilt_plan_is_no_plan(plan: Path) -> None:
+    plan.write_bytes(bytes(9))
+    assert allocation.runtime_minutes("e") == 24 * 60
+
+
+@pytest.mark.parametrize(("limit", "main"), [(8, True), (None, True), (4, False)])
+def test_a_training_asks_for_a_card_a_process(limit: int | None, main: bool) -> None:
+    held = None if limit is None else SimpleNamespace(value=limit)
+    assert allocation.n_gpus({"world_size": 8}, held, main=main) == 8
+
+
+def test_fewer_cards_than_processes_are_refused_in_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
+        allocation.n_gpus({"world_size": 8}, SimpleNamespace(value=4), main=True)
+
+
+@pytest.mark.parametrize("rule", ["train_expert", "calibrate_expert"])
+def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None:
+    made = {"training": {"world_size": 2, "n_nodes": 1}}
+    job = SimpleNamespace(rule=SimpleNamespace(name=rule), wildcards_dict={"expert": "e"})
+    other = SimpleNamespace(rule=SimpleNamespace(name="plan_training"), wildcards_dict={})
+    one, two = SimpleNamespace(value=1), SimpleNamespace(value=2)
+    allocation.refuse_misfits([other, job], {"e": made}.__getitem__, two, main=True)
+    allocation.refuse_misfits([other], {"e": made}.__getitem__, one, main=True)
+    with pytest.raises(SystemExit, match="world_size is 2"):
+        allocation.refuse_misfits([other, job], {"e": made}.__getitem__, one, main=True)
+
+
+def test_machines_with_unlike_shares_are_refused_in_one_line() -> None:
+    with pytest.raises(
+        SystemExit, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+    ):
+        allocation.n_nodes({"world_size": 3, "n_nodes": 2})
+
+
+def test_slurm_without_sbatch_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    allocation.refuse_missing_slurm("local")
+    with pytest.raises(
+        SystemExit, match="sbatch, which is not found here; run Snakemake on a login"
+    ):
+        allocation.refuse_missing_slurm("slurm")

@@ -1,0 +1,58 @@
+"""A task that lacks what it reads, or is given what nothing reads, is refused at once."""
+
+from typing import Any, get_args
+
+import pytest
+
+from expertflow.config.evaluation_tasks import ARTEFACTS, check_task
+from expertflow.core.errors import ConfigError
+from expertflow.evaluate import tasks
+from expertflow.evaluate.records import Task
+from expertflow.evaluate.task_fields import FIELDS
+
+
+def check(task: str, *, fields: Any = (), artefacts: Any = ()) -> None:
+    check_task({"task": task, "fields": dict(fields), "artefacts": dict(artefacts)}, "e.yaml")
+
+
+def test_every_task_with_a_scorer_says_what_it_reads() -> None:
+    assert {*tasks._SCORERS, "held_out_loss"} == FIELDS.keys() == set(get_args(Task))
+    assert ARTEFACTS.keys() <= FIELDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "artefacts"),
+    [
+        ("held_out_loss", {}, {}),
+        ("held_out_loss", {"schema": "s"}, {"database": "x"}),
+        ("exact_match", {}, {"database": "x"}),
+        ("sql_execution", {}, {"database": "x"}),
+        ("sql_execution", {"database": "which"}, {"one": "x", "two": "y"}),
+        ("json_schema", {"schema": "s"}, {}),
+        ("cypher", {}, {"graph": "x"}),
+        ("typescript_tests", {"tests": "t", "prefix": "p"}, {}),
+        ("multiple_choice", {"choices": "c", "answer": "a"}, {}),
+    ],
+)
+def test_what_a_task_reads_is_taken(task: str, fields: Any, artefacts: Any) -> None:
+    check(task, fields=fields, artefacts=artefacts)
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "artefacts", "message"),
+    [
+        ("sql_execution", {}, {}, r"reads evaluation\.artefacts\.database"),
+        ("sql_execution", {"database": "which"}, {}, r"reads evaluation\.artefacts\.database"),
+        ("sql_execution", {}, {"databse": "x"}, r"artefacts\.databse .*did you mean 'database'\?"),
+        ("json_schema", {}, {}, r"reads evaluation\.fields\.schema"),
+        ("typescript_tests", {"prefix": "p"}, {}, r"reads evaluation\.fields\.tests"),
+        ("multiple_choice", {"choices": "c"}, {}, r"reads evaluation\.fields\.answer"),
+        ("multiple_choice", {"answer": "c"}, {}, r"reads evaluation\.fields\.choices"),
+        ("cypher", {"shema": "s"}, {}, r"fields\.shema .*did you mean 'schema'\?"),
+        ("exact_match", {"schema": "s"}, {}, r"fields\.schema .*takes none"),
+        ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern is read by nothing"),
+    ],
+)
+def test_what_it_does_not_is_refused(task: str, fields: Any, artefacts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(task, fields=fields, artefacts=artefacts)

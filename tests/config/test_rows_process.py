@@ -1,0 +1,116 @@
+"""A command that is stopped with whoever asked for it, and folders that killed runs left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import SCRIPTS
+
+from expertflow.config.rows_folder import LOCK, keep_rejected, workplace
+from expertflow.config.rows_process import run_stoppable
+
+PATIENT_S = 60.0
+# Runs a shell with a child of its own; both note who they are.
+RUN = """
+import sys
+from expertflow.config.rows_process import run_stoppable
+run_stoppable(["bash", "-c", sys.argv[1]], patience_s=0.5)
+"""
+HOLD = """
+import fcntl, sys
+fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+DEAF = "trap '' INT TERM; "
+SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader; wait; sleep 600"
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENT_S
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("shell", [SHELL, DEAF + SHELL])
+def test_a_signal_to_stop_leaves_no_process(
+    tmp_path: Path, number: signal.Signals, shell: str
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    process = subprocess.Popen([sys.executable, "-c", RUN, shell], cwd=tmp_path, env=environment)
+    wait_for((tmp_path / "leader").exists)
+    pids = [int((tmp_path / name).read_text()) for name in ("leader", "child")]
+    assert all(is_alive(pid) for pid in pids)
+    process.send_signal(number)
+    assert process.wait(PATIENT_S) == 128 + number
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_what_a_command_says_comes_back() -> None:
+    done = run_stoppable(["bash", "-c", "echo said; echo wrong >&2; exit 3"])
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "wrong\n")
+
+
+def left_behind(parent: Path, name: str, signed: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    (folder / LOCK).write_text(signed)
+    return folder
+
+
+def test_folders_of_dead_runs_go_and_others_stay(tmp_path: Path) -> None:
+    signed = '{"host": "h", "pid": 1}\n'
+    dead = left_behind(tmp_path, ".rows.abc123_x", signed)
+    begun = left_behind(tmp_path, ".rows.abc123_y", "")
+    another = left_behind(tmp_path, ".rows2.abc123_", signed)
+    (strange := tmp_path / ".rows.abc123_z").mkdir()
+    with workplace(tmp_path / "rows") as first:
+        assert not dead.exists()
+        with workplace(tmp_path / "rows") as second:
+            assert first.path.is_dir() and second.path.is_dir()
+        assert first.path.is_dir() and not second.path.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([begun, another, strange])
+
+
+def test_a_folder_stays_as_long_as_a_child_of_its_run_lives(tmp_path: Path) -> None:
+    dead = left_behind(tmp_path, ".rows.abc123_x", '{"host": "h", "pid": 1}\n')
+    with (dead / LOCK).open("a+") as lock:
+        child = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(lock.fileno())],
+            pass_fds=[lock.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+    with workplace(tmp_path / "rows"):
+        assert dead.is_dir()
+    child.communicate()
+    with workplace(tmp_path / "rows"):
+        assert not dead.exists()
+
+
+def test_rejected_records_are_kept_beside_the_output(tmp_path: Path) -> None:
+    folder, output = tmp_path / "work", tmp_path / "rows"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "001.rejected.jsonl").write_text("")
+    assert keep_rejected(folder, output) is None
+    (folder / "a" / "000.rejected.jsonl").write_text("{}\n")
+    kept = tmp_path / "rows.rejected"
+    kept.mkdir()
+    (kept / "007.rejected.jsonl").write_text("of an earlier run")
+    (kept / "mine.txt").write_text("of the user")
+    assert keep_rejected(folder, output) == kept
+    assert sorted(path.name for path in kept.iterdir()) == ["000.rejected.jsonl", "mine.txt"]

@@ -1,0 +1,75 @@
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from expertflow.config.guard import only_looks
+from expertflow.config.spoilt_records import remove_spoilt_records
+from expertflow.core.locks import EXPERT_LOCKS
+
+# What a spoilt sidecar belongs to has to be made again with it.
+SPOILT = ("e/plan.json", "e/.model.json.fingerprint", "e/documents/s/000.json", "e/model.json")
+WHOLE = ("e/.plan.json.fingerprint", "e/documents/s/.000.json.fingerprint")
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in (*SPOILT, *WHOLE):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"n": 1}\n')
+    (tmp_path / SPOILT[0]).write_bytes(bytes(9))
+    (tmp_path / SPOILT[1]).write_text("")
+    (tmp_path / SPOILT[2]).write_text('{"n": ')
+    (tmp_path / "e" / "notes.json").write_text("of the user's own {")
+    return tmp_path
+
+
+def test_records_that_are_no_json_are_removed(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove_spoilt_records(results, looks=False, main=True)
+    assert not any((results / name).exists() for name in SPOILT)
+    assert all((results / name).exists() for name in (*WHOLE, "e/notes.json"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(SPOILT)
+    assert all(any(name in line for line in told) for name in SPOILT)
+
+
+def test_a_run_that_only_looks_just_tells(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove_spoilt_records(results, looks=True, main=True)
+    assert all((results / name).exists() for name in SPOILT)
+    assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
+
+
+def test_what_another_run_makes_is_left_alone(results: Path) -> None:
+    EXPERT_LOCKS.mkdir(parents=True)
+    with (EXPERT_LOCKS / "e.lock").open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        remove_spoilt_records(results, looks=False, main=True)
+        assert all((results / name).exists() for name in SPOILT)
+    remove_spoilt_records(results, looks=False, main=True)
+    assert not any((results / name).exists() for name in SPOILT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "looks"),
+    [
+        (["--cores", "2", "results/e/report.json"], False),
+        (["--summary"], True),
+        (["-S"], True),
+        (["--dag"], True),
+        (["--report=r.html"], True),
+        (["--report", "r.html", "--report-after-run"], False),
+    ],
+)
+def test_what_only_looks_is_known_by_its_options(arguments: list[str], looks: bool) -> None:
+    assert only_looks(arguments, dryrun=False) is looks
+    assert only_looks(arguments, dryrun=True)
+
+
+def test_a_job_removes_nothing(results: Path) -> None:
+    remove_spoilt_records(results, looks=False, main=False)
+    assert all((results / name).exists() for name in SPOILT)

@@ -1,0 +1,300 @@
+"""Hostile predictions by task: what each tries, and a record of the task to be tried on.
+
+None is right, so each must be judged wrong. ``{port}`` is a socket on loopback that listens, and
+``{canary}`` a file that must not change.
+"""
+
+from typing import Any
+
+# Of these, `bench/hostile.py` takes larger sizes too.
+Sized = dict[str, str]
+
+SQL_REFERENCE = "SELECT name FROM item ORDER BY id"
+JSON_SCHEMA = (
+    '{"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}, '
+    '"b": {"type": "array", "uniqueItems": true}, "c": {"$ref": "#"}, "d": {"multipleOf": 0.1}}}'
+)
+ASYNCHRONOUS_TESTS = (
+    "import * as assert from 'assert';\n"
+    "const check = async () => {\n"
+    "  await new Promise((done) => setTimeout(done, 50));\n"
+    "  assert.equal(await f(2), 4);\n"
+    "};\ncheck();\n"
+)
+# Says what it likes with all in the heap that looks like the proof.
+HEAP = """
+const v8: any = process.getBuiltinModule('v8');
+const found = new Set<string>();
+let rest = '';
+for await (const chunk of v8.getHeapSnapshot()) {
+  const text = rest + chunk.toString('latin1');
+  for (const [, proof] of text.matchAll(/"([0-9a-f]{32})/g)) found.add(proof);
+  rest = text.slice(-40);
+}
+for (const proof of found) console.log(`\\n${proof} SAID`);
+(process as any).reallyExit(0);
+"""
+TESTS = "import * as assert from 'assert';\nassert.deepEqual(f(2), 4);\n"
+
+
+def sql(n: int, canary: str) -> Sized:
+    """Give queries; ``n`` is the size of what grows."""
+    endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
+    return {
+        "empty": "",
+        "several statements": "SELECT 1; DROP TABLE item",
+        "attach": f"ATTACH '{canary}.db' AS x",
+        "vacuum into": f"VACUUM INTO '{canary}.db'",
+        "write file": f"SELECT writefile('{canary}', 'x')",
+        "read file": f"SELECT readfile('{canary}')",
+        "load extension": f"SELECT load_extension('{canary}')",
+        "delete": "WITH x AS (SELECT 1) DELETE FROM item",
+        "returning": "UPDATE item SET name = 'x' RETURNING name",
+        "temp table": "CREATE TEMP TABLE x AS SELECT 1",
+        "pragma": "PRAGMA writable_schema = ON",
+        "pragma as table": "SELECT * FROM pragma_database_list",
+        "explain behind a mark": "\ufeffEXPLAIN SELECT 1",
+        "random": "SELECT name FROM item ORDER BY random()",
+        "endless rows": endless + "i FROM r",
+        "endless sum": endless + "sum(i) FROM r",
+        "endless sort": endless + "zeroblob(900000) AS z FROM r ORDER BY z",
+        "join": "SELECT count(*) FROM " + ", ".join(f"item i{k}" for k in range(60)),
+        "prepared": "WITH a0 AS (SELECT 1 AS x), "
+        + ", ".join(f"a{k} AS (SELECT p.x FROM a{k - 1} p, a{k - 1} q)" for k in range(1, 30))
+        + " SELECT count(*) FROM a29",
+        "zeroblob": "SELECT zeroblob(2000000000)",
+        "many blobs": endless + "zeroblob(900000) FROM r",
+        "printf": "SELECT printf('%.*c', 999999999, 'x')",
+        "replace": "SELECT replace(hex(zeroblob(400000)), '0', 'xxxxxxxxxxxx')",
+        "instr": endless + "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || i)) FROM r",
+        "glob": "SELECT replace(hex(zeroblob(200000)), '0', 'a') GLOB '" + "*a" * n + "b'",
+        "like": "SELECT hex(zeroblob(90000)) LIKE '" + "%0" * min(n, 20_000) + "1'",
+        "parentheses": "SELECT " + "(" * n + "1" + ")" * n,
+        "not": "SELECT " + "NOT " * n + "1",
+        "concatenation": "SELECT " + "||".join("1" for _ in range(n)),
+        "union": " UNION ALL ".join("SELECT 1" for _ in range(n // 4)),
+        "columns": "SELECT " + ",".join("1" for _ in range(n)),
+        "json": "SELECT json('" + "[" * n + "')",
+        "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')",
+        "open quote": "SELECT 'abc",
+        "quotes": "'" * (2 * n + 1),
+        "brackets": "[" * n,
+        "comment": "/*" * n,
+        "nul": "SELECT 1\0",
+        "surrogate": "SELECT '\ud800'",
+        "long": "SELECT '" + "x" * 50 * n + "'",
+        "unknown table function": "SELECT * FROM generate_series(1, 1e12)",
+    }
+
+
+def json(n: int, canary: str) -> Sized:
+    """Give answers that are to be JSON."""
+    unequal = ",".join(f'{{"k":{k}}}' for k in range(n // 4))
+    return {
+        "empty": "",
+        "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
+        "unequal items": '{"b": [' + unequal + ', 1, "x"]}',
+        "deep lists": "[" * n + "]" * n,
+        "deep objects": '{"c":' * n + "1" + "}" * n,
+        "deep in its schema": '{"c":' * 60 + "{}" + "}" * 60,
+        "number beyond floats": '{"d": 1e400}',
+        "long number": '{"d": ' + "9" * n + "}",
+        "no multiple": '{"d": 1e308}',
+        "NaN": '{"d": NaN}',
+        "key twice": '{"a": "a", "a": "b"}',
+        "surrogate": '{"a": "\\ud800"}',
+        "half a pair": '{"a": "\ud800"}',
+        "nul": '{"a": "\0"}',
+        "long": '{"a": "' + "a" * 50 * n + '"}',
+        "fences": "```\n" * n,
+        "remote": '{"$ref": "http://127.0.0.1:{port}/x", "a": 1}',
+        "file": '{"$ref": "file://' + canary + '", "a": 1}',
+    }
+
+
+def cypher(n: int, canary: str) -> Sized:
+    """Give graph queries."""
+    return {
+        "empty": "",
+        "delete": "MATCH (a) DETACH DELETE a",
+        "load": f"LOAD CSV FROM 'file://{canary}' AS x RETURN x",
+        "load from the network": "LOAD CSV FROM 'http://127.0.0.1:{port}/x' AS x RETURN x",
+        "call": "CALL dbms.shutdown()",
+        "parentheses": "RETURN " + "(" * n,
+        "lists": "RETURN " + "[" * n + "]" * n,
+        "maps": "RETURN " + "{a:" * n,
+        "not": "MATCH (a) WHERE " + "NOT " * n + "a.x RETURN a",
+        "or": "MATCH (a) WHERE a.x = 1" + " OR a.x = 1" * n + " RETURN a",
+        "case": "RETURN " + "CASE WHEN 1 THEN " * n,
+        "deep but short": "RETURN " + "(" * 900 + "1" + ")" * 900,
+        "subqueries": "CALL { " * min(n, 2500),
+        "quotes": "'" * (2 * n + 1),
+        "comment": "/*" * n,
+        "surrogate": "RETURN '\ud800'",
+        "nul": "RETURN \0",
+        "long": "x" * 50 * n,
+    }
+
+
+def typescript(n: int, canary: str) -> Sized:
+    """Give programs that are only parsed."""
+    return {
+        "empty": "",
+        "parentheses": "(" * n,
+        "generics": "a<" * n,
+        "generic calls": "a<b>(" * n,
+        "arrows": "(a)=>" * n,
+        "templates": "`${" * n,
+        "tags": "<a>" * n,
+        "types": "type A=" + "T extends U ? " * n,
+        "expression": "f(" * n + ")" * n,
+        "quotes": "'" * (2 * n + 1),
+        "comment": "/*" * n,
+        "surrogate": "\ud800" * n,
+        "nul": "\0" * n,
+        "long": "a+" * 25 * n + "a",
+        "reads a file": f"require('fs').readFileSync('{canary}')",
+    }
+
+
+def typescript_tests(n: int, canary: str) -> Sized:
+    """Give programs that are run."""
+    f = "const f = (n: number): number => 0;\n"
+    return {
+        "empty": "",
+        "ends early": f + "process.exit(0)",
+        "ends by a signal": f + "process.kill(process.pid, 'SIGKILL')",
+        "aborts": "process.abort()",
+        "opens a comment": f + "/*",
+        "opens a text": f + "const s = `",
+        "opens a block": f + "if (false) {",
+        "says it passed": f + "console.log('passed', '{\"kind\":\"passed\"}')",
+        "replaces the assertion": f
+        + "process.getBuiltinModule('assert').deepEqual = () => undefined",
+        "never ends": "while (true) {}\n" + f,
+        "never settles": "await new Promise(() => undefined);\n" + f,
+        "waits": "await new Promise((done) => setTimeout(done, 1e9));\n" + f,
+        "ignores signals": "process.on('SIGTERM', () => 0); process.on('SIGXCPU', () => 0);"
+        "for (;;) {}\n" + f,
+        "fills the heap": "const a: any[] = []; for (;;) a.push(new Array(1e5).fill(a.length));",
+        "fills memory": "const a = []; for (;;) a.push(new Uint8Array(1e8).fill(1));",
+        "prints": "for (;;) console.log('x'.repeat(1e4));",
+        "prints errors": "for (;;) console.error('x'.repeat(1e4));",
+        "backtracks": "/^(a+)+$/.test('a'.repeat(50) + '!');\n" + f,
+        "recurses": "const g = (): number => g() + 1; g();\n" + f,
+        "reads a file": f"import * as fs from 'fs';\nfs.readFileSync('{canary}');\n" + f,
+        "writes a file": f"import * as fs from 'fs';\nfs.writeFileSync('{canary}', 'x');\n" + f,
+        "removes files": "import * as fs from 'fs';\nfs.rmSync('/', {recursive: true});\n" + f,
+        "fills a disk": "import * as fs from 'fs';\n"
+        "for (let i = 0;; i++) fs.writeFileSync('/tmp/' + i, 'x'.repeat(1e6));",
+        "starts a process": "import * as c from 'child_process';\nc.execSync('id');\n" + f,
+        "starts itself": "import * as c from 'child_process';\nfor (;;) c.spawn(process.execPath);",
+        "starts a thread": "import * as w from 'worker_threads';\n"
+        "for (;;) new w.Worker('for(;;){}', {eval: true});",
+        "kills all": "process.kill(-1, 'SIGKILL');\n" + f,
+        "kills its parent": "process.kill(process.ppid, 'SIGKILL');\n" + f,
+        "connects": "import * as net from 'net';\n"
+        "await new Promise((_, no) => net.connect({port}, '127.0.0.1').on('error', no));\n" + f,
+        "fetches": "await fetch('http://127.0.0.1:{port}/');\n" + f,
+        "listens": "import * as net from 'net';\nnet.createServer().listen(0);\n" + f,
+        "reads the environment": "throw new Error(JSON.stringify(process.env));",
+        "loads native code": "process.dlopen({exports: {}}, '/lib/x.node');\n" + f,
+        "inspects": "import * as i from 'inspector';\nnew i.Session().connect();\n" + f,
+        "binds": "(process as any).binding('spawn_sync');\n" + f,
+        "becomes root": "process.setuid!(0);\n" + f,
+        "gathers": "import x from 'https://127.0.0.1:{port}/x.js';\n" + f,
+        "throws a trap": "throw new Proxy({}, {get() { for (;;) {} }});",
+        "throws nothing": "throw undefined;",
+        "reads its heap": f + HEAP.replace("SAID", '{"kind":"passed","detail":""}'),
+        "sabotages its report": f + HEAP.replace("SAID", "{"),
+        "blames its tests": f + HEAP.replace("SAID", '{"kind":"tests_did_not_parse","detail":""}'),
+        "replaces the modules": f + "process.getBuiltinModule('module').syncBuiltinESMExports();",
+        "watches bytes": f + "Object.defineProperty(Object.getPrototypeOf(Uint8Array.prototype), "
+        "'byteLength', {get() { console.log(String.fromCharCode(...this)); return 34; }});",
+        "parentheses": "(" * n,
+        "generics": "a<" * n,
+        "nul": "\0" * n,
+        "surrogate": f + "'\ud800'",
+        "long": f + "a+" * 25 * n,
+    }
+
+
+def typescript_tests_asynchronous(n: int, canary: str) -> Sized:
+    """Give programs that are run, and whose tests are still to come when they are loaded."""
+    f = "const f = (n: number): number => 0;\n"
+    say_it_ends = "process.emit('beforeExit', 0)"
+    return {
+        "is only wrong": f,
+        "hears rejections": f + "process.on('unhandledRejection', () => 0);",
+        "captures exceptions": f + "process.setUncaughtExceptionCaptureCallback(() => 0);",
+        "ends soon": f + "setTimeout(() => process.exit(0), 0);",
+        "really ends soon": f + "setTimeout(() => (process as any).reallyExit(0), 0);",
+        "changes its code": f + "process.on('exit', () => { process.exitCode = 0; });",
+        "is a domain": f + "(process as any).domain = {emit: () => true};",
+        "enters a domain": "const d = process.getBuiltinModule('domain').create();\n"
+        "d.on('error', () => 0); d.enter();\n" + f,
+        "says it ends, and ends": f + f"setTimeout(() => {{ {say_it_ends}; "
+        "setTimeout(() => process.exit(0), 1); }, 0);",
+        "calls listeners": f + "for (const name of process.eventNames())"
+        " for (const hear of process.listeners(name as any)) (hear as any)(0);",
+        "closes its output": f + "process.getBuiltinModule('fs').closeSync(1);",
+    }
+
+
+def text(n: int, canary: str) -> Sized:
+    """Give answers that end in a number."""
+    return {
+        "empty": "",
+        "marks": "#" * 50 * n,
+        "digits": "#### " + "9" * 50 * n,
+        "blanks": "#### " + " " * 50 * n + "4",
+        "commas": "#### " + "1," * 25 * n,
+        "exponent": "#### 1e999999999",
+        "not a number": "#### NaN",
+        "other digits": "#### ٤",
+        "fences": "```\n" * 10 * n,
+        "surrogate": "#### \ud800",
+        "nul": "\0" * n,
+    }
+
+
+def records(database: str) -> dict[str, dict[str, Any]]:
+    """Give each task's reference, fields and artefacts."""
+    return {
+        "sql_execution": {
+            "reference": SQL_REFERENCE,
+            "artefacts": {"database": database},
+        },
+        "json_schema": {
+            "reference": '{"a": "aa"}',
+            "fields": {"schema": "s"},
+            "record": {"s": JSON_SCHEMA},
+        },
+        "cypher": {"reference": "MATCH (a:P) RETURN a.name"},
+        "typescript": {"reference": "f(1)"},
+        "typescript_tests": {
+            "reference": "",
+            "fields": {"tests": "t"},
+            "record": {"t": TESTS},
+        },
+        "typescript_tests_asynchronous": {
+            "task": "typescript_tests",
+            "reference": "",
+            "fields": {"tests": "t"},
+            "record": {"t": ASYNCHRONOUS_TESTS},
+        },
+        "final_answer": {"reference": "#### 4"},
+        "exact_match": {"reference": "4"},
+    }
+
+
+PREDICTIONS = {
+    "sql_execution": sql,
+    "json_schema": json,
+    "cypher": cypher,
+    "typescript": typescript,
+    "typescript_tests": typescript_tests,
+    "typescript_tests_asynchronous": typescript_tests_asynchronous,
+    "final_answer": text,
+    "exact_match": text,
+}

@@ -1,0 +1,136 @@
+"""Score hostile predictions, and look for harm: to files, processes, the network, secrets."""
+
+import ctypes
+import hashlib
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hostile_predictions import PREDICTIONS, records
+
+from expertflow.evaluate.records import Example, Task, Verdict
+from expertflow.evaluate.tasks import score
+
+SECRET = "a-secret-of-the-environment-5d1f"
+PR_SET_CHILD_SUBREAPER = 36
+# Sixty seconds judge the slowest task's prediction, and machines may be busy.
+MOST_S = 120.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One prediction: how it was judged, and what it did besides."""
+
+    task: str
+    name: str
+    verdict: Verdict
+    wall_s: float
+    harm: tuple[str, ...]
+
+    @property
+    def contained(self) -> bool:
+        return not (self.verdict.correct or self.harm or self.wall_s > MOST_S)
+
+
+class Surroundings:
+    """What a prediction could harm, as it was before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.canary = folder / "canary"
+        self.canary.write_text("untouched")
+        self.database = folder / "shop.db"
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute("CREATE TABLE item (id, name)")
+            connection.executemany("INSERT INTO item VALUES (?, ?)", [(1, "a"), (2, "b")])
+        os.environ["EXPERTFLOW_HOSTILE_SECRET"] = SECRET
+        # Orphans become our children and not init's, so that they can be seen.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._files = self._hashes()
+
+    def close(self) -> None:
+        self._listener.close()
+        del os.environ["EXPERTFLOW_HOSTILE_SECRET"]
+
+    def harm(self, verdict: Verdict) -> list[str]:
+        """Name what changed."""
+        found = []
+        if self._hashes() != self._files:
+            found.append("files changed")
+        if children := _children_after_a_while():
+            found.append(f"processes left: {children}")
+        try:
+            self._listener.accept()[0].close()
+            found.append("the network was reached")
+        except BlockingIOError:
+            pass
+        if SECRET in verdict.detail:
+            found.append("the environment was read")
+        return found
+
+    def _hashes(self) -> dict[str, str]:
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
+    """Score each of a task's hostile predictions by itself."""
+    trials = []
+    for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
+        prediction = prediction.replace("{port}", str(around.port))
+        start = time.monotonic()
+        (verdict,) = score_all(task, [prediction], around)
+        wall_s = time.monotonic() - start
+        trials.append(Trial(task, name, verdict, wall_s, tuple(around.harm(verdict))))
+    return trials
+
+
+def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> list[Verdict]:
+    """Score predictions on the task's one record."""
+    record: dict[str, Any] = records(str(around.database))[task]
+    example = Example(
+        document_id="d0",
+        prompt="?",
+        reference=record["reference"],
+        fields=record.get("record", {}),
+    )
+    return score(
+        cast(Task, record.get("task", task)),
+        examples=[example] * len(predictions),
+        predictions=predictions,
+        fields=record.get("fields", {}),
+        artefacts={name: Path(path) for name, path in record.get("artefacts", {}).items()},
+    )
+
+
+def _children_after_a_while() -> list[int]:
+    """Wait until all descendants have ended; what the kernel kills takes a moment to go."""
+    deadline = time.monotonic() + 20
+    while (left := _descendants()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _descendants() -> list[int]:
+    """List what this process has started and what that has started, without the dead."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(folder.name))
+    found = list(children.get(os.getpid(), []))
+    for process in found:
+        found.extend(children.get(process, []))
+    return found

@@ -1,0 +1,103 @@
+"""A chat-completions endpoint on loopback that answers as a test wants."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Asked:
+    """One request as the server saw it."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The whole chat."""
+        return "\n".join(message["content"] for message in self.body["messages"])
+
+    def answer(self, name: str) -> str:
+        """What stands between the marks of ``answer A`` or ``answer B``."""
+        found = re.search(rf"<<<answer {name} (\w+)>>>\n(.*?)\n<<<end \1>>>", self.text, re.DOTALL)
+        assert found is not None
+        return found[2]
+
+
+@dataclass
+class Answer:
+    """What the server says: a status, headers and a body, or a verdict."""
+
+    content: str = '{"winner": "tie"}'
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    usage: dict[str, int] | None = field(
+        default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 10}
+    )
+
+
+Answering = Callable[[Asked], Answer]
+
+
+@dataclass
+class Stub:
+    """The server's address and what it was asked; ``stop`` is set when it should let go."""
+
+    endpoint: str
+    asked: list[Asked]
+    stop: threading.Event
+
+
+@contextmanager
+def judge_server(answering: Answering) -> Iterator[Stub]:
+    """Serve until the block ends."""
+    asked: list[Asked] = []
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            request = Asked(self.path, dict(self.headers), json.loads(self.rfile.read(length)))
+            with lock:
+                asked.append(request)
+            answer = answering(request)
+            body = answer.body
+            if body is None:
+                message = {"role": "assistant", "content": answer.content}
+                reply: dict[str, Any] = {"choices": [{"message": message}]}
+                if answer.usage is not None:
+                    reply["usage"] = answer.usage
+                body = json.dumps(reply).encode()
+            self.send_response(answer.status)
+            for name, value in {"Content-Length": str(len(body)), **answer.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Stay silent."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """Clients that hang up are part of the tests."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    stub = Stub(f"http://127.0.0.1:{server.server_port}/v1", asked, threading.Event())
+    try:
+        yield stub
+    finally:
+        stub.stop.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

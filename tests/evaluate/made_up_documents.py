@@ -1,0 +1,97 @@
+"""Made-up documents, in memory and as the files that the data stages leave."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from expertflow.data.documents import Document, DocumentWriter, NewDocument, frame_of
+from expertflow.data.keep_list import KEEP
+from expertflow.data.records import Body, ShardRecord, Turn
+from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.records import PackedSplit
+
+
+class Letters:
+    """An engine that gives each character an id."""
+
+    name, version, sha256 = "letters", "0", ""
+
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        return ragged([[ord(c) for c in text] for text in texts])
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def special_id(self, token: str) -> int:
+        return {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 3}[token]
+
+
+def body(question: str, answer: str) -> Body:
+    turns = (
+        Turn(role="user", content=question, learned=False),
+        Turn(role="assistant", content=answer, learned=True),
+    )
+    return Body(turns=turns)
+
+
+def document(row: int, question: str, answer: str = "", *, held_out: bool = True) -> Document:
+    return Document(
+        document_id=f"s/{row}",
+        text_hash=f"{question} {answer}".encode().hex(),
+        body=body(question, answer or question.upper()),
+        fields={},
+        held_out=held_out,
+        n_copies=1,
+        row=row,
+    )
+
+
+def spec(**changes: Any) -> EvaluationSpec:
+    settings: dict[str, Any] = {
+        "task": "exact_match", "max_examples": 4, "n_selection_examples": 0, "max_new_tokens": 8,
+        "batch_size": 2, "backend": "transformers", "decoding": Decoding(),
+    }  # fmt: skip
+    return EvaluationSpec(**{**settings, **changes})
+
+
+def write_documents(folder: Path, documents: Sequence[Document], *, n_copies: int = 1) -> Path:
+    """Write one shard with its record, and the keep-list; give the list's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "000.arrow"
+    with pa.OSFile(str(path), "wb") as stream:
+        writer = DocumentWriter(stream, None)
+        for one in documents:
+            text_hash = bytes.fromhex(one.text_hash)[:16].ljust(16, b"\0")
+            writer.add(
+                NewDocument(one.document_id, text_hash, one.row, None, *frame_of(one.body), b"{}")
+            )
+        writer.close()
+    columns = {
+        "source": ["s"] * len(documents), "shard": ["000"] * len(documents),
+        "row": list(range(len(documents))), "held_out": [one.held_out for one in documents],
+        "n_copies": [1 if one.held_out else n_copies for one in documents],
+    }  # fmt: skip
+    keep = folder / "keep.arrow"
+    with pa.OSFile(str(keep), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as stream:
+        stream.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
+    return keep
+
+
+def shard(folder: Path, n: int) -> ShardRecord:
+    return ShardRecord(
+        source="s", shard="000", path=str(folder / "000.arrow"), sha256="", n_records=n,
+        n_documents=n, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        rejected_examples=(),
+    )  # fmt: skip
+
+
+def packed_split(n_documents: int, sha256: str) -> PackedSplit:
+    return PackedSplit(
+        path="", sha256=sha256, n_documents=n_documents, n_documents_split=0,
+        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=0, n_tokens=0,
+        n_tokens_dropped=0, n_supervised_tokens=0, n_target_tokens=0, n_padding_tokens=0,
+        n_sequences=0, n_sequences_lower_bound=0, sum_len_sq=0,
+    )  # fmt: skip

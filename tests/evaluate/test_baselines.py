@@ -1,0 +1,128 @@
+"""Answers without a model: learnt from training examples alone, within a bound of judgements."""
+
+from collections.abc import Sequence
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.baselines import Baseline, make_baselines
+from expertflow.evaluate.records import Example, Verdict
+
+COLUMNS = ("colour", "weight", "size", "price", "maker", "year", "shape")
+THINGS = ("red car", "blue chair", "old lamp", "new ship", "small boat")
+
+
+def example(number: int, prompt: str, reference: str) -> Example:
+    return Example(document_id=f"d{number}", prompt=prompt, reference=reference, fields={})
+
+
+def table(number: int) -> Example:
+    """Ask for a column of a table by the value of another, as text-to-SQL data do."""
+    first, second = (COLUMNS[(number * k + 3) % len(COLUMNS)] for k in (1, 2))
+    schema = f'CREATE TABLE t_{number * 7919} ("{first}" TEXT, "{second}" REAL, "note" TEXT)'
+    value = f"{number * 31 % 97}.5"
+    return example(
+        number,
+        f"{schema}\nWhat {THINGS[number % 5]} has the {first} where {second} is {value}?",
+        f'SELECT "{first}" FROM t_{number * 7919} WHERE "{second}" = {value};',
+    )
+
+
+def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+    return [
+        Verdict(correct=prediction == one.reference, kind="correct")
+        for one, prediction in zip(examples, predictions, strict=True)
+    ]
+
+
+def by_name(training: Sequence[Example], seed: int = 0) -> dict[str, Baseline]:
+    return {made.name: made for made in make_baselines(equal, training, seed)}
+
+
+def n_correct(baseline: Baseline, asked: Sequence[Example]) -> int:
+    return sum(baseline.answer(one) == one.reference for one in asked)
+
+
+def test_a_template_fills_columns_table_and_value_with_their_punctuation() -> None:
+    made = by_name([table(i) for i in range(80) if i % 7 != 0])["template"]
+    new = [table(i) for i in range(100, 140) if i % 7 != 0]
+    assert n_correct(made, new) == len(new)
+    assert "⟨" in made.description and "FROM" in made.description
+
+
+def test_the_constant_is_what_is_right_most_often() -> None:
+    answers = ["yes" if i % 3 else f"no, {i}" for i in range(60)]
+    training = [example(i, f"question {i}", answer) for i, answer in enumerate(answers)]
+    made = by_name(training)["constant"]
+    assert {made.answer(one) for one in training} == {"yes"}
+    assert made.description == "always answers yes"
+
+
+def test_the_constant_looks_beyond_whole_answers() -> None:
+    """Worked solutions differ all over; what counts may stand at their end."""
+
+    def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+        pairs = zip(examples, predictions, strict=True)
+        return [
+            Verdict(correct=text.split()[-1] == one.reference.split()[-1], kind="")
+            for one, text in pairs
+        ]
+
+    training = [example(i, f"sum {i}", f"{i} steps #### {i % 50 or 7}") for i in range(100)]
+    training += [example(i, f"sum {i}", f"{i} steps #### 7") for i in range(100, 130)]
+    made = make_baselines(same_end, training, 0)[0]
+    assert made.answer(training[0]).endswith("#### 7")
+
+
+def test_answers_that_share_no_form_have_no_template() -> None:
+    training = [example(i, f"say {i}", "abcdefgh"[: i % 8 + 1] * (i + 1)) for i in range(24)]
+    assert "template" not in by_name(training)
+
+
+def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
+    training = [example(i, f"what is the {word} called", word) for i, word in enumerate(COLUMNS)]
+    training += [example(9, "greet ann in french", "bonjour ann")]
+    training += [example(10, "how tall is the tower", "300 m")]
+    made = by_name(training)
+    asked = example(99, "greet bob in french", "bonjour bob")
+    fitted = made["nearest"].answer(asked)
+    assert fitted in {one.reference for one in training}
+    many = [example(i, f"greet {n} in french", f"bonjour {n}") for i, n in enumerate(COLUMNS)]
+    assert by_name(many)["nearest_filled"].answer(asked) == "bonjour bob"
+
+
+def test_judgements_are_bounded_and_held_out_questions_are_not_needed() -> None:
+    shown: list[str] = []
+
+    def counting(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+        shown.extend(predictions)
+        return equal(examples, predictions)
+
+    make_baselines(counting, [table(i) for i in range(200)], 0, max_judgements=60)
+    assert 0 < len(shown) <= 60
+
+
+def test_a_probe_that_cannot_be_judged_costs_no_baseline() -> None:
+    def strict(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
+        for one in examples:
+            if int(one.document_id[1:]) % 5 == 0:
+                raise EvaluationError(f"document {one.document_id}: the reference is no query")
+        return equal(examples, predictions)
+
+    training = [table(i) for i in range(80) if i % 7 != 0]
+    made = make_baselines(strict, training, 0)
+    assert [one.name for one in made] == [one.name for one in make_baselines(equal, training, 0)]
+
+
+def test_the_same_seed_gives_the_same_answers() -> None:
+    training = [table(i) for i in range(60)]
+    first, again = (by_name(training, seed=5) for _ in range(2))
+    assert [made.description for made in first.values()] == [
+        made.description for made in again.values()
+    ]
+    asked = [table(i) for i in range(300, 310)]
+    for name, made in first.items():
+        assert [made.answer(one) for one in asked] == [again[name].answer(one) for one in asked]
+
+
+def test_too_few_examples_give_no_baseline() -> None:
+    assert make_baselines(equal, [table(i) for i in range(3)], 0) == []
+    assert make_baselines(equal, [example(i, "a", "  ") for i in range(9)], 0) == []

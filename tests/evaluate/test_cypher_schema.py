@@ -1,0 +1,133 @@
+"""The names of a query are held against the text that describes its graph."""
+
+import pytest
+
+from expertflow.data.sources.generated.text_to_cypher import GRAPHS
+from expertflow.evaluate.cypher import judge_cypher
+from expertflow.evaluate.cypher_schema import read_schema
+
+SECTIONS = """Node properties:
+- **Person**
+  - `name`: STRING Example: "Ada: (:Ghost)"
+  - `born: INTEGER` Min: 1900, Max: 2000
+- **Movie**
+  - `title`: STRING
+Relationship properties:
+- **ACTED_IN**
+  - `roles`: LIST
+The relationships:
+(:Person)-[:ACTED_IN]->(:Movie)
+(:Person)-[:FOLLOWS]->(:Person)"""
+COMPACT = """Node properties are the following:
+Person {name: STRING, born: INTEGER}
+Movie {title: STRING}
+Relationship properties are the following:
+ACTED_IN {roles: LIST}
+The relationships are the following:
+(:Person)-[:ACTED_IN]->(:Movie)
+(:Person)-[:FOLLOWS]->(:Person)"""
+RELEVANT = """Graph schema: Relevant node labels and their properties (with datatypes) are:
+Person {name: STRING, born: INTEGER}
+Movie {title: STRING}
+
+Relevant relationships are:
+{'start': Person, 'type': ACTED_IN, 'end': Movie }
+{'start': 'Person', 'type': 'FOLLOWS', 'end': 'Person'}
+
+Relevant relationship properties (with datatypes) are:
+ACTED_IN {roles: LIST}"""
+ONE_LINE = (
+    "(:Person {name, born}); (:Movie {title}); "
+    "(:Person)-[:ACTED_IN {roles}]->(:Movie); (:Person)-[:FOLLOWS]->(:Person)"
+)
+AS_JSON = """{"Person": {"type": "node", "properties": {"name": {}, "born": {}}, "relationships":
+{"ACTED_IN": {"direction": "out", "labels": ["Movie"], "properties": {"roles": {}}},
+"FOLLOWS": {"direction": "out", "labels": ["Person"]}}},
+"Movie": {"type": "node", "properties": {"title": {}}, "relationships":
+{"ACTED_IN": {"direction": "in", "labels": ["Person"]}}},
+"ACTED_IN": {"type": "relationship", "properties": {"roles": {}}}}"""
+REFERENCE = "MATCH (p:Person)-[:ACTED_IN]->(m:Movie) RETURN p.name"
+
+
+@pytest.mark.parametrize("text", [SECTIONS, COMPACT, RELEVANT, ONE_LINE, AS_JSON])
+def test_known_forms_say_the_same(text: str) -> None:
+    schema = read_schema(text)
+    assert schema is not None
+    assert schema.nodes == {"Person": {"name", "born"}, "Movie": {"title"}}
+    assert schema.types["ACTED_IN"] == {"roles"}
+    assert set(schema.types) == {"ACTED_IN", "FOLLOWS"}
+    ends = {("Person", "ACTED_IN", "Movie"), ("Person", "FOLLOWS", "Person")}
+    assert schema.ends == ends
+
+
+def test_generated_schemas_are_read() -> None:
+    for graph in GRAPHS:
+        schema = read_schema(graph.schema)
+        assert schema is not None
+        assert schema.ends == {(graph.source.label, graph.relation, graph.target.label)}
+        assert schema.nodes[graph.target.label] == {
+            "name",
+            graph.target.text[0],
+            graph.target.number[0],
+        }
+
+
+def test_labels_without_properties_prove_nothing_about_properties() -> None:
+    text = "Graph schema: Relevant node labels and their properties are:\nPerson\nMovie"
+    assert judge_cypher("MATCH (p:Person) RETURN p.shoe", REFERENCE, text).kind == "different"
+    assert judge_cypher("MATCH (p:Dog) RETURN p", "MATCH (p:Person) RETURN p", text).kind == (
+        "unknown_label"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "detail"),
+    [
+        ("MATCH (p:Actor) RETURN p", "unknown_label", ":Actor"),
+        ("MATCH (p) WHERE (p:Actor) RETURN p", "unknown_label", ":Actor"),
+        ("MATCH (p:Person)-[:PLAYED]->(m) RETURN m", "unknown_relationship", ":PLAYED"),
+        ("MATCH (p:Person)-[:ACTED_IN|PLAYED]->(m) RETURN m", "unknown_relationship", ":PLAYED"),
+        ("MATCH (p:Person) RETURN p.title", "unknown_property", "title (of :Person)"),
+        ("MATCH (p:Person {title: 'x'}) RETURN p", "unknown_property", "title (of :Person)"),
+        ("MATCH (n) RETURN n.shoe", "unknown_property", "shoe (of no label or type)"),
+        ("MATCH ()-[r:ACTED_IN]->() RETURN r.name", "unknown_property", "name (of :ACTED_IN)"),
+        (
+            "MATCH (p:Person)<-[:ACTED_IN]-(m:Movie) RETURN p",
+            "wrong_direction",
+            "it is (:Person)-[:ACTED_IN]->(:Movie)",
+        ),
+        (
+            "MATCH (m:Movie) MATCH (p:Person) MATCH (m)-[:ACTED_IN]->(p) RETURN p.born",
+            "wrong_direction",
+            "it is (:Person)-[:ACTED_IN]->(:Movie)",
+        ),
+        # An unknown label comes before an unknown type and an unknown property.
+        ("MATCH (p:Actor)-[:X]->(m:Movie {a: 1}) RETURN m.b", "unknown_label", ":Actor"),
+        # What these are is not known from the query.
+        ("MATCH (p:Person) WITH {shoe: 1} AS p RETURN p.shoe", "different", ""),
+        ("MATCH (p:Person) RETURN [x IN collect(p) | x.shoe]", "different", ""),
+        ("MATCH (p:!Movie) RETURN p.shoe", "different", ""),
+        ("MATCH (p:Person)-[:ACTED_IN]-(m:Movie) RETURN p", "different", ""),
+        ("MATCH (p:Person)<-[:FOLLOWS]-(q:Person) RETURN p", "different", ""),
+        ("MATCH (p:Person) RETURN p.born.year", "different", ""),
+        ("MATCH (p:Person|Movie) RETURN p.title", "different", ""),
+        ("RETURN 'a (:Ghost) is no label'", "different", ""),
+    ],
+)
+def test_names_that_the_schema_does_not_have(query: str, kind: str, detail: str) -> None:
+    verdict = judge_cypher(query, REFERENCE, SECTIONS)
+    assert (verdict.kind, verdict.detail) == (kind, detail)
+    assert judge_cypher(query, REFERENCE).kind == "different"
+
+
+def test_a_reference_that_breaks_its_schema_turns_the_check_off() -> None:
+    verdict = judge_cypher("MATCH (p:Actor) RETURN p", "MATCH (p:Ghost) RETURN p", SECTIONS)
+    assert verdict.kind == "different"
+    assert verdict.detail == "names not checked: the reference has unknown_label :Ghost"
+
+
+@pytest.mark.parametrize("text", ["", "A graph of people.", "{", '{"a": 1}', "[" * 100_000])
+def test_a_schema_of_another_form_turns_the_check_off(text: str) -> None:
+    verdict = judge_cypher("MATCH (p:Actor) RETURN p", REFERENCE, text)
+    assert verdict.kind == "different"
+    assert verdict.detail == "names not checked: the schema has no known form"

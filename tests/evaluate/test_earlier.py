@@ -1,0 +1,154 @@
+"""What an evaluation remembers of the ones before it."""
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from expertflow.evaluate import earlier
+from expertflow.evaluate.earlier import Asked, Noted, compare, hashes_of, note, noted, read
+from expertflow.evaluate.records import Decoding, Example, Verdict
+
+HOW = Asked(
+    task="exact_match", metric="exact_match", max_new_tokens=8, decoding=Decoding(),
+    backend="transformers", fields={}, artefacts={},
+)  # fmt: skip
+
+
+def run(weights: str, correct: str, *, first: int = 0, how: Asked = HOW) -> Noted:
+    """Give an evaluation whose right answers are marked by an x, from question ``first`` on."""
+    examples = [
+        Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
+        for i in range(len(correct))
+    ]
+    verdicts = [Verdict(correct=c == "x", kind="") for c in correct]
+    return noted(how, weights, examples, verdicts)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "not there yet" / "e.jsonl"
+
+
+def test_the_first_evaluation_has_none_before_it(path: Path) -> None:
+    assert compare(run("a", "xx"), path, seed=0) is None
+    assert not path.exists()
+
+
+def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
+    note(run("a", "x" * 30), path)
+    found = compare(run("b", "x" * 10 + "." * 20, first=10), path, seed=0)
+    assert found is not None and found.change is not None
+    assert (found.weights_sha256, found.n_shared_questions) == ("a", 20)
+    assert found.value_fraction == 1.0
+    assert found.change.difference == pytest.approx(-0.5)
+    assert found.change.change == "worse"
+
+
+def test_the_same_weights_are_no_earlier_run(path: Path) -> None:
+    for weights, correct in (("a", "x."), ("b", "xx"), ("b", "xx")):
+        note(run(weights, correct), path)
+    found = compare(run("b", "xx"), path, seed=0)
+    assert found is not None and found.weights_sha256 == "a"
+    assert [before.weights_sha256 for before in read(path)] == ["a", "b"]
+
+
+def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
+    note(run("old", "x."), path)
+    note(run("new", "..", first=50), path)
+    found = compare(run("now", "xx"), path, seed=0)
+    assert found is not None and (found.weights_sha256, found.n_shared_questions) == ("old", 2)
+    unlike = compare(run("now", "x", first=90), path, seed=0)
+    assert unlike is not None and unlike.weights_sha256 == "new"
+    assert (unlike.n_shared_questions, unlike.value_fraction, unlike.change) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        replace(HOW, metric="other"),
+        replace(HOW, max_new_tokens=9),
+        replace(HOW, decoding=Decoding(stop=(";",))),
+        replace(HOW, backend="vllm"),
+        replace(HOW, fields={"schema": "form"}),
+        replace(HOW, artefacts={"database": "corrected"}),
+    ],
+)
+def test_what_was_asked_otherwise_is_not_compared(path: Path, how: Asked) -> None:
+    note(run("a", "x"), path)
+    assert compare(run("b", "x", how=how), path, seed=0) is None
+
+
+@pytest.mark.parametrize(
+    "line", ['{"evaluated_at": "20', "[]", "\x00\x00", '{"weights_sha256": "a"}', '"text"', "\xff"]
+)
+def test_a_damaged_line_is_left_out(
+    path: Path, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    note(run("a", "x"), path)
+    with path.open("ab") as stream:
+        stream.write(line.encode("latin-1") + b"\n")
+    with caplog.at_level(logging.WARNING):
+        note(run("b", "x"), path)
+    assert f"{path}, line 2 is left out" in caplog.text
+    caplog.clear()
+    assert [before.weights_sha256 for before in read(path)] == ["a", "b"] and not caplog.text
+
+
+def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> None:
+    how = replace(HOW, fields={"tests": "checks"})
+
+    def graded(weights: str, tests: str) -> Noted:
+        fields = {"checks": tests, "unread": weights}
+        example = Example(document_id="0", prompt="q", reference="r", fields=fields)
+        return noted(how, weights, [example], [Verdict(correct=True, kind="")])
+
+    note(graded("a", "assert(1)"), path)
+    for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):
+        found = compare(graded("b", tests), path, seed=0)
+        assert found is not None and found.n_shared_questions == n_shared
+
+
+def test_artefacts_are_named_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "database").write_text("wrong")
+    artefacts = {name: str(tmp_path / name) for name in ("folder", "database")}
+    first = hashes_of(artefacts)
+    (tmp_path / "database").write_text("right")
+    again = hashes_of(artefacts)
+    assert again["folder"] == first["folder"] and again["database"] != first["database"]
+
+
+def test_the_newest_fifty_are_kept(path: Path) -> None:
+    for i in range(earlier.N_KEPT + 3):
+        note(run(f"w{i}", "x"), path)
+    kept = read(path)
+    assert (len(kept), kept[0].weights_sha256) == (earlier.N_KEPT, "w3")
+
+
+def _note_some(path: Path, name: str) -> None:
+    for i in range(8):
+        note(run(f"{name}{i}", "x"), path)
+
+
+def test_two_at_once_lose_nothing(path: Path) -> None:
+    # Each opens the lock for itself, so that two threads keep apart as two processes do.
+    with ThreadPoolExecutor(2) as writers:
+        for written in [writers.submit(_note_some, path, name) for name in "ab"]:
+            written.result(timeout=120)
+    assert len(read(path)) == 16
+    # Whole lines only, and nothing half-written beside them.
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_note_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        note(run("a", "x"), tmp_path / "file" / "e.jsonl")
+    assert "is not noted for later ones" in caplog.text

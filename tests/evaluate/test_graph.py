@@ -1,0 +1,241 @@
+"""Cypher judged by the rows of a small graph, and hostile queries that come to nothing."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate import cypher, cypher_rows
+from expertflow.evaluate import graph as engine
+from expertflow.evaluate.cypher_rows import CypherPair, judge_by_rows
+from expertflow.evaluate.graph import GraphAnswer, GraphServer
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
+from expertflow.evaluate.tasks import hindrance, metric_of, score, tools
+
+needs_engine = pytest.mark.skipif(
+    importlib.util.find_spec("apsw") is None or importlib.util.find_spec("graphqlite") is None,
+    reason="the extra envs/requirements-graph.lock is not installed",
+)
+SCRIPT = """// People and films.
+CREATE (p:Person {name: 'Ada', born: 1815})
+CREATE (p:Person {name: 'Bob', born: 1900});
+CREATE (p:Person {name: 'Cy', born: 1900})
+
+CREATE (m:Movie {title: 'M', year: 1931})
+CREATE (m:Movie {title: 'N', year: 1950})
+MATCH (p:Person), (m:Movie {title: 'M'}) CREATE (p)-[:ACTED_IN {fee: 2}]->(m)
+MATCH (p:Person {name: 'Ada'}), (m:Movie {title: 'N'}) CREATE (p)-[:ACTED_IN {fee: 3}]->(m)
+"""
+SCHEMA = "(:Person {name, born}); (:Movie {title, year}); (:Person)-[:ACTED_IN {fee}]->(:Movie)"
+REFERENCE = "MATCH (p:Person)-[:ACTED_IN]->(m:Movie) WHERE m.year < 1940 RETURN p.name"
+ORDERED = "MATCH (p:Person) RETURN p.name ORDER BY p.name"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "graph.cypher"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def server(script: Path) -> Iterator[GraphServer]:
+    with GraphServer(script) as running:
+        yield running
+
+
+def pair(prediction: str, reference: str = REFERENCE) -> CypherPair:
+    return CypherPair(prediction=prediction, reference=reference, schema=SCHEMA)
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    ("prediction", "reference", "kind"),
+    [
+        # Another way to say it, which no common form knows.
+        ("MATCH (m:Movie {title: 'M'}) MATCH (m)<--(p) RETURN p.name AS n", REFERENCE, "correct"),
+        ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", REFERENCE, "correct"),
+        ("MATCH (p:Person) RETURN p.name ORDER BY p.name DESC", ORDERED, "wrong_rows"),
+        ("MATCH (p:Person) WHERE p.born > 0 RETURN p.name ORDER BY p.name", ORDERED, "correct"),
+        ("MATCH (p:Person) RETURN DISTINCT p.born", REFERENCE, "wrong_rows"),
+        ("MATCH (p:Person) RETURN p.name, p.name", REFERENCE, "wrong_rows"),
+        (
+            "MATCH (p)-[r:ACTED_IN]->() RETURN p.name, sum(r.fee), collect(1 + 1), true",
+            "MATCH (p:Person)-[r:ACTED_IN]->(m) RETURN p.name, sum(r.fee), collect(2), 1 = 1",
+            "correct",
+        ),
+        ("MATCH (p:Person)<-[:ACTED_IN]-(m:Movie) RETURN p.name", REFERENCE, "wrong_direction"),
+        ("MATCH (p:Actor) RETURN p.name", REFERENCE, "unknown_label"),
+        ("MATCH (p:Person RETURN p.name", REFERENCE, "did_not_parse"),
+        ("", REFERENCE, "empty"),
+        ("MATCH (n) DETACH DELETE n", REFERENCE, "not_executed"),
+        ("CREATE (n:Person {name: 'Eve'}) RETURN n.name", REFERENCE, "not_executed"),
+        ("UNWIND range(1, 100000000) AS x RETURN x", REFERENCE, "timed_out"),
+    ],
+)
+def test_verdicts(script: Path, prediction: str, reference: str, kind: str) -> None:
+    [verdict] = judge_by_rows([pair(prediction, reference)], script)
+    assert (verdict.kind, verdict.correct) == (kind, kind == "correct")
+
+
+@needs_engine
+def test_two_queries_that_return_nothing_prove_nothing(script: Path) -> None:
+    nobody = "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name"
+    other = "MATCH (p:Person) WHERE p.name = 'Dan' RETURN p.name"
+    [verdict, same] = judge_by_rows([pair(other, nobody), pair(nobody, nobody)], script)
+    assert verdict.kind == "different"
+    assert verdict.detail == "both return nothing, which tells nothing"
+    assert same.correct
+
+
+@needs_engine
+def test_rows_of_nulls_alone_prove_nothing(script: Path) -> None:
+    queries = [f"MATCH (p:Person) RETURN p.{name}" for name in ("nope", "alsonope")]
+    [verdict] = judge_by_rows([CypherPair(prediction=queries[0], reference=queries[1])], script)
+    assert (verdict.correct, verdict.kind) == (False, "different")
+    assert verdict.detail == "both return nothing but nulls, which tells nothing"
+
+
+@needs_engine
+def test_predictions_are_parsed_in_a_process_with_limits(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (cypher, cypher_rows):
+        monkeypatch.setattr(module, "judge_cypher", None, raising=False)
+    monkeypatch.setattr(cypher, "read_query", None)
+    query = "MATCH (p:Person) RETURN p.name"
+    assert judge_by_rows([pair(query)], script)[0].correct
+
+
+@needs_engine
+def test_a_bad_reference_names_its_document(script: Path) -> None:
+    bad = CypherPair(document_id="d9", prediction="RETURN 1", reference="'")
+    with pytest.raises(EvaluationError, match="document d9: the reference is empty or no Cypher"):
+        judge_by_rows([bad], script)
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    "query",
+    ["RETURN " + "[" * 700 + "1" + "]" * 700, "RETURN '\ud800'", "RETURN '\\ud800' AS x"],
+)
+def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphServer) -> None:
+    assert server.ask("RETURN 1").rows
+    assert server._running is not None
+    process = server._running[0]
+    answer = server.ask(query)
+    assert (answer.kind, "process" in answer.detail) == ("not_executed", False)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("fault", [RecursionError, OverflowError, UnicodeEncodeError])
+def test_rows_that_cannot_be_read_are_a_verdict(
+    script: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    def ask(_server: GraphServer, _query: str) -> GraphAnswer:
+        raise fault(*(("utf-8", "x", 0, 1, "no") if fault is UnicodeEncodeError else ()))
+
+    monkeypatch.setattr(GraphServer, "ask", ask)
+    [verdict] = judge_by_rows([pair("MATCH (p:Person) RETURN p.name")], script)
+    assert verdict.kind == "not_executed"
+    assert fault.__name__ in verdict.detail
+
+
+@needs_engine
+def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -> None:
+    reference = "MATCH (p:Person) CALL db.labels() YIELD label RETURN p.name, label"
+    [verdict] = judge_by_rows([pair("MATCH (p:Person) RETURN p.name", reference)], script)
+    assert verdict.kind == "different"
+    assert verdict.detail.startswith("not executed: of the reference, ")
+    assert judge_by_rows([pair(reference, reference)], script)[0].correct
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    "query",
+    [
+        "LOAD CSV FROM '{secret}' AS line RETURN line",
+        "LOAD CSV FROM 'file://{secret}' AS line RETURN line",
+        "CREATE (x:Person {name: 'Eve'})",
+        "MERGE (x:Person {name: 'Eve'}) RETURN x",
+        "MATCH (n:Person) SET n.name = 'Eve'",
+        "MATCH (n) DETACH DELETE n",
+        "MATCH (n) REMOVE n:Person",
+        "CREATE INDEX FOR (p:Person) ON (p.name)",
+        'MATCH (n {name: "x\'); DROP TABLE nodes; --"}) RETURN n',
+        "RETURN load_extension('{secret}')",
+        "RETURN readfile('{secret}')",
+        "UNWIND range(1, 1000000000) AS x UNWIND range(1, 1000000000) AS y RETURN count(*)",
+        "RETURN reduce(s = 'a', x IN range(1, 60) | s + s)",
+        "RETURN '" + "x" * 1_000_000 + "'",
+        "RETURN " + "(" * 20_000 + "1" + ")" * 20_000,
+        "MATCH " + ", ".join(f"(n{i})" for i in range(200)) + " RETURN count(*)",
+        "MATCH (a)-[*]-(b)-[*]-(c)-[*]-(d)-[*]-(e) RETURN count(*)",
+        "\0",
+        "\ud800",
+        "",
+    ],
+)
+def test_hostile_queries_harm_nothing(query: str, server: GraphServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a-secret-of-the-machine")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    answer = server.ask(query.replace("{secret}", str(secret)))
+    assert "a-secret" not in repr(answer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    # The graph is as it was, whether or not its process had to be started again.
+    count = server.ask("MATCH (p:Person) RETURN p.name ORDER BY p.name")
+    assert count.rows == (("text Ada",), ("text Bob",), ("text Cy",))
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    ("text", "message"), [("CREATE (a:A)\nCREATE (b:", "line 2"), (None, "is not a file")]
+)
+def test_a_graph_that_cannot_be_built_is_an_error(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.cypher"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(EvaluationError, match=message):
+        judge_by_rows([pair("MATCH (p) RETURN p")], path)
+
+
+def spec(artefacts: dict[str, str]) -> EvaluationSpec:
+    return EvaluationSpec(
+        task="cypher",
+        max_examples=1,
+        n_selection_examples=0,
+        max_new_tokens=1,
+        batch_size=1,
+        backend="transformers",
+        decoding=Decoding(),
+        artefacts=artefacts,
+    )
+
+
+def test_the_metric_follows_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert metric_of(spec({})) == "normalised_match"
+    assert hindrance(spec({})) is None
+    assert metric_of(spec({"graph": "graph.cypher"})) == "execution_accuracy"
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda _: None)
+    reason = hindrance(spec({"graph": "graph.cypher"}))
+    assert reason is not None
+    assert "pip install -r envs/requirements-graph.lock" in reason
+
+
+@needs_engine
+def test_the_task_asks_the_graph(script: Path) -> None:
+    example = Example(document_id="d1", prompt="?", reference=REFERENCE, fields={"schema": SCHEMA})
+    [verdict] = score(
+        "cypher",
+        examples=[example],
+        predictions=["MATCH (p:Person) RETURN p.name"],
+        fields={"schema": "schema"},
+        artefacts={"graph": script},
+    )
+    assert verdict.correct
+    assert {"graphqlite", "apsw", "graphglot"} <= set(tools(spec({"graph": str(script)})))

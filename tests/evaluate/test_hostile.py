@@ -1,0 +1,37 @@
+"""Hostile predictions are judged wrong and harm nothing; bench/hostile.py has larger ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile_predictions import PREDICTIONS
+from hostile_run import Surroundings, score_all
+
+from expertflow.evaluate import typescript_tests
+
+SIZE = 3_000
+# They run until a limit of many seconds; others that stay reach the same limits.
+SLOW = {"endless sum", "join", "prepared", "instr", "ignores signals", "waits", "backtracks"}
+SLOW |= {"throws a trap", "pattern that backtracks"}
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Iterator[Surroundings]:
+    surroundings = Surroundings(tmp_path)
+    yield surroundings
+    surroundings.close()
+
+
+@pytest.mark.parametrize("task", sorted(PREDICTIONS))
+def test_hostile_predictions_are_wrong_and_harm_nothing(task: str, around: Surroundings) -> None:
+    if task.startswith("typescript_tests") and (reason := typescript_tests.hindrance()) is not None:
+        pytest.skip(reason)
+    hostile = {
+        name: prediction.replace("{port}", str(around.port))
+        for name, prediction in PREDICTIONS[task](SIZE, str(around.canary)).items()
+        if name not in SLOW
+    }
+    verdicts = score_all(task, list(hostile.values()), around)
+    judged = dict(zip(hostile, verdicts, strict=True))
+    assert [name for name, verdict in judged.items() if verdict.correct] == []
+    assert {name: harm for name, v in judged.items() if (harm := around.harm(v))} == {}

@@ -1,0 +1,67 @@
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from made_up_model import PAD, prompts, tiny_qwen3
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate import likelihood
+from expertflow.evaluate.likelihood import log_likelihoods
+
+PAIRS = list(zip(prompts(1, 7, 3, 3, 12), prompts(4, 1, 9, 2, 1, seed=1), strict=True))
+
+
+@torch.no_grad()
+def naive(model: Any, prompt: list[int], continuation: list[int]) -> float:
+    total = 0.0
+    for i, token in enumerate(continuation):
+        logits = model(input_ids=torch.tensor([prompt + continuation[:i]])).logits[0, -1]
+        total += float(logits.double().log_softmax(0)[token])
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_likelihoods_are_those_of_token_after_token(batch_size: int) -> None:
+    model = tiny_qwen3()
+    found = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=batch_size)
+    expected = [naive(model, *pair) for pair in PAIRS]
+    assert [nats for nats, _ in found] == pytest.approx(expected, rel=1e-5)
+    assert [n for _, n in found] == [4, 1, 9, 2, 1]
+    assert min(expected) < -3 and len(set(expected)) == 5
+
+
+def test_nothing_is_certain() -> None:
+    found = log_likelihoods(tiny_qwen3(), [([4, 5], []), *PAIRS[:1]], pad_id=PAD, batch_size=2)
+    assert found[0] == (0.0, 0) and found[1][1] == 4
+    assert log_likelihoods(tiny_qwen3(), [], pad_id=PAD, batch_size=2) == []
+
+
+def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    short = tiny_qwen3(n_positions=8)
+    found = log_likelihoods(short, PAIRS, pad_id=PAD, batch_size=2)
+    expected = log_likelihoods(tiny_qwen3(), PAIRS, pad_id=PAD, batch_size=2)
+    assert found == [*expected[:2], (-math.inf, 9), expected[3], (-math.inf, 1)]
+    assert "2 of 5 texts are longer than the model's 8 positions" in caplog.text
+
+
+def test_a_batch_that_does_not_fit_is_halved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, room = tiny_qwen3(), 1
+    expected = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=1)
+    run = likelihood.document_losses
+
+    def fits(model: Any, rows: Any, *, micro_batch_size: int) -> Any:
+        if micro_batch_size > room:
+            raise torch.OutOfMemoryError("no room")
+        return run(model, rows, micro_batch_size=micro_batch_size)
+
+    monkeypatch.setattr(likelihood, "document_losses", fits)
+    with caplog.at_level(logging.WARNING):
+        assert log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32) == expected
+    assert "out of memory with 5 questions at a time; going on with 2" in caplog.text
+    room = 0
+    with pytest.raises(EvaluationError, match="one question at a time"):
+        log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)

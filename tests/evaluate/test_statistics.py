@@ -1,0 +1,143 @@
+"""Intervals that hold the truth as often as they say, and words that chance does not choose."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from expertflow.evaluate import statistics
+from expertflow.evaluate.statistics import mean_interval, paired_change
+
+N_SIMULATIONS = 400
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw a tenth: the interval is that of the default but for its last digits."""
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 1000)
+
+
+def test_the_difference_is_after_less_before() -> None:
+    before, after = [True] * 30 + [False] * 70, [True] * 60 + [False] * 40
+    found = paired_change("accuracy", before, after, higher_is_better=True, seed=0)
+    assert found.difference == pytest.approx(0.3)
+    assert found.ci95[0] < 0.3 < found.ci95[1]
+    assert (found.quantity, found.n, found.change) == ("accuracy", 100, "better")
+    back = paired_change("accuracy", after, before, higher_is_better=True, seed=0)
+    assert back.change == "worse"
+    assert back.ci95 == pytest.approx((-found.ci95[1], -found.ci95[0]), abs=0.01)
+
+
+def test_a_lower_loss_is_better_and_documents_count_by_their_targets() -> None:
+    rng = np.random.default_rng(0)
+    n_targets = rng.integers(1, 50, 80)
+    before = rng.gamma(2.0, 1.0, 80)
+    after = before - 0.3 - 0.1 * rng.random(80)
+    found = paired_change(
+        "loss", before, after, weights=n_targets, higher_is_better=False, seed=0
+    )  # fmt: skip
+    assert found.change == "better"
+    assert found.difference == pytest.approx(np.average(after - before, weights=n_targets))
+    # It is the difference of what each side reports.
+    sides = [float((side * n_targets).sum() / n_targets.sum()) for side in (before, after)]
+    assert found.difference == pytest.approx(sides[1] - sides[0])
+
+
+def test_equal_answers_are_no_change() -> None:
+    found = paired_change("m", [1, 0, 1] * 20, [1, 0, 1] * 20, higher_is_better=True, seed=0)
+    assert (found.difference, found.ci95) == (0.0, (0.0, 0.0))
+    assert found.change == "no measurable change"
+
+
+@pytest.mark.parametrize(
+    ("n_differing", "change"), [(5, "no measurable change"), (6, "better"), (0, None)]
+)
+def test_a_handful_of_questions_proves_nothing(n_differing: int, change: str | None) -> None:
+    """All of them right where they were wrong: by a sign test 2 x 0.5^5 = 0.06 for five."""
+    found = paired_change(
+        "m", [0] * n_differing + [1] * 4, [1] * (n_differing + 4), higher_is_better=True, seed=0
+    )
+    assert found.change == (change or "no measurable change")
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(1)
+    before, after = rng.random(300), rng.random(300)
+    first = paired_change("m", before, after, higher_is_better=True, seed=5)
+    assert paired_change("m", before, after, higher_is_better=True, seed=5) == first
+    assert paired_change("m", before, after, higher_is_better=True, seed=6).ci95 != first.ci95
+
+
+def covered(truth: float, interval: tuple[float, float]) -> bool:
+    return interval[0] <= truth <= interval[1]
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("n", [50, 200])
+def test_the_interval_of_a_metric_covers_the_truth(n: int) -> None:
+    """Questions go from wrong to right with 0.25 and back with 0.10: the truth is 0.15."""
+    rng = np.random.default_rng(n)
+    n_held = n_better = 0
+    for seed in range(N_SIMULATIONS):
+        drawn = rng.random(n)
+        before = (drawn < 0.10) | (drawn > 0.80)
+        after = ((drawn >= 0.10) & (drawn < 0.35)) | (drawn > 0.80)
+        found = paired_change("m", before, after, higher_is_better=True, seed=seed)
+        n_held += covered(0.15, found.ci95)
+        n_better += found.change == "better"
+    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
+    # The power that a normal approximation gives: 15 points against a standard error of 8 and 4.
+    assert n_better / N_SIMULATIONS > {50: 0.35, 200: 0.9}[n]
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("n_differing", [0.02, 0.1, 0.5])
+def test_chance_is_rarely_taken_for_a_change(n_differing: float) -> None:
+    rng = np.random.default_rng(7)
+    n_wrong = 0
+    for seed in range(N_SIMULATIONS):
+        drawn = rng.random(200)
+        before, after = drawn < n_differing / 2, drawn > 1 - n_differing / 2
+        found = paired_change("m", before, after, higher_is_better=True, seed=seed)
+        n_wrong += found.change != "no measurable change"
+    assert n_wrong / N_SIMULATIONS <= 0.075
+
+
+def losses(rng: np.random.Generator, n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Documents whose loss depends on their length: 1 + 1 / n_targets nats a target on average."""
+    n_targets = rng.integers(5, 60, n)
+    return rng.gamma(4.0, (n_targets + 1) / 4), n_targets
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_interval_of_a_mean_loss_covers_the_truth() -> None:
+    rng = np.random.default_rng(3)
+    truth = 1 + 1 / np.arange(5, 60).mean()
+    n_held = 0
+    for seed in range(N_SIMULATIONS):
+        interval = mean_interval(*losses(rng, 80), seed)
+        assert interval is not None
+        n_held += covered(truth, interval)
+    assert 0.92 <= n_held / N_SIMULATIONS <= 0.98
+
+
+def test_blocks_of_many_documents_give_about_the_same_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums, counts = losses(np.random.default_rng(0), 2000)
+    monkeypatch.setattr(statistics, "MAX_UNITS", 2000)
+    whole = mean_interval(sums, counts, seed=0)
+    monkeypatch.setattr(statistics, "MAX_UNITS", 500)
+    blocks = mean_interval(sums, counts, seed=0)
+    assert whole is not None and blocks is not None and whole != blocks
+    assert blocks == pytest.approx(whole, abs=0.15 * (whole[1] - whole[0]))
+
+
+def test_one_document_has_no_interval() -> None:
+    assert mean_interval([3.0], [2], seed=0) is None
+    # One without targets says nothing.
+    assert mean_interval([3.0, 0.0], [2, 0], seed=0) is None
+
+
+def test_pairs_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 pairs"):
+        paired_change("m", [], [], higher_is_better=True, seed=0)

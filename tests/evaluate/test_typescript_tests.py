@@ -1,0 +1,134 @@
+"""TypeScript is judged by its tests, and only tests that ran to their end can pass it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hostile_predictions import HEAP
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate import node, typescript_tests
+from expertflow.evaluate.sandbox import Ended, SandboxLimits
+from expertflow.evaluate.typescript_tests import TestedProgram, judge_programs
+
+TestedProgram.__test__ = False  # type: ignore[attr-defined]
+TESTS = "import * as assert from 'assert';\nassert.equal(f(2), 4);\n"
+PREFIX = "/** Doubles. */\nconst f = (n: number): number => {\n"
+
+needs_sandbox = pytest.mark.skipif(
+    typescript_tests.hindrance() is not None, reason=str(typescript_tests.hindrance())
+)
+
+
+def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[str]:
+    programs = [
+        TestedProgram(document_id="d7", prediction=said, prefix=prefix, tests=tests)
+        for said in predictions
+    ]
+    limits = SandboxLimits(cpu_s=1, wall_s=120)
+    return [verdict.kind for verdict in judge_programs(programs, limits)]
+
+
+@needs_sandbox
+def test_kinds() -> None:
+    whole = PREFIX + "  return n * 2;\n};"
+    expected = {
+        "  return n * 2;\n};": "correct",
+        "Here it is:\n```typescript\n  return n + n;\n}\n```": "correct",
+        whole: "correct",
+        "function f(n: number): number { return 2 * n; }": "correct",
+        "enum E { Two = 2 }\nconst f = (n: number) => n * E.Two;": "correct",
+        "import { Heap } from 'heap-js';\nconst f = (n: number) => n * 2;": "correct",
+        "import {\n  A,\n  B\n} from 'nope';\nconst f = (n: number) => n * 2;": "correct",
+        "import assert from 'assert';\nconst f = (n: number) => n * 2;": "correct",
+        "import { Heap } from 'heap-js';\nconst f = (n: number) => new Heap(n);": "raised",
+        "  return n;\n};": "failed_tests",
+        "  throw new Error('x');\n};": "raised",
+        "  return n *": "did_not_parse",
+        "  return 4; };\nprocess.exit(0);": "ended_early",
+        "  return 4; };\nsetTimeout(() => { throw 1; });": "raised",
+        "  for (;;) {}\n};": "timed_out",
+        "  return 4; };\n/*": "did_not_parse",
+        " \n": "empty",
+    }
+    assert dict(zip(expected, _kinds(*expected), strict=True)) == expected
+
+
+@needs_sandbox
+def test_a_prediction_cannot_swallow_tests_that_would_close_what_it_opens() -> None:
+    tests = "/* first */ " + TESTS + "`${1}`; /* last */"
+    assert _kinds("return 0; }; /*", "return 0; }; `", tests=tests) == ["did_not_parse"] * 2
+
+
+@needs_sandbox
+def test_asynchronous_tests_are_waited_for() -> None:
+    right, wrong, never = "return n * 2; };", "return n; };", "return new Promise(() => 0); };"
+    kinds = ["correct", "failed_tests", "ended_early"]
+    called = "import assert from 'assert';\n(async () => { assert.equal(await f(2), 4); })();\n"
+    assert _kinds(right, wrong, never, prefix="const f = (n) => {", tests=called) == kinds
+    listed = (
+        "import assert from 'assert';\nimport { test } from 'node:test';\n"
+        "test('x', async () => { assert.equal(await f(2), 4); });\n"
+    )
+    assert _kinds(right, wrong, prefix="const f = (n) => {", tests=listed) == kinds[:2]
+
+
+@needs_sandbox
+def test_the_proof_is_not_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the snapshots of the heap left to it, the program still finds no proof."""
+    runner = typescript_tests.RUNNER.replace("v8[name] = undefined", "v8[name]")
+    assert runner != typescript_tests.RUNNER
+    monkeypatch.setattr(typescript_tests, "RUNNER", runner)
+    said = HEAP.replace("SAID", '{"kind":"failed_tests","detail":""}')
+    assert _kinds("const f = (n: number) => 0;" + said, prefix="") == ["ended_early"]
+
+
+@pytest.mark.parametrize(
+    "forged", ["{", "[]", "3", '{"kind":"x","detail":""}', '{"kind":"tests_did_not_parse"}',
+               '{"kind":"tests_did_not_parse","detail":""}', '{"kind":[],"detail":""}']
+)  # fmt: skip
+def test_a_report_that_cannot_be_is_a_wrong_answer(forged: str) -> None:
+    said = [f"p {_report('started')}", f"p {_report('parsed')}", f"p {forged}"]
+    said.append(f"p {_report('passed')}")
+    output = "\n".join([*said, ""]).encode()
+    ended = Ended(how="exited", exit_code=0, output=output)
+    verdict = typescript_tests._verdict(ended, typescript_tests._reports(output, "p"))
+    assert (verdict.correct, verdict.kind) == (False, "ended_early")
+
+
+def _report(kind: str) -> str:
+    return json.dumps({"kind": kind, "detail": ""})
+
+
+@needs_sandbox
+def test_tests_that_do_not_parse_name_their_document() -> None:
+    with pytest.raises(EvaluationError, match="document d7: its tests are not TypeScript"):
+        _kinds("  return 4; };", tests="assert.equal(")
+
+
+@needs_sandbox
+def test_versions_are_told() -> None:
+    assert set(typescript_tests.tools()) == {"node", "bubblewrap"}
+
+
+@pytest.fixture
+def fresh_answers() -> Iterator[None]:
+    for cached in (typescript_tests.hindrance, node.find_node):
+        cached.cache_clear()
+    yield
+    for cached in (typescript_tests.hindrance, node.find_node):
+        cached.cache_clear()
+
+
+def test_without_the_tools_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, fresh_answers: None
+) -> None:
+    monkeypatch.setattr(node.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "there is no Node" in str(typescript_tests.hindrance())
+    with pytest.raises(EvaluationError, match="there is no Node"):
+        _kinds("  return 4; };")
+
+
+def test_no_programs_need_no_sandbox() -> None:
+    assert judge_programs([]) == []

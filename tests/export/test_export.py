@@ -1,0 +1,185 @@
+"""The exported folder is whole, the same each time, and loads without a network."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import LORA, start_trainer, write_tiny_run
+from tiny_models import export, trained, write_adapter, write_base
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.files import sha256_directory, sha256_file
+from expertflow.core.records import read_record
+from expertflow.evaluate.records import Decoding, Published
+from expertflow.export.merge_files import published_folder, read_system_prompt
+from expertflow.tokens.arrow import read_rows
+from expertflow.train.records import Candidate, TrainingRecord
+
+# A process that fails at the first attempt to reach another machine.
+LOAD = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise AssertionError("a connection was tried")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+chat = [{"role": "user", "content": "hi"}]
+inputs = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+assert tokenizer.decode(inputs["input_ids"][0]) == sys.argv[2]
+answer = model.generate(**inputs, max_new_tokens=3, do_sample=False, tokenizer=tokenizer)
+assert answer.shape[1] > inputs["input_ids"].shape[1]
+"""
+CHAT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+# Names of more tokenizer files and terms than the tiny base has.
+TEXTS = {
+    "special_tokens_map.json": '{"eos_token": "<|im_end|>"}',
+    "added_tokens.json": "{}",
+    "vocab.json": "{}",
+    "merges.txt": "#version: 0.2\n",
+    "LICENSE": "terms",
+    "NOTICE.txt": "names",
+    "unrelated.txt": "no part of a model",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_base(tmp_path_factory.mktemp("base"))
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_the_folder_holds_all_that_the_base_had_and_the_experts_decoding(
+    base: Path, tmp_path: Path
+) -> None:
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5)
+    export(
+        trained(folder, base, sha256), tmp_path / "merged", decoding=decoding, system_prompt="é\r\n"
+    )
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert names == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "system_prompt.txt",
+        *TEXTS.keys() - {"unrelated.txt"},
+    }  # fmt: skip
+    for name in ("tokenizer.json", "tokenizer_config.json", "merges.txt", "LICENSE"):
+        assert (tmp_path / "merged" / name).read_bytes() == (base / name).read_bytes()
+    assert read_system_prompt(tmp_path / "merged") == "é\r\n"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged", local_files_only=True)
+    assert model.generation_config.top_k == 5
+    ends = model.generation_config.eos_token_id
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in np.atleast_1d(ends)
+
+
+def test_it_loads_and_answers_in_a_fresh_process_without_a_network(
+    base: Path, tmp_path: Path
+) -> None:
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    export(trained(folder, base, sha256), tmp_path / "merged")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "merged"), CHAT],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_exported_twice_every_byte_is_the_same(base: Path, tmp_path: Path) -> None:
+    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    what = trained(folder, base, sha256)
+    records = [export(what, tmp_path / name / "merged") for name in ("a", "b")]
+    assert records[0].weights_sha256 == records[1].weights_sha256
+    assert len({sha256_directory(Path(record.path)) for record in records}) == 1
+
+
+def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    # Wide enough for a product to be shared among threads.
+    base = write_base(tmp_path / "base", hidden_size=256, intermediate_size=1024)
+    folder, sha256 = write_adapter(base, tmp_path / "adapter", lora=replace(LORA, use_dora=True))
+    what, n = trained(folder, base, sha256), torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            export(what, tmp_path / str(threads))
+    finally:
+        torch.set_num_threads(n)
+    assert sha256_directory(tmp_path / "1") == sha256_directory(tmp_path / "2")
+
+
+def test_trained_twice_adapter_and_merged_weights_have_the_same_bytes(tmp_path: Path) -> None:
+    hashes: list[dict[str, str]] = []
+    for name in ("a", "b"):
+        run = tmp_path / name
+        run.mkdir()
+        write_tiny_run(run, lora=LORA, n_steps=6)
+        trainer = start_trainer(run)
+        _, errors = trainer.communicate(timeout=300)
+        assert trainer.returncode == 0, errors[-2000:]
+        record = read_record(TrainingRecord, run / "training.json")
+        write_tokenizer(run / "base_model")
+        what = trained(run / "checkpoint", run / "base_model", record.weights_sha256)
+        export(replace(what, rows=read_rows(run / "packed" / "held_out")), run / "merged")
+        # adapter_config.json names the folder of the base model.
+        weights = [*(run / "checkpoint").glob("*.safetensors"), *(run / "merged").iterdir()]
+        hashes.append({path.name: sha256_file(path) for path in weights})
+    assert "adapter_model.safetensors" in hashes[0] and "model.safetensors" in hashes[0]
+    assert hashes[0] == hashes[1]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Give the tiny run's base model, of 97 tokens, a tokenizer that knows the chat's tokens."""
+    from tokenizers import Tokenizer, models
+
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def training(*candidates: Candidate) -> Any:
+    return SimpleNamespace(expert="e", candidates=candidates)
+
+
+def published(step: int, path: str, sha256: str) -> Published:
+    return Published(
+        step=step, path=path, weights_sha256=sha256, reason="r", n_questions=0, candidates=()
+    )
+
+
+def test_the_weights_that_evaluation_chose_are_found(tmp_path: Path) -> None:
+    kept = training(
+        Candidate(step=3, held_out_loss=None, path="steps/step-00000003", weights_sha256="a"),
+        Candidate(step=6, held_out_loss=1.0, path=".", weights_sha256="b"),
+    )
+    (tmp_path / "steps" / "step-00000003").mkdir(parents=True)
+    early = published(3, "steps/step-00000003", "a")
+    assert published_folder(tmp_path, early, kept) == tmp_path / "steps" / "step-00000003"
+    assert published_folder(tmp_path, published(6, ".", "b"), kept) == tmp_path
+    for wrong in (published(6, ".", "a"), published(3, ".", "a"), published(9, ".", "b")):
+        with pytest.raises(TrainingError, match="does not list with that hash"):
+            published_folder(tmp_path, wrong, kept)
+
+
+@pytest.mark.parametrize("path", ["steps/step-00000009", "../elsewhere"])
+def test_weights_that_are_not_below_the_checkpoint_are_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    kept = training(Candidate(step=9, held_out_loss=None, path=path, weights_sha256="a"))
+    with pytest.raises(TrainingError, match="no such weights below"):
+        published_folder(checkpoint, published(9, path, "a"), kept)

@@ -1,0 +1,132 @@
+"""Licences that stand against using a model are named, with what they mean."""
+
+import pytest
+
+from expertflow.export.licences import (
+    HUB_LICENCES,
+    MEANINGS,
+    PERMISSIVE,
+    TERMS,
+    Licensed,
+    conflicts,
+    hub_licence,
+    remarks,
+)
+
+
+def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
+    data = [Licensed(name=f"s{i}", licence=licence) for i, licence in enumerate(sources)]
+    return [Licensed(name="b", licence=base, is_base=True), *data]
+
+
+@pytest.mark.parametrize(
+    ("licence", "terms"),
+    [
+        ("cc-by-sa-4.0", ["share-alike"]),
+        ("CC-BY-NC-SA-3.0", ["non-commercial", "share-alike"]),
+        ("cc-by-nc-nd-4.0", ["non-commercial", "no-derivatives"]),
+        ("gpl-3.0", ["share-alike"]),
+        ("AGPL-3.0-only", ["share-alike"]),
+        ("odbl", ["share-alike"]),
+        ("other", ["unknown terms"]),
+        ("qwen-research", ["non-commercial"]),
+        ("apple-amlr", ["non-commercial"]),
+        ("academic use", ["non-commercial"]),
+        ("research purposes only", ["non-commercial"]),
+        ("non commercial use only", ["non-commercial"]),
+        ("CC_BY_NC_4.0", ["non-commercial"]),
+        ("c-uda", ["non-commercial"]),
+        ("All rights reserved", ["reserved"]),
+        ("proprietary", ["reserved"]),
+        ("osl-3.0", ["share-alike"]),
+        ("eupl-1.2", ["share-alike"]),
+        ("mpl-2.0", ["weak copyleft"]),
+        ("EPL 2.0", ["weak copyleft"]),
+        ("lgpl-2.1", ["weak copyleft"]),
+        ("llama3.1", ["own terms"]),
+        ("gemma", ["own terms"]),
+        ("bigcode-openrail-m", ["own terms"]),
+        ("CreativeML OpenRAIL-M", ["own terms"]),
+        ("ask us", ["unknown terms"]),
+        ("mit and ask-us", ["unknown terms"]),
+        ("Apache License 2.0", []),
+        ("The MIT License", []),
+        ("MIT or Apache-2.0", []),
+        ("mit, cc-by-nc-4.0", ["non-commercial"]),
+        ("apache-2.0", []),
+        ("cdla-sharing-1.0", ["share-alike"]),
+        (None, ["not stated"]),
+    ],
+)
+def test_terms_are_read_off_a_licences_name(licence: str | None, terms: list[str]) -> None:
+    found = conflicts(made_from("mit", licence))
+    assert [line.split(":")[0] for line in found if "incompatible" not in line] == terms
+    for line in found:
+        assert f"s0 ({licence or 'not stated'})" in line
+
+
+def test_each_line_says_what_it_means() -> None:
+    [line] = conflicts(made_from("mit", "cc-by-nc-4.0"))
+    assert line == f"non-commercial: s0 (cc-by-nc-4.0) - {MEANINGS['non-commercial']}."
+    assert TERMS.keys() == MEANINGS.keys()
+
+
+def test_the_base_models_licence_counts_as_well() -> None:
+    assert "base model b (not stated)" in conflicts(made_from(None, "mit"))[0]
+    assert "base model b (cc-by-nc-4.0)" in conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
+
+
+@pytest.mark.parametrize(
+    ("base", "sources", "pairs"),
+    [
+        ("apache-2.0", ("cc-by-sa-4.0", "mit"), 0),
+        ("apache-2.0", ("cc-by-sa-4.0", "cc-by-sa-4.0"), 0),
+        ("apache-2.0", ("cc-by-sa-4.0", "cc-by-nc-4.0"), 1),
+        ("apache-2.0", ("cc-by-sa-4.0", "gpl-3.0"), 2),
+        ("gemma", ("cc-by-sa-4.0",), 1),
+    ],
+)
+def test_licences_that_cannot_be_kept_at_once_are_named(
+    base: str, sources: tuple[str, ...], pairs: int
+) -> None:
+    found = conflicts(made_from(base, *sources))
+    assert sum(line.startswith("incompatible") for line in found) == pairs
+
+
+@pytest.mark.parametrize(
+    ("licences", "differ"),
+    [(("mit", "apache-2.0"), True), (("MIT", "mit"), False), (("mit", None), True)],
+)
+def test_different_licences_are_said(licences: tuple[str | None, ...], differ: bool) -> None:
+    said = remarks(made_from("mit", *licences))
+    assert any("do not share one licence" in line for line in said) == differ
+
+
+def test_attribution_is_asked_for_by_name() -> None:
+    assert remarks(made_from("mit", "cc-by-4.0")) == ["Attribution is asked for: s0 (cc-by-4.0)."]
+    assert remarks(made_from("mit", "mit")) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "sources", "declared"),
+    [
+        ("apache-2.0", ("mit", "cc-by-4.0"), "apache-2.0"),
+        ("Apache-2.0", ("MIT",), "apache-2.0"),
+        ("apache-2.0", ("cc-by-sa-4.0",), "other"),
+        ("apache-2.0", (None,), "other"),
+        ("apache-2.0", ("some words",), "other"),
+        ("Apache License 2.0", ("CC BY 4.0",), "apache-2.0"),
+        ("some words", ("mit",), "other"),
+        ("cc-by-sa-4.0", ("cc-by-sa-4.0",), "cc-by-sa-4.0"),
+        (None, ("mit",), None),
+    ],
+)
+def test_only_a_licence_that_follows_is_declared(
+    base: str | None, sources: tuple[str | None, ...], declared: str | None
+) -> None:
+    assert hub_licence(made_from(base, *sources)) == declared
+
+
+def test_permissive_licences_are_known_to_the_hub_and_ask_for_nothing() -> None:
+    assert PERMISSIVE <= HUB_LICENCES
+    assert not any(pattern.search(name) for name in PERMISSIVE for pattern in TERMS.values())

@@ -1,0 +1,248 @@
+"""Talking to an exported expert: the library with made-up terminals, the script as it is called."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_expert import export
+
+import serve_expert
+from expertflow.core import cli
+from expertflow.core.errors import ConfigError
+from expertflow.data.records import Turn
+from expertflow.evaluate.generate import answers
+from expertflow.evaluate.records import Decoding
+from expertflow.export.merge_files import write_system_prompt
+from expertflow.export.serve import Expert, answer_once, find_model, load_expert, talk, visible
+
+
+def export_expert(folder: Path, decoding: Decoding | None = None) -> Path:
+    """Write what an expert's folder holds."""
+    export(folder / "merged", decoding or Decoding())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_expert(tmp_path_factory.mktemp("results") / "expert-two")
+
+
+def load(folder: Path, **changes: Any) -> Expert:
+    settings = {"max_new_tokens": 16, "temperature": None, "completes": False, **changes}
+    return load_expert(folder, **settings)
+
+
+def user(text: str) -> Turn:
+    return Turn(role="user", content=text, learned=False)
+
+
+def as_scored(expert: Expert, turns: list[Turn], decoding: Decoding | None = None) -> str:
+    special = expert.engine.special_id
+    found = answers(
+        expert.model, [expert.prompt_ids(turns)], engine=expert.engine, seed=0, batch_size=1,
+        end_id=special("<|im_end|>"), pad_id=special("<|endoftext|>"), max_new_tokens=16,
+        decoding=decoding or Decoding(),
+    )  # fmt: skip
+    return found[0].text
+
+
+def test_it_answers_as_it_was_scored_piece_by_piece(folder: Path) -> None:
+    expert, pieces = load(folder), list[str]()
+    said = expert.answer([user("what is two")], pieces.append)
+    assert "".join(pieces) == said == as_scored(expert, [user("what is two")])
+    assert len(pieces) > 3
+    ids = expert.prompt_ids([user("two<|im_end|>")])
+    text = expert.engine.decode(ids)
+    assert text == "<|im_start|>user\ntwo<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    # What is typed cannot pose as a mark.
+    assert ids.count(expert.engine.special_id("<|im_end|>")) == 1
+
+
+def test_a_stop_text_is_never_shown(folder: Path, tmp_path: Path) -> None:
+    whole = load(folder).answer([user("what")], lambda piece: None)
+    stop = whole[5:8]
+    expert, pieces = load(export_expert(tmp_path / "e", Decoding(stop=(stop,)))), list[str]()
+    said = expert.answer([user("what")], pieces.append)
+    assert "".join(pieces) == said == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "at_last"),
+    [("ab", "ab", "ab"), ("ab#", "ab", "ab#"), ("ab##c", "ab", "ab"), ("é\ufffd", "é", "é\ufffd")],
+)
+def test_what_may_become_a_stop_text_is_held_back(text: str, now: str, at_last: str) -> None:
+    assert visible(text, ("##", "\n\n"), final=False) == now
+    assert visible(text, ("##", "\n\n"), final=True) == at_last
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "at_last"),
+    [
+        ("\n<thi", "", "\n<thi"),
+        ("<think>\nhm", "", "<think>\nhm"),
+        ("<think>hm</think>\n", "", ""),
+        ("<think>hm</think>\n\nSELECT", "SELECT", "SELECT"),
+        ("<think>hm##", "<think>hm", "<think>hm"),
+        (" <b>", " <b>", " <b>"),
+        ("a <think>b</think>", "a <think>b</think>", "a <think>b</think>"),
+    ],
+)
+def test_thoughts_that_scoring_leaves_out_are_not_shown(text: str, now: str, at_last: str) -> None:
+    assert visible(text, ("##",), final=True) == at_last
+    if "##" not in text:
+        assert visible(text, ("##",), final=False) == now
+
+
+def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export_expert(tmp_path / "e")
+    write_system_prompt(folder / "merged", "be\r\nbrief é ")
+    expert = load(folder)
+    asked = watched(expert, monkeypatch)
+    for system in (None, "other", ""):
+        talk(expert, system, read=typed("one"), show=lambda piece: None)
+    answer_once(expert, None, "two", lambda piece: None)
+    own = "be\r\nbrief é "
+    assert asked == [[own, "one"], ["other", "one"], ["one"], [own, "two"]]
+    (folder / "merged" / "system_prompt.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"system_prompt\.txt: not UTF-8"):
+        load(folder)
+
+
+def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
+    """Type some lines, or cause what a key causes; then end the input."""
+    waiting: Iterator[str | type[BaseException]] = iter(lines)
+
+    def read() -> str:
+        line = next(waiting, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    return read
+
+
+def watched(expert: Expert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Note what the expert is asked, instead of letting it answer."""
+    asked: list[list[str]] = []
+
+    def answer(self: Expert, turns: list[Turn], show: Any) -> str:
+        asked.append([turn.content for turn in turns])
+        return f"a{len(asked)}"
+
+    monkeypatch.setattr(Expert, "answer", answer)
+    return asked
+
+
+def test_a_chat_is_kept_in_mind_until_it_is_reset(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expert = load(folder)
+    asked = watched(expert, monkeypatch)
+    lines = typed("one", "", "two \\", "lines", "/reset", "three", "/quit", "four")
+    talk(expert, "be brief", read=lines, show=lambda piece: None)
+    assert asked == [
+        ["be brief", "one"], ["be brief", "one", "a1", "two \nlines"], ["be brief", "three"]
+    ]  # fmt: skip
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
+    expert, shown = load(folder, max_new_tokens=60), list[str]()
+
+    def show(piece: str) -> None:
+        shown.append(piece)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    talk(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
+    whole = expert.answer([user("what is")], lambda piece: None)
+    assert whole.startswith("".join(shown[:3])) and len(shown) < 8
+    assert "/reset forgets" in shown[-1]
+
+
+def test_a_chat_beyond_the_models_positions_is_refused_and_goes_on(folder: Path) -> None:
+    expert, shown = load(folder), list[str]()
+    talk(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
+    assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
+    assert "".join(shown[1:]).strip()
+    near = "what is two and two " * 10
+    room = 120 - len(expert.prompt_ids([user(near)]))
+    assert 0 < room < 200
+    load(folder, max_new_tokens=200).answer([user(near)], lambda piece: None)
+
+
+def test_a_model_without_chats_goes_on_with_texts(folder: Path, tmp_path: Path) -> None:
+    assert load(folder, completes=True).prompt_ids([user("two and")]) == load(
+        folder
+    ).engine.encode_whole("two and")
+    bare = export_expert(tmp_path / "bare") / "merged"
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = (bare / "tokenizer.json").read_text()
+    (bare / "tokenizer.json").write_text(tokenizer.replace("<|im_start|>", "<|other|>"))
+    expert = load(bare)
+    assert expert.completes
+    assert expert.answer([user("two and")], lambda piece: None)
+
+
+def test_a_temperature_replaces_the_exported_one(folder: Path, tmp_path: Path) -> None:
+    settings = load(folder, temperature=0.5).settings
+    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.5, 0)
+    sampled = export_expert(tmp_path / "s", Decoding(temperature=0.9, top_p=0.8, top_k=7))
+    settings = load(sampled).settings
+    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.9, 7)
+    assert load(sampled, temperature=0.2).settings.top_p == 0.8
+    expert = load(sampled, temperature=0.0)
+    said = expert.answer([user("two")], lambda piece: None)
+    assert not expert.settings.do_sample and said == as_scored(expert, [user("two")])
+
+
+def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
+    assert find_model(folder) == folder / "merged" == find_model(folder / "merged")
+    with pytest.raises(ConfigError, match=r"no exported model here; make one with: snakemake"):
+        find_model(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="adapter without its base"):
+        find_model(tmp_path)
+    with pytest.raises(ConfigError, match="--max-new-tokens 0"):
+        load(folder, max_new_tokens=0)
+    with pytest.raises(ConfigError, match="--temperature -1"):
+        load(folder, temperature=-1.0)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> str | int:
+    """Run the script in this process; give its exit code or last words."""
+    monkeypatch.setattr(sys, "argv", ["serve_expert.py", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    with pytest.raises(SystemExit) as ended:
+        cli.run(serve_expert.main)
+    assert isinstance(ended.value.code, str | int)
+    return ended.value.code
+
+
+def test_the_script_answers_a_prompt_and_what_is_piped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = load(folder).answer([user("what is two")], lambda piece: None) + "\n"
+    short = ("--max-new-tokens", "16")
+    capsys.readouterr()
+    assert call(monkeypatch, str(folder), "--prompt", "what is two", *short) == 0
+    assert capsys.readouterr().out == expected
+    assert call(monkeypatch, str(folder / "merged"), *short, text="what is two") == 0
+    assert capsys.readouterr().out == expected
+    said = call(monkeypatch, str(folder), text=" ")
+    assert said == "error: nothing to answer: give --prompt, or text on standard input"
+
+
+def test_the_script_says_in_one_line_that_there_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = call(monkeypatch, str(tmp_path))
+    assert isinstance(said, str) and said.startswith(f"error: {tmp_path}: no exported model here")
+    assert "\n" not in said

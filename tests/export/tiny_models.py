@@ -1,0 +1,123 @@
+"""Tiny models to export: a base with its tokenizer, adapters on it, and what is told of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support import LORA
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import Layout
+from expertflow.evaluate.records import Decoding, Published
+from expertflow.export.merge import Trained, export_model
+from expertflow.export.merge_check import ATTENTION
+from expertflow.export.records import ExportRecord, ExportSpec
+from expertflow.plan.records import LoraSpec
+from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.train.load import add_adapter, load_base, load_for_export
+from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.weights import weights_sha256
+
+VOCAB_SIZE = 300
+LAYOUT = chatml_layout()
+TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+def write_base(
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int = VOCAB_SIZE,
+    model_class: Any = Qwen3ForCausalLM,
+    config_class: Any = Qwen3Config,
+    **changes: Any,
+) -> Path:
+    """Write a random 2-layer model with a tokenizer, and the sampling settings of chat models."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(train_tokenizer(["some text"], vocab_size=VOCAB_SIZE), folder)
+    settings = {
+        "vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 64, "tie_word_embeddings": True, **changes,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = model_class(config_class(**settings)).to(dtype)
+    # Larger than they come, so that a wrong one shows.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.95, top_k=20)
+    model.save_pretrained(folder)
+    return folder
+
+
+def held_out_rows(n: int = 5) -> PackedRows:
+    """Give rows of which the first has nothing to predict."""
+    ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, (n, 24)).astype(np.int32)
+    return packed_rows(ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)])
+
+
+def write_adapter(
+    base: Path, folder: Path, *, method: str = "lora", lora: LoraSpec | None = None
+) -> tuple[Path, str]:
+    """Save an adapter with random weights, as training leaves one; give its hash as well."""
+    model = load_base(
+        str(base), dtype=torch.float32, attention_name=ATTENTION, quantised=method == "qlora"
+    )
+    wrapped = add_adapter(model, lora or replace(LORA, targets=TARGETS))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_A" in name or "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    wrapped.save_pretrained(folder)
+    return folder, weights_sha256(wrapped)
+
+
+def whole_hash(folder: Path) -> str:
+    """Hash a model that is trained as a whole."""
+    return weights_sha256(load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION))
+
+
+def load(folder: Path, base: Path, method: str = "lora", precision: str = "fp32") -> Any:
+    """Load what was trained as the export does."""
+    return load_for_export(
+        folder, base=str(base), method=method, precision=precision, attention_name=ATTENTION
+    )
+
+
+def trained(
+    folder: Path,
+    base: Path,
+    sha256: str,
+    *,
+    method: str = "lora",
+    load_model: Callable[[], Any] | None = None,
+    layout: Layout = LAYOUT,
+) -> Trained:
+    """Tell the export what was trained and published."""
+    return Trained(
+        load=load_model or (lambda: load(folder, base, method)),
+        folder=folder,
+        published=Published(
+            step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
+        ),
+        base=base,
+        layout=layout,
+        rows=held_out_rows(),
+    )
+
+
+def export(what: Trained, output: Path, **changes: Any) -> ExportRecord:
+    """Export with a card of one word."""
+    settings: dict[str, Any] = {
+        "expert": "e", "description": "d", "decoding": Decoding(), "dtype": "auto", "gguf": None,
+        **changes,
+    }  # fmt: skip
+    return export_model(
+        spec=ExportSpec(**settings), trained=what, card=lambda *_: "card\n", output=output
+    )

@@ -1,0 +1,187 @@
+"""A plan that takes over what a search found: where it may, and what its reasons say."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import LORA, plan_spec
+from test_resolve import PACKING, QWEN_06B, card
+
+from expertflow.core.errors import HardwareError
+from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.resolve import plan_training
+from expertflow.plan.tuned import Tuning, settings_of, tuning_key
+from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
+
+FILE = "results/e/tuning.json"
+H100 = card("H100 SXM")
+
+
+def spec(**changes: Any) -> PlanSpec:
+    free = {"method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None}
+    return plan_spec(**{**free, "n_threads": None, "tuned": FILE, **changes})
+
+
+def plan(settings: PlanSpec, record: TuningRecord | None = None, **more: Any) -> TrainPlan:
+    cpu = more.pop("cpu", None)
+    tuning = None if record is None else Tuning(record=record, cpu=cpu, trace=lambda _: None)
+    given: dict[str, Any] = {"packing": PACKING, "gpu": H100, **more}
+    return plan_training(
+        expert="e", spec=settings, facts=QWEN_06B, n_params=596_049_920, tuning=tuning, **given
+    )
+
+
+DEFAULT = settings_of(plan(spec()))
+BEST = replace(
+    DEFAULT, micro_batch_size=DEFAULT.micro_batch_size // 2,
+    n_accumulation_steps=DEFAULT.n_accumulation_steps * 2, attention="flex", torch_compile=False,
+)  # fmt: skip
+
+
+def trial(settings: TunedSettings, speed: float) -> TuningTrial:
+    return TuningTrial(
+        settings=settings, outcome="measured", reason=None, predicted_peak_bytes=None,
+        peak_memory_bytes=None, tokens_per_s=speed, step_s=1.0, startup_s=1.0, n_timed_steps=5,
+    )  # fmt: skip
+
+
+def record(**changes: Any) -> TuningRecord:
+    settings: dict[str, Any] = {
+        "expert": "e", "key": key_of(plan(spec())), "hardware": "H100 SXM",
+        "gpu_name": "NVIDIA H100 80GB HBM3", "model": "qwen3", "sequence_length_tokens": 2048,
+        "global_batch_sequences": 16, "best": BEST, "default": DEFAULT,
+        "default_tokens_per_s": 1000.0, "best_tokens_per_s": 1310.0, "gain": 1.31,
+        "gain_low": 1.28, "gain_high": 1.34, "trials": (trial(DEFAULT, 1000), trial(BEST, 1300)),
+        "search_s": 100.0, "was_cached": False,
+    }  # fmt: skip
+    return TuningRecord(**{**settings, **changes})
+
+
+def key_of(made: TrainPlan, cpu: str | None = None) -> str:
+    return tuning_key(made, model_type="qwen3", packing=PACKING.packing, cpu=cpu)
+
+
+def reasons(made: TrainPlan) -> dict[str, str]:
+    return {reason.setting: reason.because for reason in made.reasons}
+
+
+def test_the_best_is_taken_and_every_setting_says_so() -> None:
+    made = plan(spec(), record())
+    assert settings_of(made) == BEST
+    assert made.global_batch_sequences == plan(spec()).global_batch_sequences
+    assert made.may_halve_micro_batch
+    told = reasons(made)
+    because = "tuned: fastest of 2 on NVIDIA H100 80GB HBM3, 1.31 times the default [1.28, 1.34]"
+    for setting in ("n_accumulation_steps", "attention", "torch_compile", "n_threads", "loader"):
+        assert told[setting] == because
+    assert told["micro_batch_size"].startswith(f"{because}; predicted ")
+    assert told["tuned"] == "counts where the manifest leaves a setting open"
+    values = {reason.setting: reason.value for reason in made.reasons}
+    assert values["tuned"] == FILE and values["attention"] == "flex"
+
+
+def test_without_a_file_nothing_changes() -> None:
+    assert plan(spec()) == plan(spec(tuned=None))
+
+
+def test_memory_is_predicted_for_what_was_taken() -> None:
+    other = replace(DEFAULT, micro_batch_size=1, n_accumulation_steps=16)
+    made, before = plan(spec(), record(best=other)), plan(spec())
+    assert made.predicted_peak_bytes is not None and before.predicted_peak_bytes is not None
+    assert made.predicted_peak_bytes < before.predicted_peak_bytes
+
+
+def test_what_is_predicted_not_to_fit_is_refused() -> None:
+    small = card("RTX 2060")
+    packing = replace(PACKING, sequence_length_tokens=512)
+    before = plan(spec(), gpu=small, packing=packing)
+    rows = before.global_batch_sequences
+    greedy = replace(
+        settings_of(before), micro_batch_size=rows, n_accumulation_steps=1,
+        checkpoint_activations=False,
+    )  # fmt: skip
+    found = record(key=key_of(before), best=greedy, default=settings_of(before))
+    with pytest.raises(HardwareError, match="GiB and RTX 2060 has"):
+        plan(spec(), found, gpu=small, packing=packing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "value"),
+    [
+        ({"torch_compile": True}, "torch_compile", "True"),
+        ({"attention": "sdpa"}, "attention", "sdpa"),
+    ],
+)
+def test_what_the_manifest_names_wins_and_says_so(
+    changes: dict[str, Any], setting: str, value: str
+) -> None:
+    settings = spec(**changes)
+    default = settings_of(plan(settings))
+    other = replace(default, micro_batch_size=4, n_accumulation_steps=4)
+    trials = (trial(DEFAULT, 1000), trial(default, 1000), trial(BEST, 1300), trial(other, 1100))
+    made = plan(settings, record(trials=trials))
+    assert settings_of(made) == other
+    told = reasons(made)
+    assert {r.setting: r.value for r in made.reasons}[setting] == value
+    assert "of the manifest; wins over tuning, whose fastest trial had " in told[setting]
+    assert "and 1.30 times the default's speed" in told[setting]
+    words = "tuned: fastest that agrees with the manifest of 4 on NVIDIA H100 80GB HBM3"
+    assert told["n_accumulation_steps"].startswith(words)
+
+
+def test_a_micro_batch_of_the_manifest_stays_with_its_accumulation() -> None:
+    settings = spec(batch_size=8, gradient_accumulation_steps=2)
+    own = settings_of(plan(settings))
+    found = record(key=key_of(plan(settings)), default=own, trials=(trial(own, 1), trial(BEST, 2)))
+    made = plan(settings, found)
+    assert (made.micro_batch_size, made.n_accumulation_steps) == (8, 2)
+    assert made.may_halve_micro_batch is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"gpu": card("RTX 4090")}, "H100 SXM, not RTX 4090"),
+        ({"packing": replace(PACKING, sequence_length_tokens=1024)}, "rows of 2048 tokens, not"),
+        ({"spec": spec(method="full", lora=None)}, "parameters, not qwen3 of"),
+        ({"spec": spec(batch_size=4, gradient_accumulation_steps=1)}, "16 rows a step, not 4"),
+        ({"spec": spec(lora=replace(LORA, dropout=0.25))}, "dropout 0.25 on"),
+        ({"spec": spec(lora=replace(LORA, targets=("k_proj", "q_proj")))}, "on k_proj"),
+        ({"spec": spec(label_smoothing_factor=0.1)}, "label smoothing 0, not label smoothing 0.1"),
+        ({"spec": spec(bf16=False, fp16=True)}, "bf16 with TF32, not fp16 with TF32"),
+    ],
+)
+def test_a_search_of_another_run_is_left_out_with_its_reason(
+    changes: dict[str, Any], says: str
+) -> None:
+    settings = changes.pop("spec", spec())
+    made = plan(settings, record(), **changes)
+    without = plan(settings, **changes)
+    assert settings_of(made) == settings_of(without)
+    assert reasons(made)["tuned"].startswith("left out: it was tuned for another run (")
+    assert says in reasons(made)["tuned"]
+
+
+def test_a_search_on_another_processor_is_left_out() -> None:
+    before = plan(spec(), gpu=None)
+    found = record(
+        key=key_of(before, "AMD; 2"), hardware="cpu", gpu_name=None, default=settings_of(before),
+        best=replace(settings_of(before), n_threads=1),
+    )  # fmt: skip
+    assert plan(spec(), found, gpu=None, cpu="AMD; 2").n_threads == 1
+    other = plan(spec(), found, gpu=None, cpu="Intel")
+    assert other.n_threads is None
+    assert "(cpu AMD, 2, not cpu Intel)" in reasons(other)["tuned"]
+
+
+def test_a_default_that_none_beats_stays_with_its_reason() -> None:
+    made = plan(spec(), record(best=DEFAULT, gain=1.0, gain_low=None, gain_high=None))
+    assert settings_of(made) == DEFAULT
+    because = reasons(made)["attention"]
+    assert because.startswith("tuned: the default, which none was faster than by 2 %, of 2 on")
+
+
+def test_a_default_that_too_few_pairs_were_timed_for_says_so() -> None:
+    made = plan(spec(), record(best=DEFAULT, gain=None, gain_low=None, gain_high=None))
+    assert settings_of(made) == DEFAULT
+    assert reasons(made)["attention"].startswith("tuned: the default, as too few pairs of it and a")

@@ -1,0 +1,133 @@
+"""Places to copy to, all on this machine: a folder, another machine by rsync, object storage."""
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from guarded import wait_for
+
+from expertflow.rental.sync import Store, open_store
+
+KINDS = ("local", "rsync", "daemon", "s3")
+BUCKET = "expertflow-tests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A destination, and a look at what it holds behind the store's back."""
+
+    destination: str
+    folder: Path | None
+
+    def open(self) -> Store:
+        return open_store(self.destination, threading.Event())
+
+    def read(self, key: str) -> bytes:
+        if self.folder is not None:
+            return (self.folder / key).read_bytes()
+        body: bytes = _client().get_object(Bucket=BUCKET, Key=f"run/{key}")["Body"].read()
+        return body
+
+    def write(self, key: str, content: bytes) -> None:
+        """Change a file as an accident would: same size and time where there is one."""
+        if self.folder is None:
+            _client().put_object(Bucket=BUCKET, Key=f"run/{key}", Body=content)
+            return
+        path = self.folder / key
+        times = path.stat().st_mtime_ns
+        path.write_bytes(content)
+        os.utime(path, ns=(times, times))
+
+
+def _client():  # type: ignore[no-untyped-def]
+    import boto3
+
+    return boto3.client("s3")
+
+
+def remote_shell(folder: Path) -> Path:
+    """Write what rsync calls in place of ssh: this machine is the other one, too."""
+    path = folder / "shell"
+    path.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    path.chmod(0o755)
+    return path
+
+
+@contextmanager
+def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
+    """Run rsync's daemon on loopback; give its address."""
+    folder.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = tmp_path / "rsyncd.conf"
+    own = f"uid={os.getuid()}\ngid={os.getgid()}\n" if os.getuid() == 0 else ""
+    settings.write_text(f"use chroot=no\n{own}[m]\npath={folder}\nread only=no\n")
+    where = ["--address=127.0.0.1", f"--port={port}", f"--config={settings}"]
+    process = subprocess.Popen(["rsync", "--daemon", "--no-detach", *where])
+    try:
+        wait_for(lambda: _listens(port), said="rsync's daemon did not start")
+        yield f"rsync://127.0.0.1:{port}/m"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="session")
+def object_storage() -> Iterator[str]:
+    """Run object storage on loopback; give its address."""
+    server_module = pytest.importorskip("moto.server", reason="moto is not installed")
+    server = server_module.ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def set_storage(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    for name, value in (
+        ("AWS_ENDPOINT_URL", address),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """Give an empty place of the kind that a test is parametrised with."""
+    folder = tmp_path / "elsewhere" / "a place"
+    if request.param == "s3":
+        set_storage(monkeypatch, request.getfixturevalue("object_storage"))
+        client = _client()
+        client.create_bucket(Bucket=BUCKET)
+        yield Place(destination=f"s3://{BUCKET}/run", folder=None)
+        for entry in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+            client.delete_object(Bucket=BUCKET, Key=entry["Key"])
+        return
+    if request.param in ("rsync", "daemon") and shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed")
+    if request.param == "daemon":
+        with daemon(tmp_path, folder) as address:
+            yield Place(destination=f"{address}/run", folder=folder / "run")
+        return
+    if request.param == "rsync":
+        monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
+        yield Place(destination=f"elsewhere:{folder}", folder=folder)
+        return
+    yield Place(destination=str(folder), folder=folder)

@@ -1,0 +1,104 @@
+"""The lock where a bundle was opened: it stands in for raw data that is absent, not for other."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from expertflow.core.errors import DataError
+from expertflow.data.lock import HashCache, lock_sources
+from expertflow.data.records import ExpertLock
+from expertflow.data.settings import SourceSpec
+
+
+def lock(folder: Path, source: SourceSpec, bundled: ExpertLock | None = None) -> ExpertLock:
+    cache = HashCache(folder / "hashes.json")
+    return lock_sources(
+        "e", (source,), hashes=cache, generator_digest=lambda name: name, bundled=bundled
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> SourceSpec:
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    return SourceSpec(name="s", kind="local", path=str(tmp_path / "*.jsonl"), text="{x}")
+
+
+def test_absent_data_is_read_from_the_bundle(tmp_path: Path, source: SourceSpec) -> None:
+    made = lock(tmp_path, source)
+    (tmp_path / "d.jsonl").unlink()
+    assert lock(tmp_path, source, made) == made
+    with pytest.raises(DataError, match="no file at"):
+        lock(tmp_path, source)
+
+
+def test_data_that_is_there_has_to_be_the_same(tmp_path: Path, source: SourceSpec) -> None:
+    made = lock(tmp_path, source)
+    assert lock(tmp_path, source, made) == made
+    (tmp_path / "d.jsonl").write_text('{"x": 1}\n')
+    with pytest.raises(DataError, match=r"d\.jsonl differs from what the bundle of e was made of"):
+        lock(tmp_path, source, made)
+
+
+def test_a_repository_may_be_absent_but_no_other(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
+    made = commit(repository, source, "one")
+    shutil.rmtree(repository)
+    assert lock(tmp_path, source, made) == made
+    commit(repository, source, "two")
+    with pytest.raises(DataError, match="repository differs from what the bundle of e"):
+        lock(tmp_path, source, made)
+
+
+def commit(repository: Path, source: SourceSpec, text: str) -> ExpertLock:
+    repository.mkdir()
+    (repository / "file").write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", text]):
+        subprocess.run(["git", "-C", str(repository), *words], check=True)
+    return lock(repository.parent, source)
+
+
+def test_a_changed_generator_is_a_changed_source(tmp_path: Path) -> None:
+    made_by = SourceSpec(
+        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
+    )
+    made = lock(tmp_path, made_by)
+    more = SourceSpec(
+        name="s", kind="generated", generator="text_to_sql", n_documents=8, seed=1, text="{x}"
+    )
+    assert lock(tmp_path, made_by, made) == made
+    assert lock(tmp_path, more, made) == lock(tmp_path, more) != made
+
+
+def test_the_same_data_may_lie_elsewhere(tmp_path: Path, source: SourceSpec) -> None:
+    made = lock(tmp_path, source)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "d.jsonl").rename(elsewhere / "d.jsonl")
+    moved = replace(source, path=str(elsewhere / "*.jsonl"))
+    assert lock(tmp_path, moved, made) == made
+    more = replace(moved, n_shards=3)
+    assert lock(tmp_path, more, made).sources == (replace(made.sources[0], n_shards=3),)
+
+
+def test_another_choice_from_the_same_repository_counts(tmp_path: Path) -> None:
+    here = SourceSpec(name="s", kind="git", path=str(tmp_path / "repository"), text="{x}")
+    made = commit(tmp_path / "repository", here, "one")
+    (tmp_path / "repository").rename(tmp_path / "moved")
+    moved = replace(here, path=str(tmp_path / "moved"))
+    assert lock(tmp_path, moved, made) == made
+    other = replace(moved, options={"ref": "HEAD"})
+    assert lock(tmp_path, other, made) == lock(tmp_path, other) != made
+
+
+def test_links_to_nothing_are_no_data(tmp_path: Path, source: SourceSpec) -> None:
+    made = lock(tmp_path, source)
+    (tmp_path / "d.jsonl").unlink()
+    (tmp_path / "d.jsonl").symlink_to(tmp_path / "gone")
+    assert lock(tmp_path, source, made) == made
+    named = replace(source, path=str(tmp_path / "d.jsonl"))
+    assert lock(tmp_path, named, made) == made

@@ -1,0 +1,198 @@
+"""What the guard copies at its end: all that would be lost, and the ledger before all else."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guarded import wait_for
+from stores import Place, place
+
+from expertflow.core.errors import ConfigError
+from expertflow.core.records import write_record
+from expertflow.rental.guard_copies import Copies
+from expertflow.rental.money import Ledger, Session, read_ledger
+from expertflow.rental.sync import Store, SyncFailed, open_store
+
+__all__ = ["place"]
+
+local = pytest.mark.parametrize("place", ["local"], indirect=True)
+
+
+def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
+    """Begin as a guard does, in a folder of its own."""
+    copies = Copies(
+        state=folder / "state", results=folder / "results", push=None, sync_to=place.destination
+    )
+    copies.begin(forget_spent=forget_spent)
+    return copies
+
+
+def finished(state: Path, weights: str) -> None:
+    (state / "final").mkdir(parents=True)
+    (state / "final" / "model.safetensors").write_text(weights)
+    (state / "outcome.json").write_text(json.dumps({"weights_sha256": weights}))
+
+
+def unfinished(state: Path) -> None:
+    from expertflow.train import checkpoint_files
+
+    folder = state / "checkpoints" / "step-00000040"
+    folder.mkdir(parents=True)
+    names = ["weights.safetensors"]
+    (folder / names[0]).write_text("half")
+    ours = checkpoint_files.fingerprints(folder, names)
+    (folder / "progress.json").write_text(json.dumps({checkpoint_files.OURS: ours}))
+
+
+def publish(results: Path, weights: str) -> None:
+    results.mkdir(parents=True)
+    (results / "training.json").write_text(json.dumps({"weights_sha256": weights}))
+
+
+def spend(folder: Path, start_s: float) -> Session:
+    session = Session(start_s=start_s, end_s=start_s + 10, usd_per_hour=1.0)
+    path = folder / "state" / ".guard" / "ledger.json"
+    write_record(path, Ledger(sessions=(*read_ledger(path).sessions, session)))
+    return session
+
+
+def fail_at(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None = None
+) -> None:
+    """Have the store fail for keys that contain something."""
+    store: Any = copies.sync_store
+    send = store.send
+
+    def failing(folder: Path, key: str, names: list[str]) -> object:
+        if part in f"{key}/{names[0]}":
+            raise error or SyncFailed(f"{key}: the line is dead")
+        return send(folder, key, names)
+
+    monkeypatch.setattr(store, "send", failing)
+
+
+def pushed(copies: Copies) -> None:
+    copies.push_soon()
+    pushing = copies._pushing
+    assert pushing is not None
+    wait_for(pushing.done, said="the push did not end")
+    copies.look_after()
+
+
+@local
+def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) -> None:
+    copies = copies_of(tmp_path, place)
+    for _ in range(2):
+        with pytest.raises(SyncFailed, match=r"nothing below .*give --results and --state"):
+            copies.send_all()
+        (tmp_path / "results").mkdir(exist_ok=True)
+
+
+@local
+def test_what_the_results_hold_needs_no_state_and_all_else_does(
+    place: Place, tmp_path: Path
+) -> None:
+    publish(tmp_path / "results" / "a", "weights of a")
+    state = tmp_path / "state"
+    finished(state / "a" / "f", "weights of a")
+    finished(state / "b" / "f", "weights of b")
+    unfinished(state / "c" / "f")
+    copies_of(tmp_path, place).send_all()
+    store = place.open()
+    assert store.names("state/a/f") == []
+    assert "finished.json" in store.names("state/b/f")
+    assert "step-00000040.json" in store.names("state/c/f")
+
+
+@local
+def test_a_state_that_cannot_be_copied_keeps_back_nothing_else(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "results" / "x", "weights of x")
+    for name in ("a", "b"):
+        unfinished(tmp_path / "state" / name / "f")
+    spend(tmp_path, 0.0)
+    copies = copies_of(tmp_path, place)
+    fail_at(copies, monkeypatch, "state/a")
+    with pytest.raises(SyncFailed, match="the line is dead"):
+        copies.send_all()
+    store = place.open()
+    assert "step-00000040.json" in store.names("state/b/f")
+    assert "ledger.json" in store.names("state/.guard") and store.names("results") == ["x"]
+
+
+@local
+def test_a_disk_that_fails_amid_the_copy_is_a_failed_copy(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "results" / "x", "weights of x")
+    copies = copies_of(tmp_path, place)
+    fail_at(copies, monkeypatch, "results", OSError("no answer"))
+    assert not copies.send_with_retries(n_retries=0, may_go_on=lambda _: True)
+    assert "no answer" in copies.failures[-1]
+
+
+@local
+def test_a_push_that_fails_in_any_way_does_not_end_the_training(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished(tmp_path / "state" / "a" / "f")
+    copies = copies_of(tmp_path, place)
+    fail_at(copies, monkeypatch, "state/a", RuntimeError("unheard of"))
+    pushed(copies)
+    assert "unheard of" in copies.failures[-1]
+
+
+@local
+def test_the_ledger_goes_before_a_large_checkpoint(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished(tmp_path / "state" / "a" / "f")
+    copies = copies_of(tmp_path, place)
+    session = spend(tmp_path, 0.0)
+    fail_at(copies, monkeypatch, "state/a")
+    pushed(copies)
+    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
+    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (session,)
+
+
+@local
+def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> None:
+    one, two = (copies_of(tmp_path / name, place) for name in ("one", "two"))
+    sessions = (spend(tmp_path / "one", 0.0), spend(tmp_path / "two", 100.0))
+    one.send_ledger()
+    two.send_ledger()
+    one.send_ledger()
+    assert copies_of(tmp_path / "three", place).own.is_dir()
+    assert read_ledger(tmp_path / "three" / "state/.guard/ledger.json").sessions == sessions
+    # A budget that begins anew begins anew there, too.
+    copies = copies_of(tmp_path / "three", place, forget_spent=True)
+    session = spend(tmp_path / "three", 200.0)
+    copies.send_ledger()
+    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
+    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (session,)
+
+
+@local
+def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: Path) -> None:
+    spend(tmp_path, 0.0)
+    copies_of(tmp_path, place).send_ledger()
+    copies = copies_of(tmp_path, place)
+    clipped = Session(start_s=0.0, end_s=5.0, usd_per_hour=1.0)
+    write_record(tmp_path / "state/.guard/ledger.json", Ledger(sessions=(clipped,)))
+    copies.send_ledger()
+    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
+    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (clipped,)
+
+
+def test_a_place_that_cannot_be_read_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    store: Store = open_store(str(tmp_path / "there"), threading.Event())
+    assert store.names("state") == []
+    (tmp_path / "there" / "state" / ".guard" / "ledger.json").mkdir(parents=True)
+    place = Place(destination=str(tmp_path / "there"), folder=None)
+    (tmp_path / "there" / "state" / ".guard" / "ledger.json" / "x").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="nothing was started"):
+        copies_of(tmp_path, place)

@@ -1,0 +1,148 @@
+"""The stop command runs when all is verified, and on no other day."""
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from guarded import end, record, run, start, started, trainer, wait_for
+from stores import KINDS, Place, object_storage, place, remote_shell
+
+from expertflow.rental import guard_finish
+
+__all__ = ["object_storage", "place"]
+
+HOOK = ("--disk-stays", "--on-finish", 'echo "$EXPERTFLOW_OUTCOME $EXPERTFLOW_USD" > hook')
+WORK = ["bash", "-c", "mkdir -p results/sums; echo trained > results/sums/report.json"]
+ONCE = ("--sync-retries", "0")
+
+
+@pytest.mark.parametrize("place", KINDS, indirect=True)
+def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_path: Path) -> None:
+    price = ("--usd-per-hour", "2.49")
+    code, out = run(tmp_path, *price, "--sync-to", place.destination, *HOOK, command=WORK)
+    assert code == 0, out
+    assert place.read("results/sums/report.json") == b"trained\n"
+    outcome, usd = (tmp_path / "hook").read_text().split()
+    assert outcome == "finished" and 0 < float(usd) < 1
+    found = record(tmp_path)
+    assert found["on_finish"] == "run, exit code 0" and found["failures"] == []
+    (sync,) = found["syncs"]
+    assert sync["n_files"] == 1 and sync["n_bytes"] == 8
+    assert re.search("equal|nothing differs", sync["verified"])
+    # The record is there, too, as it was before the command ran.
+    assert b'"outcome": "finished"' in place.read("results/guard.json")
+
+
+def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
+    work = ["bash", "-c", "mkdir results; echo half > results/log; exit 3"]
+    code, out = run(tmp_path, "--sync-to", str(tmp_path / "there"), *HOOK, command=work)
+    assert code == 3, out
+    assert (tmp_path / "hook").read_text().startswith("failed")
+    assert (tmp_path / "there" / "results" / "log").read_text() == "half\n"
+
+
+def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    # The place takes files when the run begins and is gone when it ends.
+    work = ["bash", "-c", f"mkdir results; echo x > results/x; rm -r '{there}'; touch '{there}'"]
+    code, out = run(tmp_path, "--sync-to", str(there), *ONCE, *HOOK, command=work)
+    assert code == 84, out
+    assert not (tmp_path / "hook").exists()
+    assert "NOT SYNCED" in out
+    found = record(tmp_path)
+    assert found["on_finish"].startswith("not run: the results are not known")
+    assert len(found["failures"]) == 1 and found["outcome"] == "finished"
+
+
+def test_a_sync_is_tried_again(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    work = ["bash", "-c", f"mkdir results; echo x > results/x; rm -r '{there}'; touch '{there}'"]
+    guard = start(tmp_path, "--sync-to", str(there), "--sync-retries", "3", *HOOK, command=work)
+    assert guard.stdout is not None
+    while "trying again" not in guard.stdout.readline():
+        assert guard.poll() is None
+    there.unlink()
+    code, out = end(guard)
+    assert code == 0, out
+    assert (there / "results" / "x").is_file() and (tmp_path / "hook").is_file()
+
+
+def test_a_copy_that_is_spoiled_on_arrival_keeps_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remote disk that loses a byte of what rsync wrote to it, at the same size and time."""
+    program = shutil.which("rsync")
+    if program is None:
+        pytest.skip("rsync is not installed")
+    there, tools = tmp_path / "there", tmp_path / "tools"
+    tools.mkdir()
+    spoil = f"f='{there}/results/x'; [ -f $f ] && touch -r $f t && printf y > $f && touch -r t $f"
+    (tools / "rsync").write_text(f'#!/bin/bash\n"{program}" "$@"; c=$?\n{spoil}\nexit $c\n')
+    (tools / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
+    monkeypatch.setenv("RSYNC_PROTECT_ARGS", "0")
+    work = ["bash", "-c", "mkdir results; printf x > results/x"]
+    code, out = run(tmp_path, "--sync-to", f"far:{there}", *ONCE, *HOOK, command=work)
+    assert code == 84, out
+    assert "not there as they are here, x for one" in out
+    assert not (tmp_path / "hook").exists()
+
+
+def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
+    code, out = run(tmp_path, *options, command=["touch", "worked"])
+    assert code == 1 and "nothing was started" in out and out.count("\n") == 1
+    assert not (tmp_path / "worked").exists()
+
+
+def test_stopping_without_a_copy_has_to_be_asked_for(tmp_path: Path) -> None:
+    code, out = run(tmp_path, *HOOK, command=["touch", "worked"])
+    assert code == 1 and "--without-sync" in out
+    assert not (tmp_path / "worked").exists()
+    code, out = run(tmp_path, *HOOK, "--without-sync", command=["true"])
+    assert code == 0 and (tmp_path / "hook").is_file(), out
+
+
+def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> None:
+    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "log").touch()
+    guard = start(tmp_path, *options, command=trainer(tmp_path))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.send_signal(signal.SIGINT)
+    code, out = end(guard)
+    assert code == 130, out
+    assert not (tmp_path / "hook").exists()
+    assert record(tmp_path)["on_finish"] == "not run after a signal"
+
+
+def test_a_stop_command_that_fails_is_told_loudly(tmp_path: Path) -> None:
+    hook = ("--on-finish", "echo x >> tries; exit 9", "--without-sync")
+    guard = start(tmp_path, *hook, command=["true"], env={"EXPERTFLOW_TEST": ""})
+    code, out = end(guard)
+    assert code == 85 and "NOT STOPPED" in out, out
+    assert (tmp_path / "tries").read_text() == "x\n" * guard_finish.N_HOOKS
+    assert record(tmp_path)["on_finish"] == "failed 3 times, exit code 9"
+
+
+def test_secrets_are_not_told(tmp_path: Path) -> None:
+    hook = ("--on-finish", "true TOKEN123", "--without-sync")
+    code, out = run(tmp_path, *hook, command=["true", "TOKEN456"])
+    assert code == 0, out
+    code, refused = run(tmp_path, "--push", "rsync://me:TOKEN789@localhost:1/x", command=["true"])
+    assert code == 1 and "rsync://localhost:1/x" in refused
+    written = tmp_path / "results" / "guard.json"
+    text = out + refused + (written.read_text() if written.is_file() else "")
+    assert "TOKEN" not in text
+
+
+def test_names_can_be_left_out_of_the_copy(tmp_path: Path) -> None:
+    work = ["bash", "-c", "mkdir -p results/a/base_model; touch results/a/{r,base_model/w}"]
+    there = tmp_path / "there"
+    code, out = run(tmp_path, "--sync-to", str(there), "--skip", "base_model", command=work)
+    assert code == 0, out
+    assert sorted(p.name for p in (there / "results").rglob("*")) == ["a", "guard.json", "r"]

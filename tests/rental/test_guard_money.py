@@ -1,0 +1,135 @@
+"""A budget holds over restarts, and a run stops before it is spent."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from guarded import record, run, trainer
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import write_record
+from expertflow.rental.money import Ledger, Meter, Session, merge, read_ledger, reserve_s
+
+# A dollar a second: a budget is spent while one looks on.
+FAST = ("--usd-per-hour", "3600", "--reserve-seconds", "1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_dollars_are_hours_times_the_price(tmp_path: Path) -> None:
+    clock = Clock()
+    meter = Meter(tmp_path / "ledger.json", usd_per_hour=2.5, clock=clock)
+    clock.now_s += 7200
+    assert meter.usd() == pytest.approx(5.0)
+    assert meter.usd(ahead_s=3600) == pytest.approx(7.5)
+
+
+def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
+    path, clock = tmp_path / "ledger.json", Clock()
+    meter = Meter(path, usd_per_hour=2.0, clock=clock)
+    clock.now_s += 3600
+    meter.note()
+    ledger = json.loads(path.read_text())
+    for key in ("start_s", "end_s"):
+        ledger["sessions"][0][key] -= 7200
+    path.write_text(json.dumps(ledger))
+    assert Meter(path, usd_per_hour=3.0, clock=clock).usd() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("paid_before_s", [None, 600.0])
+def test_a_clock_that_disagrees_loses_no_dollars(
+    tmp_path: Path, paid_before_s: float | None
+) -> None:
+    path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
+    ahead = Session(start_s=now_s + 60, end_s=now_s + 3660, usd_per_hour=5.0)
+    write_record(path, Ledger(sessions=(ahead,)))
+    since_s = None if paid_before_s is None else now_s - paid_before_s
+    meter = Meter(path, usd_per_hour=1.0, since_s=since_s, clock=Clock())
+    assert meter.usd_before == pytest.approx(5.0)
+    meter.note()
+    assert ahead in read_ledger(path).sessions
+
+
+def test_a_meter_that_begins_tomorrow_is_refused(tmp_path: Path) -> None:
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    code, out = run(tmp_path, "--usd-per-hour", "1", "--paid-since", later, command=["true"])
+    assert code == 1 and "still to come" in out
+
+
+def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
+    earlier = Session(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
+    write_record(path, Ledger(sessions=(earlier,)))
+    # Paid since an hour ago: half an hour of the earlier session lies before that and one within.
+    meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
+    assert meter.usd_before == pytest.approx(1.0, abs=0.01)
+    assert meter.usd() == pytest.approx(2.0, abs=0.01)
+    meter.note()
+    assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
+
+
+def test_ledgers_of_two_machines_are_put_together(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    first = Session(start_s=0.0, end_s=10.0, usd_per_hour=1.0)
+    longer = Session(start_s=0.0, end_s=30.0, usd_per_hour=1.0)
+    second = Session(start_s=50.0, end_s=60.0, usd_per_hour=1.0)
+    write_record(here, Ledger(sessions=(first, second)))
+    write_record(there, Ledger(sessions=(longer,)))
+    merge(here, there)
+    assert read_ledger(here).sessions == (longer, second)
+
+
+def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text("{")
+    with pytest.raises(DataError, match="--forget-spent"):
+        read_ledger(tmp_path / "ledger.json")
+
+
+def test_the_reserve_grows_with_what_is_to_be_sent() -> None:
+    slow = reserve_s(floor_s=60, save_s=40, unsent_bytes=1000, bytes_per_s=10)
+    assert slow == pytest.approx(1.5 * 140)
+    assert reserve_s(floor_s=60, save_s=1, unsent_bytes=10**9, bytes_per_s=0) == 60
+
+
+def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
+    code, out = run(tmp_path, *FAST, "--max-usd", "4", command=trainer(tmp_path))
+    assert code == 80, out
+    assert (tmp_path / "saved.txt").is_file()
+    found = record(tmp_path)
+    assert found["outcome"] == "budget" and found["usd_before"] == 0
+    assert found["usd"] >= 3 and f"${found['usd']:.2f}"[:3] in out
+    # The next session finds it spent, and begins nothing.
+    code, out = run(tmp_path, *FAST, "--max-usd", "4", command=["touch", "went_on"])
+    assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
+    assert not (tmp_path / "went_on").exists()
+    code, out = run(tmp_path, *FAST, "--max-usd", "4", "--forget-spent", command=["true"])
+    assert code == 0, out
+    assert record(tmp_path)["usd_before"] == 0
+
+
+def test_what_was_paid_before_counts(tmp_path: Path) -> None:
+    since = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
+    price = ("--usd-per-hour", "2.5", "--paid-since", since)
+    code, out = run(tmp_path, *price, command=["true"])
+    assert code == 0, out
+    assert record(tmp_path)["usd"] == pytest.approx(5.0, abs=0.1)
+    assert "$5.0" in out
+
+
+def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
+    code, out = run(tmp_path, "--max-usd", "4", command=["true"])
+    assert code == 1 and "--max-usd needs --usd-per-hour" in out
+
+
+def test_no_price_no_dollars(tmp_path: Path) -> None:
+    code, out = run(tmp_path, command=["true"])
+    assert code == 0 and "dollars unknown" in out
+    found = record(tmp_path)
+    assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"

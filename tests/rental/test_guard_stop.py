@@ -1,0 +1,214 @@
+"""Whatever tells a guarded run to stop, its trainer saves, and nothing of it is left running."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from guarded import end, n_starts, record, run, start, started, trainer, wait_for, write_trainer
+
+from expertflow.rental import guard_session
+
+SNAKEFILE = """
+rule all:
+    input:
+        "out/model.txt",
+        "out/after.txt",
+
+
+rule train:
+    output:
+        "out/model.txt",
+    log:
+        "out/log.txt",
+    retries: 3
+    shell:
+        "{trainer} 2> >(tee -i {{log:q}} >&2) && touch {{output}}"
+
+
+rule after:
+    output:
+        "out/after.txt",
+    shell:
+        "sleep 0.1; touch {{output}}"
+"""
+
+
+def snakemake(folder: Path, *, save_s: float) -> list[str]:
+    words = " ".join(f"'{word}'" for word in trainer(folder, save_s=save_s))
+    (folder / "Snakefile").write_text(SNAKEFILE.format(trainer=words))
+    program = str(Path(sys.executable).with_name("snakemake"))
+    return [program, "--cores", "2", "--scheduler", "greedy", "--quiet", "all"]
+
+
+def left_running(folder: Path) -> list[str]:
+    """List what still runs in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_trainer_behind_snakemake(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    guard = start(tmp_path, command=snakemake(tmp_path, save_s=1.0))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.send_signal(number)
+    code, out = end(guard)
+    assert code == 128 + number, out
+    # It saved, its pipe of logs did not end before it, and no retry began.
+    assert (tmp_path / "saved.txt").is_file()
+    assert n_starts(tmp_path) == 1
+    assert left_running(tmp_path) == []
+    assert record(tmp_path)["signals"] == [number.name]
+    assert not list(tmp_path.glob(".snakemake/locks/*"))
+
+
+def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    words = " ".join(f"'{word}'" for word in trainer(tmp_path))
+    script.write_text(f"{words}\necho went on >> went_on.txt\nsleep 60\n")
+    guard = start(tmp_path, command=["bash", str(script)])
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.terminate()
+    code, out = end(guard)
+    assert code == 143, out
+    assert (tmp_path / "saved.txt").is_file()
+    assert not (tmp_path / "went_on.txt").exists()
+    assert left_running(tmp_path) == []
+
+
+def wait_for_stop(guard: "subprocess.Popen[str]") -> None:
+    assert guard.stdout is not None
+    while "stopping" not in guard.stdout.readline():
+        assert guard.poll() is None
+
+
+def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
+    guard = start(tmp_path, command=trainer(tmp_path, save_s=600))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.terminate()
+    wait_for_stop(guard)
+    time.sleep(guard_session.ECHO_S)
+    guard.terminate()
+    code, out = end(guard)
+    assert code == 143, out
+    assert record(tmp_path)["exit_code"] == 137
+    assert left_running(tmp_path) == []
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
+    guard = start(tmp_path, command=trainer(tmp_path, save_s=1.0))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.send_signal(signal.SIGHUP)
+    wait_for_stop(guard)
+    guard.send_signal(signal.SIGHUP)
+    code, out = end(guard)
+    assert code == 129, out
+    assert (tmp_path / "saved.txt").is_file()
+
+
+def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) -> None:
+    guard = start(
+        tmp_path, "--notice-command", "test -e notice", "--notice-seconds", "60",
+        command=trainer(tmp_path, save_s=1.0),
+    )  # fmt: skip
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    (tmp_path / "notice").touch()
+    wait_for_stop(guard)
+    guard.terminate()
+    code, out = end(guard)
+    assert code == 83, out
+    assert (tmp_path / "saved.txt").is_file()
+    assert record(tmp_path)["signals"] == ["SIGTERM"]
+
+
+def test_what_does_not_end_is_killed_after_the_grace(tmp_path: Path) -> None:
+    guard = start(tmp_path, "--grace-seconds", "1", command=trainer(tmp_path, save_s=600))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.terminate()
+    code, out = end(guard)
+    assert code == 143, out
+    assert record(tmp_path)["exit_code"] == 137
+    assert left_running(tmp_path) == []
+
+
+def test_a_notice_stops_at_once(tmp_path: Path) -> None:
+    options = ("--notice-command", "test -e notice", "--on-finish", "touch hook", "--without-sync")
+    guard = start(tmp_path, *options, command=trainer(tmp_path))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    (tmp_path / "notice").touch()
+    code, out = end(guard)
+    assert code == 83, out
+    assert (tmp_path / "saved.txt").is_file()
+    assert record(tmp_path)["outcome"] == "notice"
+    # The provider takes the machine; it is not ours to remove.
+    assert not (tmp_path / "hook").exists()
+
+
+def test_a_save_that_does_not_fit_into_the_notice_is_cut_off(tmp_path: Path) -> None:
+    options = ("--notice-command", "test -e notice", "--notice-seconds", "1")
+    guard = start(tmp_path, *options, command=trainer(tmp_path, save_s=600))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    (tmp_path / "notice").touch()
+    code, out = end(guard)
+    assert code == 83, out
+    assert not (tmp_path / "saved.txt").exists()
+    assert left_running(tmp_path) == []
+
+
+def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
+    guard = start(tmp_path, command=snakemake(tmp_path, save_s=0.5))
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard.kill()
+    guard.wait()
+    wait_for(lambda: not left_running(tmp_path), said="something went on without its guard")
+    assert (tmp_path / "saved.txt").is_file()
+    assert n_starts(tmp_path) == 1
+
+
+def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
+    program = write_trainer(tmp_path)
+    line = f"'{sys.executable}' '{program}' 0.2 100000 & while [ ! -e starts.txt ]; do :; done"
+    code, out = run(tmp_path, command=["bash", "-c", line])
+    assert code == 0, out
+    assert (tmp_path / "saved.txt").is_file()
+    assert left_running(tmp_path) == []
+
+
+def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
+    assert run(tmp_path, command=["bash", "-c", "exit 7"])[0] == 7
+    assert record(tmp_path)["outcome"] == "failed"
+    assert run(tmp_path, command=["bash", "-c", "kill -9 $$"])[0] == 137
+    code, out = run(tmp_path, command=["no-such-program"])
+    assert code == 127 and "no-such-program: No such file" in out
+
+
+def test_as_the_first_process_it_collects_orphans(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    probe = [unshare or "", "--pid", "--fork", "--mount-proc", "true"]
+    if unshare is None or os.spawnv(os.P_WAIT, unshare, probe):
+        pytest.skip("no PID namespaces here")
+    # The orphan ends as nobody's child but the first process's.
+    orphan = "(sleep 0.2 & echo $! > orphan.txt); sleep 1; ps -o stat= -p $(cat orphan.txt)"
+    first = [unshare, *probe[1:-1], sys.executable, str(_script()), "--", "bash", "-c", orphan]
+    code = os.spawnve(os.P_WAIT, "/usr/bin/env", ["env", "-C", str(tmp_path), *first], os.environ)
+    # ps finds nothing, not even a zombie.
+    assert code == 1
+
+
+def _script() -> Path:
+    from support import SCRIPTS
+
+    return SCRIPTS / "guard_run.py"

@@ -1,0 +1,171 @@
+"""A state that is pushed while it is trained comes back whole, or the push before it does."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pushed_states import KEY, Failing, finish, push, save, state
+from stores import KINDS, Place, object_storage, place
+
+from expertflow.core.files import sha256_directory
+from expertflow.rental import sync_push
+from expertflow.rental.sync import SyncFailed, files_below
+from expertflow.rental.sync_pull import pull_states
+from expertflow.rental.sync_push import push_state, states_below
+from expertflow.train import checkpoint_files
+
+__all__ = ["object_storage", "place", "state"]
+
+every_kind = pytest.mark.parametrize("place", KINDS, indirect=True)
+local = pytest.mark.parametrize("place", ["local"], indirect=True)
+
+
+@every_kind
+def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Path) -> None:
+    store = place.open()
+    save(state, 20, held_out_loss=1.0)
+    save(state, 40, held_out_loss=2.0)
+    assert push(state, store) is not None
+    (said,) = pull_states(tmp_path / "fresh", place.open())
+    assert said == "sums/abc: step-00000040 pulled, sha256 of every file equal"
+    back = tmp_path / "fresh" / "sums" / "abc"
+    # The newest checkpoint, the best one and the logs; no lock, nothing half-written.
+    assert files_below(back) == [name for name in files_below(state) if name != "lock"]
+    assert checkpoint_files.best(back) == back / "checkpoints" / "step-00000020"
+    checkpoints = [path / "checkpoints" for path in (state, back)]
+    assert sha256_directory(checkpoints[0]) == sha256_directory(checkpoints[1])
+    assert not list((tmp_path / "here" / ".guard" / "hold").rglob("*.safetensors"))
+    # Nothing more to bring.
+    assert pull_states(tmp_path / "fresh", place.open()) == []
+
+
+@every_kind
+def test_two_pushes_are_kept(place: Place, state: Path) -> None:
+    store = place.open()
+    for step in (20, 40, 60):
+        save(state, step)
+        push(state, store)
+        assert push(state, store) is None
+    names = ["step-00000040", "step-00000040.json", "step-00000060", "step-00000060.json"]
+    # A folder that was emptied is no push; only rsync leaves one.
+    assert [n for n in store.names(KEY) if n != "step-00000020"] == names
+    finish(state)
+    push(state, store)
+    assert "finished.json" in store.names(KEY) and "step-00000040.json" not in store.names(KEY)
+
+
+@every_kind
+def test_a_spoiled_push_gives_way_to_the_one_before(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
+    store = place.open()
+    for step in (20, 40):
+        save(state, step)
+        push(state, store)
+    file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
+    place.write(file, place.read(file)[:-1] + b"x")
+    (said,) = pull_states(tmp_path / "fresh", store)
+    assert "step-00000020 pulled" in said
+    newest = checkpoint_files.newest(tmp_path / "fresh" / "sums" / "abc")
+    assert newest is not None and newest.name == "step-00000020"
+    # Known to be damaged, it is not taken for a push of that step any more.
+    push(state, store)
+    (said,) = pull_states(tmp_path / "again", store)
+    assert "step-00000040 pulled" in said
+
+
+@every_kind
+def test_a_push_that_is_broken_off_leaves_the_older_one(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    save(state, 40)
+    with pytest.raises(SyncFailed, match="the line is dead"):
+        push(state, Failing(store))  # type: ignore[arg-type]
+    assert not (tmp_path / "here" / ".guard" / "hold" / "files").exists()
+    (said,) = pull_states(tmp_path / "fresh", store)
+    assert "step-00000020 pulled" in said
+    # Its files are taken up or away by the next one.
+    save(state, 60)
+    push(state, store)
+    assert "step-00000040.json" not in store.names(KEY)
+    (said,) = pull_states(tmp_path / "newer", store)
+    assert "step-00000060 pulled" in said
+
+
+@local
+def test_a_checkpoint_that_goes_while_it_is_held_gives_way_to_a_newer(
+    place: Place, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(state, 20)
+    link, went = sync_push.link_or_copy, []
+
+    def prune_first(source: Path, target: Path) -> None:
+        if not went:
+            went.append(source)
+            save(state, 40)
+        link(source, target)
+
+    monkeypatch.setattr(sync_push, "link_or_copy", prune_first)
+    store = place.open()
+    push(state, store)
+    assert store.names(KEY) == ["step-00000040", "step-00000040.json"]
+
+
+@local
+def test_a_finished_state_is_pulled_over_an_unfinished_one(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    pull_states(tmp_path / "fresh", store)
+    finish(state)
+    push(state, store)
+    (said,) = pull_states(tmp_path / "fresh", store)
+    assert "finished pulled" in said
+    back = tmp_path / "fresh" / "sums" / "abc"
+    assert (back / "final" / "model.safetensors").read_text() == "weights"
+    assert not (back / "checkpoints").exists()
+
+
+def test_states_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
+    for name in ("sums/abc", "sums/.abc.7.partial", ".tokens/x", ".guard/hold"):
+        (tmp_path / name).mkdir(parents=True)
+    assert states_below(tmp_path) == [tmp_path / "sums" / "abc"]
+
+
+@local
+def test_a_push_whose_copy_was_taken_away_meanwhile_is_none(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    save(state, 40)
+
+    class Emptying(Failing):
+        def send(self, folder: Path, key: str, names: list[str]) -> object:
+            sent = store.send(folder, key, names)
+            shutil.rmtree(folder, ignore_errors=not names[0].endswith(".json"))
+            return sent
+
+    with pytest.raises(SyncFailed, match="another guard"):
+        push(state, Emptying(store))  # type: ignore[arg-type]
+    assert "step-00000040.json" not in store.names(KEY)
+    assert "step-00000020.json" in store.names(KEY)
+
+
+@local
+def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_path: Path) -> None:
+    store, hold = place.open(), tmp_path / "hold"
+    save(state, 20)
+    push(state, store)
+    file = f"{KEY}/step-00000020/checkpoints/step-00000020/{checkpoint_files.WEIGHTS}"
+    good = place.read(file)
+    place.write(file, bytes(len(good)))
+    assert push_state(state, store, hold) is None
+    assert push_state(state, store, hold, is_trusted=lambda _: False) is not None
+    assert place.read(file) == good

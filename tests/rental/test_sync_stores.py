@@ -1,0 +1,291 @@
+"""What a store says it has taken is there, byte for byte; what is spoiled there is found."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import KINDS, Place, object_storage, place
+from support import SCRIPTS
+
+from expertflow.core.errors import ConfigError
+from expertflow.rental.sync import (
+    NotThere,
+    SyncFailed,
+    check_destination,
+    check_key,
+    files_below,
+    open_store,
+    without_secrets,
+)
+
+__all__ = ["object_storage", "place"]
+
+every_kind = pytest.mark.parametrize("place", KINDS, indirect=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    here = tmp_path / "here"
+    for name, content in (("a.json", b"{}"), ("in/b c.bin", bytes(range(256)) * 40), ("in/e", b"")):
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return here
+
+
+@every_kind
+def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> None:
+    store = place.open()
+    sent = store.send(folder, "results/x", files_below(folder))
+    assert (sent.n_files, sent.n_bytes) == (3, 2 + 10240) and sent.verified
+    assert place.read("results/x/in/b c.bin") == (folder / "in/b c.bin").read_bytes()
+    assert store.names("results") == ["x"]
+    assert store.names("results/x") == ["a.json", "in"]
+    assert store.names("nowhere") == []
+    store.fetch("results/x", tmp_path / "back")
+    assert files_below(tmp_path / "back") == files_below(folder)
+    assert (tmp_path / "back/in/b c.bin").read_bytes() == (folder / "in/b c.bin").read_bytes()
+    store.fetch("results/x/a.json", tmp_path / "one")
+    assert files_below(tmp_path / "one") == ["a.json"]
+
+
+@every_kind
+def test_what_is_there_is_not_moved_again(place: Place, folder: Path) -> None:
+    store = place.open()
+    store.send(folder, "results", files_below(folder))
+    (folder / "a.json").write_bytes(b"[1]")
+    sent = store.send(folder, "results", files_below(folder))
+    assert (sent.n_files, sent.n_bytes) == (3, 3)
+
+
+@every_kind
+def test_what_was_spoiled_there_is_found_and_repaired(place: Place, folder: Path) -> None:
+    store = place.open()
+    store.send(folder, "results", files_below(folder))
+    good = (folder / "in/b c.bin").read_bytes()
+    place.write("results/in/b c.bin", b"x" + good[1:])
+    try:
+        store.send(folder, "results", files_below(folder))
+    except SyncFailed as error:
+        # rsync goes by size and time first, and only compares afterwards.
+        assert "in/b c.bin" in str(error)
+        store.send(folder, "results", files_below(folder))
+    assert place.read("results/in/b c.bin") == good
+
+
+@every_kind
+def test_dropping_takes_one_thing_away(place: Place, folder: Path) -> None:
+    store = place.open()
+    for key in ("s/one", "s/one-more"):
+        store.send(folder, key, files_below(folder))
+    store.send(folder, "s", ["a.json"])
+    store.drop("s/one")
+    assert store.names("s/one") == []
+    store.drop("s/a.json")
+    assert "a.json" not in store.names("s")
+    assert store.names("s/one-more") == ["a.json", "in"]
+
+
+@every_kind
+def test_a_copy_can_be_broken_off(place: Place, folder: Path) -> None:
+    cancel = threading.Event()
+    store = open_store(place.destination, cancel)
+    cancel.set()
+    (folder / "big").write_bytes(bytes(40_000_000))
+    with pytest.raises(SyncFailed, match="broken off"):
+        store.send(folder, "results", files_below(folder))
+
+
+def test_places_that_take_nothing_are_told(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(SyncFailed, match="not copied"):
+        open_store(str(tmp_path / "a file"), threading.Event()).send(folder, "k", ["a.json"])
+    remote = open_store("rsync://localhost:1/module", threading.Event())
+    with pytest.raises(SyncFailed, match="rsync ended with exit code"):
+        remote.send(folder, "k", ["a.json"])
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
+    from expertflow.rental.sync_s3 import S3Store
+
+    # The least size of a part that storage takes.
+    store = S3Store(place.destination, threading.Event(), part_bytes=5 << 20)
+    content = bytes(range(256)) * (12 << 12)
+    (folder / "big").write_bytes(content)
+    assert store.send(folder, "k", ["big"]).n_bytes == len(content)
+    assert place.read("k/big") == content
+    assert store.send(folder, "k", ["big"]).n_bytes == 0
+    place.write("k/big", b"x" + content[1:])
+    assert store.send(folder, "k", ["big"]).n_bytes == len(content)
+    assert place.read("k/big") == content
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path) -> None:
+    from expertflow.rental.sync_s3 import S3Store
+
+    store = S3Store(place.destination, threading.Event())
+    head = store._client.head_object
+
+    def without_sums(**arguments: Any) -> dict[str, Any]:
+        return {"ContentLength": head(**arguments)["ContentLength"]}
+
+    store._client.head_object = without_sums
+    assert store.send(folder, "k", ["a.json"]).verified == "read back, sha256 equal"
+    place.write("k/a.json", b"[]")
+    assert store.send(folder, "k", ["a.json"]).n_bytes == 2
+    assert place.read("k/a.json") == b"{}"
+
+
+def test_without_boto3_one_line_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "boto3.py").write_text("raise ImportError('no boto3')\n")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "guard_run.py"), "--push", "s3://b/c", "--", "true"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        timeout=90,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: s3://b/c: boto3 is not installed; run make s3, or give a path or host:path\n"
+    )
+
+
+def test_without_rsync_one_line_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="rsync is not installed here"):
+        open_store("host:path", threading.Event())
+
+
+def test_addresses_and_names() -> None:
+    assert without_secrets("rsync://me:secret@host/m") == "rsync://host/m"
+    assert without_secrets("s3://bucket/x?token=y") == "s3://bucket/x"
+    for wrong in ("", "s3://", "s3:///x"):
+        with pytest.raises(ConfigError, match="destination"):
+            check_destination(wrong)
+    for wrong in ("../x", "/etc/passwd", "a/../../b", ""):
+        with pytest.raises(SyncFailed):
+            check_key(wrong)
+
+
+def test_half_written_files_are_not_listed(folder: Path) -> None:
+    (folder / ".x.1.partial").mkdir()
+    (folder / ".x.1.partial" / "y").write_text("")
+    assert files_below(folder) == ["a.json", "in/b c.bin", "in/e"]
+    assert files_below(folder, skip=frozenset({"in"})) == ["a.json"]
+
+
+@every_kind
+def test_a_linked_folder_is_sent_as_what_it_leads_to(
+    place: Place, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "w").write_text("weights")
+    (folder / "in" / "linked").symlink_to(tmp_path / "far")
+    place.open().send(folder, "results", files_below(folder))
+    assert place.read("results/in/linked/w") == b"weights"
+
+
+def test_what_cannot_be_listed_is_not_taken_for_sent(folder: Path) -> None:
+    (folder / "in" / "up").symlink_to(folder)
+    with pytest.raises(SyncFailed, match="up: a link to a folder that it lies in"):
+        files_below(folder)
+    (folder / "in" / "up").unlink()
+    (folder / "broken").symlink_to("nowhere")
+    with pytest.raises(SyncFailed, match="broken: a link that leads nowhere"):
+        files_below(folder)
+    assert "in/e" in files_below(folder, only_a_look=True)
+
+
+def test_a_folder_that_cannot_be_read_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def failing(path: Any) -> Any:
+        if str(path).endswith("/in"):
+            raise OSError(errno.EIO, "no answer", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(SyncFailed, match="in: cannot be listed: no answer"):
+        files_below(folder)
+    assert files_below(folder, only_a_look=True) == ["a.json"]
+
+
+@every_kind
+def test_a_fetch_can_be_broken_off(place: Place, folder: Path, tmp_path: Path) -> None:
+    (folder / "big").write_bytes(bytes(40_000_000))
+    place.open().send(folder, "results", files_below(folder))
+    cancel = threading.Event()
+    store = open_store(place.destination, cancel)
+    cancel.set()
+    with pytest.raises(SyncFailed, match="broken off"):
+        store.fetch("results", tmp_path / "back")
+
+
+@every_kind
+def test_a_fetch_of_what_is_not_there_is_told_apart(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(NotThere):
+        place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, folder: Path) -> None:
+    from botocore.exceptions import ReadTimeoutError
+
+    from expertflow.rental.sync_s3 import S3Store
+
+    class Breaking:
+        def read(self, _: int) -> bytes:
+            raise ReadTimeoutError(endpoint_url="http://s3")
+
+    store = S3Store(place.destination, threading.Event())
+    store.send(folder, "k", ["a.json"])
+    size = (folder / "a.json").stat().st_size
+    store._client.head_object = lambda **_: {"ContentLength": size}
+    store._client.get_object = lambda **_: {"Body": Breaking()}
+    with pytest.raises(SyncFailed, match=r"a\.json"):
+        store.send(folder, "k", ["a.json"])
+    with pytest.raises(SyncFailed, match=r"gone\.json"):
+        store.send(folder, "k", ["gone.json"])
+
+
+def test_rsync_may_hash_a_large_file_in_silence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "rsync").write_text(f'#!/bin/sh\necho "$1" >> "{tmp_path}/said"\n')
+    (tmp_path / "rsync").chmod(0o755)
+    with (folder / "w").open("wb") as stream:
+        stream.truncate(60_000_000_000)
+    open_store("host:path", threading.Event()).send(folder, "k", ["a.json", "w"])
+    assert (tmp_path / "said").read_text() == "--timeout=3060\n" * 2
+
+
+@pytest.mark.parametrize("place", ["rsync"], indirect=True)
+def test_a_small_file_that_changes_within_a_second_is_sent(place: Place, folder: Path) -> None:
+    store = place.open()
+    for content in (b"{}", b"[]"):
+        (folder / "a.json").write_bytes(content)
+        os.utime(folder / "a.json", (1, 1))
+        assert store.send(folder, "k", ["a.json"]).n_bytes == 2
+    assert place.read("k/a.json") == b"[]"
+
+
+@pytest.mark.parametrize("place", ["rsync"], indirect=True)
+def test_a_greeting_of_the_other_side_hides_nothing(place: Place, tmp_path: Path) -> None:
+    shell = tmp_path / "shell"
+    shell.write_text(shell.read_text().replace("shift\n", "shift\necho {1..400} >&2\n"))
+    shell.write_text(shell.read_text().replace("#!/bin/sh", "#!/bin/bash"))
+    assert place.open().names("state") == []

@@ -1,0 +1,195 @@
+"""The evaluation in report.json and on the page: with everything, and with nothing but a loss."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_up_evaluation as made_up
+import pytest
+
+from expertflow.evaluate.records import EvaluationRecord
+from expertflow.report import view, view_evaluation
+from expertflow.report.build import build_report
+from expertflow.report.check import check_report
+from expertflow.report.compare import build_index, render_index
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.page import render_page
+from expertflow.report.summary import summary_rows
+
+Report = dict[str, Any]
+PAGE = Path("r/report.html")
+
+
+def _report(inputs: ReportInputs, evaluation: EvaluationRecord, schema: Report) -> Report:
+    published = replace(evaluation.published, step=inputs.export.published_step, candidates=())
+    inputs = replace(inputs, evaluation=replace(evaluation, published=published))
+    report = build_report(inputs, {})
+    check_report(report, schema, inputs)
+    return report
+
+
+def _section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}"')[1].split("</section>")[0]
+
+
+@pytest.fixture
+def bare(cpu_inputs: ReportInputs, schema: Report) -> Report:
+    return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11), schema)
+
+
+def test_bars_find_the_paired_intervals(gpu_report: Report) -> None:
+    evaluation = gpu_report["evaluation"]
+    loss, metric = evaluation["changes"]
+    assert evaluation["delta"] == {
+        "held_out_loss": pytest.approx(loss["difference"]),
+        "held_out_loss_ci95": loss["ci95"],
+        "value_fraction": pytest.approx(metric["difference"]),
+        "ci95": metric["ci95"],
+    }
+
+
+def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
+    evaluation, reasons = bare["evaluation"], bare["unavailable"]
+    assert evaluation["delta"]["held_out_loss"] == pytest.approx(-4.09)
+    assert evaluation["delta"]["value_fraction"] is None
+    for key in ("metric", "after.value_fraction", "delta.ci95", "before.n_cut_off"):
+        assert reasons[f"evaluation.{key}"] == (
+            "task held_out_loss has no metric beyond the held-out loss"
+        )
+    assert reasons["evaluation.judge"] == "no judge was asked for"
+    assert "no earlier evaluation" in reasons["evaluation.earlier"]
+
+
+def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs, schema: Report) -> None:
+    said = {
+        "judge": "the endpoint did not answer",
+        "baselines": "too few training questions",
+        "lm_eval": "evaluation.lm_eval is not set",
+        "earlier.change": "another task",
+        "before.score.ci95": "too few to say",
+        "after.n_cut_off": "options are compared, nothing is generated",
+    }
+    old = cpu_inputs.evaluation
+    assert old.before.score is not None
+    evaluation = replace(
+        old,
+        unavailable=said,
+        baselines=(),
+        before=replace(old.before, score=replace(old.before.score, ci95=None)),
+        after=replace(old.after, n_cut_off=None),
+    )
+    report = _report(cpu_inputs, evaluation, schema)
+    reasons = report["unavailable"]
+    assert reasons["evaluation.judge"] == said["judge"]
+    assert reasons["evaluation.before.ci95"] == said["before.score.ci95"]
+    assert reasons["evaluation.after.n_cut_off"] == said["after.n_cut_off"]
+    page = render_page(report, cpu_inputs)
+    shown = _section(page, "evaluation")
+    assert "judge (the endpoint did not answer)" in shown
+    assert "baselines (too few training questions)" in shown
+    assert "is not set" not in shown  # nobody asked for it
+
+
+def test_every_null_of_a_task_that_was_not_scored_has_its_reason(
+    cpu_inputs: ReportInputs, schema: Report
+) -> None:
+    evaluation = made_up.not_scored(cpu_inputs.evaluation, "Node is not installed")
+    report = _report(cpu_inputs, evaluation, schema)
+    for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
+        assert report["unavailable"][f"evaluation.{key}"] == "Node is not installed"
+    page = _section(render_page(report, cpu_inputs), "evaluation")
+    assert "sql execution: Node is not installed" in page and 'class="range"' not in page
+
+
+def test_a_single_document_has_no_spread(cpu_inputs: ReportInputs, schema: Report) -> None:
+    bare = made_up.make_bare(before=6.2, after=2.11)
+    one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
+    bare = replace(
+        bare, before=replace(bare.before, **one), after=replace(bare.after, **one), changes=()
+    )
+    reasons = _report(cpu_inputs, bare, schema)["unavailable"]
+    assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
+
+
+def test_the_page_answers_first(gpu_report: Report) -> None:
+    lines = {line.label: line for line in view_evaluation.lines(gpu_report)}
+    trained = lines["Against the untrained model"]
+    assert trained.text == "Better: +56.5 points (+49.7 to +63.3)" and trained.level == "good"
+    other = lines["Against answers without a model, at best nearest"]
+    assert other.text.startswith("Better: +30.0 points")
+    earlier = lines["Against the earlier evaluation"]
+    assert earlier.text.startswith("No measurable difference") and earlier.level == "same"
+    assert lines["Published weights"].text == "Step 1,200 of 1,800"
+    wrong = lines["What goes wrong, 78 of 200"]
+    assert wrong.text.replace("\u00a0", " ") == "Wrong result 63, syntax error 15"
+    assert wrong.note == "3 answers cut off before the end"
+
+
+def test_an_earlier_run_of_other_questions_says_so(
+    gpu_inputs: ReportInputs, schema: Report
+) -> None:
+    earlier = made_up.earlier(0.0, "no measurable change")
+    earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
+    report = _report(gpu_inputs, replace(gpu_inputs.evaluation, earlier=earlier), schema)
+    lines = {line.label: line for line in view_evaluation.lines(report)}
+    said = lines["Against the earlier evaluation"]
+    assert said.text == "None of the earlier questions was asked again" and said.level == ""
+
+
+def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    page = _section(render_page(gpu_report, gpu_inputs), "evaluation")
+    for text in (
+        "constant", "template", "nearest", "Without a model",
+        "Gives the most common answer; from 4,000 training documents", "learnt from training",
+        "Kept checkpoints", "published",
+        "By a judge", "judge-70b", "31 preferred, 7 not, 12 ties", "arc_easy", "sqlite 3.46.1",
+        "greedy", "3 ask what is also trained on",
+    ):  # fmt: skip
+        assert text in page, text
+    assert page.count('<i class="dot"') == 2 + 3 + 1
+
+
+def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: ReportInputs) -> None:
+    page = render_page(bare, cpu_inputs)
+    shown = _section(page, "evaluation")
+    for text in ("Without a model", "Kept checkpoints", "judge", "harness", "Answers", "None",
+                 "Not measured", "null", "earlier", 'class="na"', 'class="range"'):  # fmt: skip
+        assert text not in shown, text
+    assert '<section id="samples"' not in page
+    assert "Held-out loss" in shown and "6.014 to 6.386" in shown
+    assert view.tiles(bare)[0].label == "Perplexity"
+
+
+def test_ten_worst_answers_and_some_right_ones(
+    gpu_report: Report, gpu_inputs: ReportInputs
+) -> None:
+    page = _section(render_page(gpu_report, gpu_inputs), "samples")
+    assert page.count('class="sample"') == 10 + 1
+    assert "7 more" in page and "Right answers" in page
+    first = page.split("<details>")[0]
+    assert first.count('class="sample"') == 3
+    assert "row 1 is (&#39;Ada&#39;, 310.0)" in first and "wrong result" in first
+
+
+def test_decoding_that_draws_says_how(gpu_report: Report) -> None:
+    gpu_report["evaluation"]["decoding"] |= {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    said = view_evaluation.how(gpu_report)
+    assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in said
+
+
+def test_index_and_terminal_say_what_is_beyond_chance(gpu_report: Report, bare: Report) -> None:
+    index = build_index([gpu_report, bare])
+    first, second = index["experts"]
+    assert first["change"]["change"] == "better" and first["best_baseline"]["name"] == "nearest"
+    assert second["change"]["quantity"] == "held_out_loss" and second["best_baseline"] is None
+    page = render_index(index)
+    for text in ("better than the untrained model", "better than nearest, without a model",
+                 "not measurably different from the earlier evaluation"):  # fmt: skip
+        assert text in page
+    rows = dict(summary_rows(gpu_report, html_path=PAGE))
+    assert rows["change"] == "better: +56.5 points, 95 % interval +49.7 to +63.3"
+    assert rows["against nearest"].startswith("better: +30.0 points")
+    assert rows["against earlier"].startswith("no measurable change")
+    rows = dict(summary_rows(bare, html_path=PAGE))
+    assert rows["change"].startswith("better: \u22124.090 nats a token")
+    assert not [label for label in rows if label.startswith("against")]

@@ -1,0 +1,241 @@
+"""A Slurm of one machine: three nodes on loopback, two of them with two cards that are not there.
+
+By hand, to try the profile on it, until Ctrl-C:  python tests/slurm/cluster.py
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# The job step drops SLURM_CONF from the environment, so the configuration has to lie where Slurm
+# looks by itself.
+ETC = Path("/etc/slurm")
+CONFIGURATION = ("slurm.conf", "gres.conf")
+OURS = "# expertflow test cluster in "
+LOCK = Path(tempfile.gettempdir(), "expertflow-test-cluster.lock")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
+PACKAGES = "munge slurmctld slurmd slurm-client"
+NODES = {"cpu1": "", "gpu1": "gpu:h100:2", "gpu2": "gpu:h100:2"}
+FIRST_PORT = 26817
+PATIENCE_S = 60
+
+# config_overrides: nodes may claim more than this machine has, so that jobs of 4 CPUs fit on 2.
+# cons_tres: the only selection that knows cards. linuxproc, none: no cgroups needed.
+CONFIG = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+JobAcctGatherType=jobacct_gather/linux
+GresTypes=gpu
+SlurmdParameters=config_overrides
+MinJobAge=3600
+KillWait=5
+ReturnToService=2
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
+SlurmctldTimeout=30
+SlurmdTimeout=30
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=cpu Nodes=cpu1 Default=YES PreemptMode=OFF
+PartitionName=gpu Nodes=gpu1,gpu2 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=gpuhi Nodes=gpu1,gpu2 PriorityTier=10 PreemptMode=OFF
+"""
+NODE = (
+    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=128000"
+)
+# A card needs a file of its own to be counted; any device file does.
+GRES = """\
+NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/null
+NodeName=gpu1,gpu2 Name=gpu Type=h100 File=/dev/zero
+"""
+
+
+def lacking() -> str | None:
+    """Say why no cluster can be started here; null if one can."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if missing:
+        return f"{', '.join(missing)} not found; apt-get install --no-install-recommends {PACKAGES}"
+    if os.geteuid() != 0:
+        return "only root may start slurmd"
+    for name in CONFIGURATION:
+        if not _is_ours(ETC / name):
+            return f"{ETC / name} is somebody's: this machine may belong to a real cluster"
+    return None
+
+
+@contextmanager
+def running_cluster() -> Iterator[None]:
+    """Start the cluster, wait until its nodes are idle, and stop it whatever happens.
+
+    There is one at a time on a machine: another waits for this to be gone.
+    """
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _sweep()
+        folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        try:
+            _configure(folder)
+            _start(folder)
+            yield
+        finally:
+            _stop(folder)
+            _sweep()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A job in the queue, ended ones included."""
+
+    id: str
+    state: str
+    partition: str
+    n_nodes: int
+
+
+def queue(*, ended: bool = False) -> list[Entry]:
+    """List the jobs that wait or run, the first submitted first; with ``ended`` those that did."""
+    states = ["--states=all"] if ended else []
+    out = _run("squeue", "--noheader", "--sort=i", "--format=%i %T %P %D", *states)
+    rows = [line.split() for line in out.splitlines()]
+    return [Entry(id=i, state=s, partition=p, n_nodes=int(n)) for i, s, p, n in rows]
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def _run(*command: str) -> str:
+    path = {**os.environ, "PATH": _path()}
+    done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=PATIENCE_S)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _is_ours(path: Path) -> bool:
+    return not path.exists() or path.read_text().startswith(OURS)
+
+
+def _configure(folder: Path) -> None:
+    folder.chmod(0o755)  # munged insists that others can reach its socket
+    (folder / "state").mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    nodes = [
+        NODE.format(name=name, port=FIRST_PORT + 1 + i) + (f" Gres={gres}" if gres else "")
+        for i, (name, gres) in enumerate(NODES.items())
+    ]
+    first = f"{OURS}{folder}\n"
+    # Nodes stand before the partitions that name them.
+    config, partitions = CONFIG.format(folder=folder, port=FIRST_PORT).split("PartitionName", 1)
+    text = first + config + "\n".join(nodes) + "\nPartitionName" + partitions
+    ETC.mkdir(exist_ok=True)
+    (ETC / "gres.conf").write_text(first + GRES)
+    (ETC / "slurm.conf").write_text(text)
+
+
+def _start(folder: Path) -> None:
+    places = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid"}
+    places |= {"log-file": "munged.log", "seed-file": "munge.seed"}
+    _run("munged", *(f"--{key}={folder / name}" for key, name in places.items()))
+    _run("slurmctld", "-c")
+    for name in NODES:
+        (folder / f"spool.{name}").mkdir()
+        _run("slurmd", "-N", name)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        states = _run("sinfo", "--noheader", "--Node", "--format=%N %T").split("\n")
+        if {line.split()[0] for line in states if line.endswith(" idle")} == set(NODES):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"the nodes did not become idle: {states}; see {folder}")
+
+
+def _stop(folder: Path) -> None:
+    """End the jobs, which would outlive the daemons, then the daemons by their pid files."""
+    if _lives(_pid(folder / "slurmctld.pid")):
+        _end_jobs()
+    pids = [pid for pid in map(_pid, folder.glob("*.pid")) if pid is not None]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            if _lives(pid):
+                os.kill(pid, number)
+        deadline = time.monotonic() + 10
+        while any(map(_lives, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_jobs() -> None:
+    jobs = [entry.id for entry in queue()]
+    if jobs:
+        _run("scancel", *jobs)
+    deadline = time.monotonic() + PATIENCE_S
+    while queue() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _pid(path: Path) -> int | None:
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _lives(pid: int | None) -> bool:
+    """Tell whether a process is a daemon of ours still; its number may be another's by now."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return name in PROGRAMS and state != "Z"
+
+
+def _sweep() -> None:
+    """Remove the configuration, and what a cluster that was killed has left."""
+    path = ETC / "slurm.conf"
+    if path.exists() and _is_ours(path):
+        folder = Path(path.read_text().splitlines()[0].removeprefix(OURS))
+        if folder.is_dir():
+            _stop(folder)
+        for name in CONFIGURATION:
+            (ETC / name).unlink(missing_ok=True)
+
+
+def main() -> None:
+    reason = lacking()
+    if reason:
+        sys.exit(f"error: {reason}")
+    start_s = time.monotonic()
+    with running_cluster():
+        print(f"up in {time.monotonic() - start_s:.1f} s; Ctrl-C ends it", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    main()

@@ -1,0 +1,269 @@
+"""Staging as the workflow and the trainer do it: planned once, done again where training runs."""
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_content import is_copy, make_model, make_rows, model_content, store_at, wanted
+
+from expertflow.core.errors import DataError, HardwareError, TrainingError
+from expertflow.hardware import disk
+from expertflow.stage import copy, ensure, make, place
+from expertflow.stage.content import Content, read_content, weights_key
+from expertflow.stage.ensure import plan_staging, staged
+from expertflow.stage.place import Choice
+from expertflow.stage.records import StageSpec, StagingRecord
+
+
+@pytest.fixture(autouse=True)
+def another_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "can_share", lambda *_: False)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Content:
+    return make_rows(tmp_path / "packed")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Content:
+    return make_model(tmp_path / "model")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def plan(rows: Content, model: Content, spec: StageSpec) -> StagingRecord:
+    return plan_staging(expert="e", spec=spec, rows=wanted(rows), weights=wanted(model))
+
+
+def test_rows_and_weights_are_copied_and_training_finds_them(
+    rows: Content, model: Content, scratch: Path
+) -> None:
+    record = plan(rows, model, StageSpec(scratch=str(scratch)))
+    assert [record.rows.action, record.weights.action] == ["copied", "copied"]
+    assert record.rows.n_bytes_copied == rows.n_bytes
+    assert record.rows.copy_bytes_per_s is not None
+    with staged(record) as places:
+        assert [note.action for note in places.staged] == ["reused", "reused"]
+        assert is_copy(rows, places.rows)
+        assert is_copy(model, places.weights)
+
+
+def test_by_itself_a_local_source_is_left_alone(rows: Content, model: Content) -> None:
+    if disk.file_system(rows.source) not in place.LOCAL:
+        pytest.skip("this test runs on no local disk")
+    record = plan(rows, model, StageSpec())
+    assert {record.rows.action, record.weights.action} == {"read_in_place"}
+    assert "local disk already" in record.rows.reason
+    assert not record.rows.is_fallback
+    with staged(record) as places:
+        assert (places.rows, places.weights) == (rows.source, model.source)
+
+
+def test_what_fits_into_memory_is_read_beforehand_by_training(
+    rows: Content, model: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "file_system", lambda _: "nfs")
+    read: list[list[Path]] = []
+    monkeypatch.setattr(ensure, "_will_need", read.append)
+    record = plan(rows, model, StageSpec())
+    assert {record.rows.action, record.weights.action} == {"pre_read"}
+    assert not read
+    with staged(record) as places:
+        assert places.rows == rows.source
+    assert sorted(map(len, read)) == [len(model.sizes), len(rows.sizes)]
+
+
+def test_a_copy_is_held_while_training_reads_it(
+    tmp_path: Path, rows: Content, model: Content, scratch: Path
+) -> None:
+    quota_gib = (rows.n_bytes + 100) / (1 << 30)
+    spec = StageSpec(scratch=str(scratch), quota_gib=quota_gib, weights=False)
+    record = plan(rows, model, spec)
+    other = plan_staging(
+        expert="e", spec=replace(spec), weights=wanted(model),
+        rows=wanted(make_rows(tmp_path / "other", fill=b"o")),
+    )  # fmt: skip
+    assert other.rows.action == "copied", "nobody read the first one"
+    with staged(record) as places:
+        assert is_copy(rows, places.rows)
+        with staged(other) as others:
+            assert others.staged[0].is_fallback
+            assert "in use" in others.staged[0].reason
+            assert others.rows == Path(other.rows.source)
+
+
+def test_a_retry_on_another_machine_stages_again(
+    tmp_path: Path, rows: Content, model: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOB_DISK", str(tmp_path / "job-1"))
+    (tmp_path / "job-1").mkdir()
+    record = plan(rows, model, StageSpec(scratch="$JOB_DISK"))
+    shutil.rmtree(tmp_path / "job-1")
+    (tmp_path / "job-2").mkdir()
+    monkeypatch.setenv("JOB_DISK", str(tmp_path / "job-2"))
+    with staged(record) as places:
+        assert places.rows.is_relative_to(tmp_path / "job-2")
+        assert [note.action for note in places.staged] == ["copied", "copied"]
+
+
+def test_a_machine_without_the_directory_reads_the_source(
+    rows: Content, model: Content, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = plan(rows, model, StageSpec(scratch=str(scratch)))
+    shutil.rmtree(scratch)
+    with staged(record) as places:
+        assert (places.rows, places.weights) == (rows.source, model.source)
+        assert all(note.is_fallback for note in places.staged)
+    assert "no such directory" in caplog.text
+
+
+def test_a_directory_that_is_missing_from_the_start_is_an_error(
+    rows: Content, model: Content, tmp_path: Path
+) -> None:
+    with pytest.raises(HardwareError, match="create it"):
+        plan(rows, model, StageSpec(scratch=str(tmp_path / "none")))
+
+
+def raising(number: int) -> Callable[..., Any]:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails_in_the_midst_is_done_without(
+    rows: Content, model: Content, scratch: Path, number: int,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    record = plan(rows, model, StageSpec(scratch=str(scratch)))
+    shutil.rmtree(store_at(scratch))
+    monkeypatch.setattr(copy, "_write", raising(number))
+    with staged(record) as places:
+        assert (places.rows, places.weights) == (rows.source, model.source)
+        assert all(note.is_fallback and note.target is None for note in places.staged)
+        assert os.strerror(number) in places.staged[0].reason
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING] * 2
+    assert not [path for path in store_at(scratch).iterdir() if path.is_dir()]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 1 MiB; only root may."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "expertflow-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("only root may mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
+    tmp_path: Path, model: Content, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = make_rows(tmp_path / "big", n_bytes=3 << 20)
+    monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
+    # As if something else took the room after it was looked for.
+    whole = shutil.disk_usage(tiny_disk)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=1 << 40))
+    record = plan(big, model, StageSpec(scratch=str(tiny_disk)))
+    assert record.rows.is_fallback
+    assert os.strerror(errno.ENOSPC) in record.rows.reason
+    assert record.weights.action == "copied", "what fits is copied"
+    assert [path.name for path in store_at(tiny_disk).glob("[!.]*")] == [model.key]
+    assert not list(store_at(tiny_disk).glob(".*.partial"))
+
+
+def test_a_disk_that_is_too_small_is_done_without(
+    tmp_path: Path, model: Content, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
+    big = make_rows(tmp_path / "big", n_bytes=3 << 20)
+    record = plan(big, model, StageSpec(scratch=str(tiny_disk)))
+    assert record.rows.is_fallback
+    assert "GB free" in record.rows.reason
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
+def test_a_copy_that_goes_away_while_it_is_read_is_one_line(
+    rows: Content, model: Content, scratch: Path, error: Exception
+) -> None:
+    record = plan(rows, model, StageSpec(scratch=str(scratch)))
+    with pytest.raises(HardwareError, match="went away while they were read; run again"):
+        with staged(record) as places:
+            shutil.rmtree(places.weights)
+            raise error
+    with staged(record) as places:
+        assert [note.action for note in places.staged] == ["reused", "copied"]
+
+
+def test_other_errors_pass_as_they_are(rows: Content, model: Content, scratch: Path) -> None:
+    record = plan(rows, model, StageSpec(scratch=str(scratch)))
+    with pytest.raises(TrainingError, match="no card"), staged(record):
+        raise TrainingError("no card")
+
+
+def test_links_of_a_hub_cache_are_followed(tmp_path: Path, rows: Content, scratch: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    made = make_model(tmp_path / "made")
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate(made.sizes):
+        (made.source / name).rename(blobs / f"{number}")
+        (snapshot / name).symlink_to(blobs / f"{number}")
+    linked = model_content(snapshot)
+    assert linked.key == made.key, "the content decides, and not where it lies"
+    record = plan(rows, linked, StageSpec(scratch=str(scratch)))
+    target = Path(record.weights.target or "")
+    assert is_copy(linked, target)
+    assert not any(path.is_symlink() for path in target.iterdir())
+
+
+def test_another_tokenizer_beside_the_same_weights_is_another_model(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two")
+    assert one.key == two.key
+    (two.source / "tokenizer.json").write_text('{"b": 2}')
+    assert model_content(two.source).key != one.key
+
+
+def test_a_source_without_files_is_named(rows: Content, model: Content, tmp_path: Path) -> None:
+    gone = replace(wanted(model), source=tmp_path / "none")
+    with pytest.raises(DataError, match="no weights there"):
+        plan_staging(expert="e", spec=StageSpec(), rows=wanted(rows), weights=gone)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
+def test_a_link_to_what_is_gone_is_named(tmp_path: Path, model: Content, name: str) -> None:
+    blob = (model.source / name).rename(tmp_path / "blob")
+    (model.source / name).symlink_to(blob)
+    assert model_content(model.source).key == model.key
+    blob.unlink()
+    for read in (lambda: read_content("weights", model.source, "k"),
+                 lambda: weights_key(model.source, "sha")):  # fmt: skip
+        with pytest.raises(DataError, match=rf"{name}: a link to .*blob, which is gone"):
+            read()
+
+
+def test_chosen_speeds_are_recorded(
+    rows: Content, model: Content, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = place.Speed(bytes_per_s=3e9, method="256 MiB")
+    slow = place.Speed(bytes_per_s=2e8, method="256 MiB")
+    chosen = Choice(scratch=scratch, reason="faster", file_system="nfs4", source=slow, target=fast)
+    monkeypatch.setattr(ensure, "choose", lambda *_, **__: chosen)
+    note = plan(rows, model, StageSpec()).rows
+    assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (2e8, 3e9)
+    assert (note.reason, note.source_file_system) == ("faster", "nfs4")

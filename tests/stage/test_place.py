@@ -1,0 +1,212 @@
+"""Where content is read from: in place, from memory, or from a copy on the fastest disk."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_content import make_model, make_rows, store_at
+
+from expertflow.core.errors import HardwareError
+from expertflow.hardware import disk
+from expertflow.hardware.records import ScratchFacts
+from expertflow.stage import place
+from expertflow.stage.content import Content
+from expertflow.stage.ensure import _in_place
+from expertflow.stage.place import choose
+from expertflow.stage.records import StageSpec
+
+
+class Machine:
+    """A machine whose file systems, memory and disks are made up; counts what is measured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file_systems: dict[Path, str] = {}
+        self.free_memory_bytes = 0
+        self.source_speed: float | None = 0.2e9
+        self.disks: dict[Path, float | None] = {}
+        self.n_measured = 0
+        monkeypatch.setattr(disk, "file_system", self._file_system)
+        monkeypatch.setattr(disk, "file_read_speed", self._source)
+        monkeypatch.setattr(disk, "scratch_facts", self._facts)
+        monkeypatch.setattr(disk, "candidates", lambda *_: [(p, "TMPDIR") for p in self.disks])
+        monkeypatch.setattr(place, "_free_memory_bytes", lambda: self.free_memory_bytes)
+        # All of a test's folders are on one device.
+        monkeypatch.setattr(place, "_may_hold", lambda path, _: path.is_dir())
+
+    def _file_system(self, path: Path) -> str | None:
+        known = [p for p in (path, *path.parents) if p in self.file_systems]
+        return self.file_systems[known[0]] if known else "ext4"
+
+    def _source(self, _: Path) -> tuple[float | None, str]:
+        self.n_measured += 1
+        return self.source_speed, "256 MiB"
+
+    def _facts(self, places: Any, *, measure: bool) -> tuple[ScratchFacts, ...]:
+        assert measure
+        return tuple(
+            ScratchFacts(
+                path=str(path), asked_by=why, file_system="xfs", is_memory=False,
+                is_rotational=None, free_bytes=1 << 40, total_bytes=1 << 40,
+                read_bytes_per_s=self.disks[path], read_method="256 MiB",
+            )
+            for path, why in places
+        )  # fmt: skip
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Content:
+    return make_rows((tmp_path / "net" / "packed").resolve())
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
+    """Give a machine that has the rows on NFS, and no memory to spare."""
+    found = Machine(monkeypatch)
+    found.file_systems[rows.source] = "nfs4"
+    return found
+
+
+def disk_at(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_null_reads_in_place(rows: Content, machine: Machine) -> None:
+    choice = choose(rows, StageSpec(scratch=None))
+    assert (choice.scratch, choice.reason) == (None, "scratch is null")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs"])
+def test_a_local_source_is_read_in_place_and_nothing_is_measured(
+    rows: Content, machine: Machine, kind: str
+) -> None:
+    machine.file_systems[rows.source] = kind
+    choice = choose(rows, StageSpec())
+    assert choice.scratch is None
+    assert kind in choice.reason
+    assert machine.n_measured == 0
+
+
+def test_what_lies_in_memory_stays_there(rows: Content, machine: Machine) -> None:
+    machine.file_systems[rows.source] = "tmpfs"
+    assert "lies in memory" in choose(rows, StageSpec(scratch="/")).reason
+
+
+def test_what_fits_into_half_of_free_memory_is_read_beforehand(
+    rows: Content, machine: Machine
+) -> None:
+    machine.free_memory_bytes = 2 * rows.n_bytes + 1
+    choice = choose(rows, StageSpec())
+    assert (choice.scratch, choice.pre_read) == (None, True)
+    assert "fits into memory" in choice.reason
+    assert machine.n_measured == 0
+    machine.free_memory_bytes = 2 * rows.n_bytes
+    assert not choose(rows, StageSpec()).pre_read
+
+
+def test_memory_is_promised_once(rows: Content, machine: Machine) -> None:
+    machine.free_memory_bytes = 2 * rows.n_bytes + 2
+    assert choose(rows, StageSpec(), promised_bytes=0).pre_read
+    assert not choose(rows, StageSpec(), promised_bytes=1).pre_read
+
+
+def test_the_fastest_disk_is_taken(tmp_path: Path, rows: Content, machine: Machine) -> None:
+    slow, fast = disk_at(tmp_path / "slow"), disk_at(tmp_path / "fast")
+    machine.disks = {slow: 0.5e9, fast: 3e9}
+    choice = choose(rows, StageSpec())
+    assert choice.scratch == fast
+    assert choice.source.bytes_per_s == 0.2e9
+    assert choice.target.bytes_per_s == 3e9
+    assert "nfs4" in choice.reason
+    assert "0.20 GB/s" in choice.reason
+
+
+@pytest.mark.parametrize(("gain", "is_copied"), [(1.4, False), (1.6, True)])
+def test_a_copy_has_to_be_read_faster_than_its_source(
+    tmp_path: Path, rows: Content, machine: Machine, gain: float, is_copied: bool
+) -> None:
+    machine.disks = {disk_at(tmp_path / "disk"): gain * 0.2e9}
+    choice = choose(rows, StageSpec())
+    assert (choice.scratch is not None) is is_copied
+    assert choice.target.bytes_per_s is not None, "measured, whatever was decided"
+
+
+def test_a_source_too_small_to_measure_is_copied_to_a_measured_disk(
+    tmp_path: Path, rows: Content, machine: Machine
+) -> None:
+    machine.source_speed = None
+    machine.disks = {disk_at(tmp_path / "disk"): 1e9}
+    assert choose(rows, StageSpec()).scratch is not None
+
+
+@pytest.mark.parametrize("disks", [{}, {"disk": None}])
+def test_without_a_disk_that_can_be_measured_nothing_is_copied(
+    tmp_path: Path, rows: Content, machine: Machine, disks: dict[str, None]
+) -> None:
+    machine.disks = {disk_at(tmp_path / name): speed for name, speed in disks.items()}
+    choice = choose(rows, StageSpec())
+    assert choice.scratch is None
+    assert "no disk of this machine could be measured" in choice.reason
+
+
+def test_the_place_of_an_earlier_choice_is_taken_again_unmeasured(
+    tmp_path: Path, rows: Content, machine: Machine
+) -> None:
+    scratch = disk_at(tmp_path / "job-1")
+    machine.disks = {scratch: 3e9}
+    first = choose(rows, StageSpec())
+    recorded = replace(
+        _in_place(rows, first),
+        target=str(store_at(scratch) / rows.key / "files"),
+    )
+    n_measured = machine.n_measured
+    again = choose(rows, StageSpec(), recorded=recorded)
+    assert (again.scratch, again.target, again.reason) == (scratch, first.target, first.reason)
+    assert machine.n_measured == n_measured
+
+
+def test_another_machine_chooses_anew(tmp_path: Path, rows: Content, machine: Machine) -> None:
+    recorded = replace(
+        _in_place(rows, choose(rows, StageSpec())),
+        target=str(store_at(tmp_path / "job-1") / rows.key / "files"),
+    )
+    here = disk_at(tmp_path / "job-2")
+    machine.disks = {here: 3e9}
+    assert choose(rows, StageSpec(), recorded=recorded).scratch == here
+
+
+def test_a_directory_that_is_set_is_taken(
+    tmp_path: Path, rows: Content, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.free_memory_bytes = 1 << 40
+    monkeypatch.setenv("NODE_DISK", str(tmp_path))
+    choice = choose(rows, StageSpec(scratch="$NODE_DISK"))
+    assert (choice.scratch, choice.reason) == (tmp_path, "scratch is set")
+    assert machine.n_measured == 0
+
+
+def test_a_directory_that_is_not_there_is_named(rows: Content, machine: Machine) -> None:
+    with pytest.raises(HardwareError, match=r"scratch \$NO_SUCH/x: no such directory"):
+        choose(rows, StageSpec(scratch="$NO_SUCH/x"))
+
+
+def test_memory_is_no_place_for_a_copy(tmp_path: Path, rows: Content, machine: Machine) -> None:
+    machine.file_systems[tmp_path.resolve()] = "tmpfs"
+    with pytest.raises(HardwareError, match="is memory"):
+        choose(rows, StageSpec(scratch=str(tmp_path)))
+
+
+def test_weights_may_stay_where_they_are(tmp_path: Path, machine: Machine) -> None:
+    model = make_model(tmp_path / "model")
+    choice = choose(model, StageSpec(scratch=str(tmp_path), weights=False))
+    assert (choice.scratch, choice.reason) == (None, "stage_weights is false")
+
+
+def test_real_places_on_memory_or_the_same_disk_are_passed_over(
+    tmp_path: Path, rows: Content
+) -> None:
+    assert not place._may_hold(tmp_path, rows), "the same disk"
+    assert not place._may_hold(tmp_path / "none", rows)
+    if disk.file_system(Path("/dev/shm")) == "tmpfs":
+        assert not place._may_hold(Path("/dev/shm"), rows)

@@ -1,0 +1,67 @@
+"""Made-up records of variants, to join and to judge."""
+
+from typing import Any
+
+from expertflow.studies.estimate import estimate
+from expertflow.studies.records import (
+    AblationSpec,
+    ClaimedRatio,
+    Timing,
+    Variant,
+    VariantRecord,
+)
+
+NO_RATIO = {"timings": (), "plan_timings": (), "ratio": None, "device": None}
+
+
+def timing(tokens_per_s: float, **changes: Any) -> Timing:
+    settings: dict[str, Any] = {
+        "tokens_per_s": tokens_per_s, "n_tokens": 1000, "timed_s": 1000 / tokens_per_s,
+        "startup_s": 1.0, "first_step_s": 0.5, "data_wait_fraction": 0.1, "padding_fraction": 0.2,
+        "save_s": None, "peak_memory_bytes": None, "loss_last": 5.0,
+    }  # fmt: skip
+    return Timing(**{**settings, **changes})
+
+
+def variant(name: str, **changes: Any) -> Variant:
+    settings: dict[str, Any] = {"name": name, "label": name, "rows": "packed", "training": {}}
+    return Variant(**{**settings, **changes})
+
+
+def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> VariantRecord:
+    """Give a variant that had some ratios to a plan of so many tokens a second."""
+    settings: dict[str, Any] = {
+        "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
+        "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",
+        "timings": tuple(timing(plan * r) for r in ratios),
+        "plan_timings": tuple(timing(plan) for _ in ratios),
+        "ratio": estimate(ratios) if ratios else None, "tokens_per_s": None,
+        "plan_tokens_per_s": plan, "loss_differs": 0.0, "is_sane": True, "activated": (),
+        "machine": "2 processors", "versions": {"torch": "2"},
+    }  # fmt: skip
+    return VariantRecord(**{**settings, **changes})
+
+
+def plain(name: str, reason: str = "nothing would change") -> VariantRecord:
+    """Give a variant that is the plan."""
+    return measured(name, outcome="is the plan", reason=reason, **NO_RATIO)
+
+
+def hopeless(name: str, reason: str = "no such card", outcome: str = "not measurable") -> Any:
+    return measured(name, outcome=outcome, reason=reason, **NO_RATIO)
+
+
+def claim(of: str, to: str, **changes: Any) -> ClaimedRatio:
+    return ClaimedRatio(**{"claim": "c", "by": "A", "said": "s", "of": of, "to": to, **changes})
+
+
+def spec_of(variants: list[Variant], claims: list[ClaimedRatio] | None = None) -> AblationSpec:
+    return AblationSpec(
+        preset="demo",
+        variants=tuple(variants),
+        claims=tuple(claims or ()),
+        n_repeats=3,
+        n_warmup_steps=5,
+        n_timed_steps=20,
+        max_timed_s=60.0,
+    )

@@ -1,0 +1,161 @@
+"""Losses after the same tokens: what is explained, and what is odd. Saves and reads, in hours."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import write_tiny_run
+
+from expertflow.core.records import read_record
+from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.stage.records import Staged
+from expertflow.studies.ablate_losses import Compared, compared, loss_last
+from expertflow.studies.ablate_other import hours_ratios, n_saves, read_speed_ratios
+from expertflow.studies.variants import NotMeasurableError
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.train.trial import TrialResult
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_run(folder)
+    return read_record(TrainPlan, folder / "plan.json")
+
+
+def result(losses: list[float], *, tokens_per_step: float = 100, n_warmup: int = 2) -> TrialResult:
+    n = len(losses) - n_warmup
+    return TrialResult(
+        outcome="measured", n_timed_steps=n, n_tokens=round(n * tokens_per_step), timed_s=1.0 * n,
+        losses=tuple(losses),
+    )  # fmt: skip
+
+
+def told(base: TrainPlan, own: TrialResult, plain: TrialResult, **changes: Any) -> Compared:
+    other_rows = changes.pop("other_rows", False)
+    plan = replace(base, **changes)
+    return compared([(own, plain)], base=base, plan=plan, other_rows=other_rows)
+
+
+def falling(n: int, scale: float = 1.0) -> list[float]:
+    return [scale * (6 - 3 * i / n) for i in range(n)]
+
+
+def test_the_last_third_of_the_timed_steps_counts() -> None:
+    assert loss_last(result([9, 9, 5, 5, 5, 5, 1, 3])) == 2
+
+
+def test_the_same_rows_agree_within_rounding(base: TrainPlan) -> None:
+    workers = LoaderPlan(kind="workers", n_workers=4, n_prefetch_batches=4, persistent_workers=True)
+    plain = result(falling(14))
+    close = told(base, result(falling(14, 1.005)), plain, loader=workers)
+    assert close.is_sane and close.bound == 0.01 and close.differs == pytest.approx(0.005)
+    for scale in (1.02, 0.98):
+        assert told(base, result(falling(14, scale)), plain, loader=workers).is_sane is False
+    rounded = told(base, result(falling(14, 1.02)), plain, precision="bf16")
+    assert rounded.is_sane and rounded.bound == 0.05
+
+
+def test_fewer_steps_are_held_against_as_many_of_the_plans(base: TrainPlan) -> None:
+    # The variant was slower and had 8 of 14 steps in its time: the plan's later ones are not asked.
+    losses = falling(14)
+    found = told(base, result(losses[:8]), result(losses), attention="sdpa")
+    assert found.differs == pytest.approx(0) and found.is_sane
+
+
+def test_other_updates_may_learn_more_but_not_less(base: TrainPlan) -> None:
+    # Four small steps for one of the plan's: the same tokens.
+    plain = result(falling(14))
+    small = falling(56)
+    for scale, sane in ((1.0, True), (0.6, True), (1.3, False)):
+        own = result([scale * loss for loss in small], tokens_per_step=25)
+        found = told(base, own, plain, micro_batch_size=1, global_batch_sequences=1)
+        assert found.is_sane is sane and found.bound == 0.25
+
+
+def test_another_order_has_a_wider_bound(base: TrainPlan) -> None:
+    found = told(base, result(falling(14, 1.08)), result(falling(14)), other_rows=True)
+    assert found.is_sane and found.bound == 0.10
+    assert not told(base, result(falling(14, 0.8)), result(falling(14)), other_rows=True).is_sane
+
+
+def test_another_method_is_not_compared(base: TrainPlan) -> None:
+    found = told(base, result(falling(14, 2)), result(falling(14)), method="lora")
+    assert found.is_sane is None and found.bound is None and found.because
+
+
+def test_a_loss_of_no_number_is_odd(base: TrainPlan) -> None:
+    own = result([*falling(13), float("nan")])
+    assert told(base, own, result(falling(14)), attention="sdpa").is_sane is False
+
+
+def timed(step_s: float, save_s: float) -> TrialResult:
+    return replace(result(falling(12)), timed_s=10 * step_s, save_s=save_s)
+
+
+def test_half_the_saves_of_system_d_gain_a_little(base: TrainPlan) -> None:
+    # 28 saves of 2 min in 38 h, of which 37.07 h are steps: half of them are 1.2 %.
+    plan = replace(base, n_steps=28_000, save_steps=1000, save_every_minutes=1e9)
+    ratios, how = hours_ratios(plan, [timed((38 * 3600 - 28 * 120) / 28_000, 120)], saves=0.5)
+    assert ratios == pytest.approx([38 / (38 - 14 / 30)])
+    assert ratios[0] == pytest.approx(1.0124, abs=1e-4)
+    assert "28000 steps of" in how and "28 saves of 120 s, against 14;" in how
+
+
+def test_half_of_one_save_is_no_other_number(base: TrainPlan) -> None:
+    plan = replace(base, n_steps=10, save_steps=1000, save_every_minutes=1e9)
+    with pytest.raises(NotMeasurableError, match=r"takes 1 save, and 0\.5 times as many"):
+        hours_ratios(plan, [timed(1.0, 2.0)], saves=0.5)
+
+
+def test_saves_are_whole(base: TrainPlan) -> None:
+    plan = replace(base, n_steps=300, save_steps=100, save_every_minutes=1e9)
+    ratios, how = hours_ratios(plan, [timed(1.0, 100.0)], saves=0.5)
+    assert "3 saves of 100 s, against 2;" in how
+    assert ratios == pytest.approx([(300 + 300) / (300 + 200)])
+
+
+def test_saves_come_by_steps_or_by_time(base: TrainPlan) -> None:
+    plan = replace(base, n_steps=100, save_steps=30, save_every_minutes=10.0)
+    assert n_saves(plan, 60.0) == 4
+    assert n_saves(plan, 7200.0) == 12
+
+
+def staged(source: Path, target: Path | None) -> Staged:
+    return Staged(
+        kind="rows", key="k", source=str(source), reason="it is on a local disk",
+        action="copied" if target else "read_in_place", is_fallback=False,
+        target=None if target is None else str(target), n_files=1, n_bytes=1, n_bytes_copied=None,
+        copy_bytes_per_s=None, source_file_system=None, source_read_bytes_per_s=None,
+        source_read_method="", target_read_bytes_per_s=None, target_read_method="",
+    )  # fmt: skip
+
+
+def test_rows_that_are_read_in_place_have_no_other_speed(tmp_path: Path) -> None:
+    with pytest.raises(NotMeasurableError, match="in place: it is on a local disk"):
+        read_speed_ratios(staged(tmp_path, None), n_repeats=3)
+
+
+def test_read_speeds_are_compared_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from expertflow.studies import ablate_other
+
+    asked: list[str] = []
+
+    def speed(path: Path) -> tuple[float, str]:
+        asked.append(path.parts[-3])
+        return (4e9 if "target" in path.parts else 1e9), "256 MiB in order"
+
+    monkeypatch.setattr(ablate_other, "file_read_speed", speed)
+    pair = staged(tmp_path / "source", tmp_path / "target")
+    ratios, how = read_speed_ratios(pair, n_repeats=3)
+    assert ratios == [4.0, 4.0, 4.0] and "256 MiB" in how
+    assert asked == ["source", "target", "target", "source", "source", "target"]
+
+
+def test_small_files_say_nothing_of_a_disk(tmp_path: Path) -> None:
+    for name in ("source", "target"):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / ROWS_FILE).write_bytes(b"x")
+    with pytest.raises(NotMeasurableError, match="say nothing"):
+        read_speed_ratios(staged(tmp_path / "source", tmp_path / "target"), n_repeats=3)

@@ -1,0 +1,104 @@
+"""Variants of a tiny plan, timed for real by the scripts of the rules."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SCRIPTS, write_tiny_run
+
+from expertflow.core.records import read_record, to_json
+from expertflow.studies.records import AblationRecord, VariantRecord
+
+SHORT = {"n_repeats": 3, "n_warmup_steps": 1, "n_timed_steps": 4, "max_timed_s": 20.0}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_run(folder, n_steps=8)
+    return folder
+
+
+def command(folder: Path, spec: dict[str, Any], name: str) -> list[str]:
+    words = [sys.executable, str(SCRIPTS / "ablate_variant.py"), "--expert", "tiny", "--code", "c"]
+    words += ["--spec", json.dumps(spec), "--rows", str(folder / "packed")]
+    for record in ("plan", "packing", "model"):
+        words += [f"--{record}", str(folder / f"{record}.json")]
+    return [*words, "--scratch", str(folder / f".{name}"), "--output", str(folder / f"{name}.json")]
+
+
+def spec_of(name: str, **changes: Any) -> dict[str, Any]:
+    variant = {"name": name, "label": "", "rows": "packed", "training": {}}
+    return {**SHORT, "variant": {**variant, **changes}}
+
+
+def measured(folder: Path, name: str, **changes: Any) -> VariantRecord:
+    words = command(folder, spec_of(name, **changes), name)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / f".{name}").exists()
+    return read_record(VariantRecord, folder / f"{name}.json")
+
+
+def test_variants_are_timed_against_the_plan_and_joined(tiny: Path) -> None:
+    loose = measured(tiny, "loose", rows="unpacked")
+    assert loose.outcome == "measured" and loose.is_sane
+    assert len(loose.timings) == len(loose.plan_timings) == 3
+    # The same documents in as many steps, so nearly as many tokens; padding is of another kind.
+    own, plain = loose.timings[0], loose.plan_timings[0]
+    assert own.n_tokens == pytest.approx(plain.n_tokens, rel=0.25)
+    assert loose.ratio is not None and loose.ratio.low < loose.ratio.value < loose.ratio.high
+    assert loose.device == "cpu" and loose.activated and loose.versions["torch"]
+    nothing = measured(tiny, "nothing", training={"precision": "fp32"})
+    assert nothing.outcome == "is the plan" and nothing.ratio is None and not nothing.timings
+    saves = measured(tiny, "saves", metric="hours", saves=0.5)
+    assert saves.ratio is not None and saves.ratio.value > 1
+    assert saves.plan_timings[0].save_s and "hours by arithmetic" in (saves.reason or "")
+    record = joined(tiny, loose, nothing, saves)
+    assert [bar.outcome for bar in record.bars] == ["measured", "is the plan", "measured"]
+    assert record.claims[0].verdict != "not measurable"
+
+
+def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
+    claim = {"claim": "c", "by": "A", "said": "s", "of": "plan", "to": "loose"}
+    variants = [to_json(record.variant) for record in records]
+    spec = {"preset": "demo", "variants": variants, "claims": [claim], **SHORT}
+    words = [sys.executable, str(SCRIPTS / "ablate_expert.py"), "--expert", "tiny", "--code", "c"]
+    words += ["--spec", json.dumps(spec), "--plan", str(folder / "plan.json")]
+    words += ["--model", str(folder / "model.json"), "--variants"]
+    words += [str(folder / f"{record.variant.name}.json") for record in records]
+    words += ["--json", str(folder / "ablation.json"), "--html", str(folder / "ablation.html")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "<html" in (folder / "ablation.html").read_text()
+    assert (folder / ".ablation.json.fingerprint").is_file()
+    return read_record(AblationRecord, folder / "ablation.json")
+
+
+def test_what_only_a_trial_finds_out_is_not_measurable(tiny: Path) -> None:
+    # Attention by blocks is not trained on a CPU; nobody but the trainer knows.
+    found = measured(tiny, "flex", training={"attention": "flex"})
+    assert found.outcome == "not measurable" and "flex" in (found.reason or "")
+    assert found.ratio is None and not found.plan_timings
+
+
+def test_a_signal_ends_it_and_leaves_nothing(tiny: Path) -> None:
+    spec = {**spec_of("stopped", rows="unpacked"), "n_timed_steps": 10**6, "max_timed_s": 1e6}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(tiny, spec, "stopped"), stderr=subprocess.PIPE, text=True, env=environment
+    )
+    deadline = time.monotonic() + 150
+    while not (tiny / ".stopped" / "trial").exists() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 143 and "signal 15; this variant starts anew" in said
+    assert not (tiny / ".stopped").exists() and not (tiny / "stopped.json").exists()

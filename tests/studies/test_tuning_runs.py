@@ -1,0 +1,228 @@
+"""Tuning as a whole: a real run on a CPU, its cache, and how best and default are compared."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LORA, SCRIPTS, plan_spec, write_tiny_run
+
+from expertflow.core.errors import ConfigError, TrainingError
+from expertflow.core.records import read_record, to_json, write_record
+from expertflow.hardware import probe
+from expertflow.plan.records import PlanSpec
+from expertflow.plan.tuning_records import TuningRecord
+from expertflow.studies import tune_space
+from expertflow.studies.planned import planned
+from expertflow.studies.tune import TuneJob, tune
+from expertflow.train.trial import Trial, TrialResult
+
+FREE: dict[str, Any] = {
+    "method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,
+    "n_threads": None, "tuned": "tuning.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_run(folder, lora=LORA, n_steps=8)
+    return folder
+
+
+def job(tiny: Path, folder: Path, spec: PlanSpec | None = None, **changes: Any) -> TuneJob:
+    settings: dict[str, Any] = {
+        "expert": "tiny", "spec": spec or plan_spec(**FREE), "packing": tiny / "packing.json",
+        "model": tiny / "model.json", "rows": tiny / "packed", "scratch": folder / ".tuning",
+        "cache": folder / "cache", "code": "c",
+    }  # fmt: skip
+    return TuneJob(**{**settings, **changes})
+
+
+class Machine:
+    """Runs nothing: its speed grows with the rows of a micro-batch; its clock with every trial."""
+
+    def __init__(
+        self, *, drift: float = 1.0, by_rows: float = 100.0, stops_after: int | None = None
+    ) -> None:
+        self.now_s, self.ran, self.drift, self.by_rows = 0.0, list[Trial](), drift, by_rows
+        self.stops_after = stops_after
+
+    def __call__(self, trial: Trial) -> TrialResult:
+        if len(self.ran) == self.stops_after:
+            raise KeyboardInterrupt
+        self.now_s += 5.0
+        self.ran.append(trial)
+        rate = (1000 + self.by_rows * trial.plan.micro_batch_size) * self.drift ** len(self.ran)
+        return TrialResult(
+            outcome="measured", n_timed_steps=2, n_tokens=round(rate * 2), timed_s=2.0
+        )
+
+    def tune(self, job: TuneJob) -> TuningRecord:
+        return tune(job, self, clock=lambda: self.now_s)
+
+
+@pytest.fixture(autouse=True)
+def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "usable_cpus", lambda: 2)
+
+
+def test_best_and_default_take_turns_at_the_end(tiny: Path, tmp_path: Path) -> None:
+    machine = Machine()
+    made = machine.tune(job(tiny, tmp_path))
+    assert made.best is not None and made.best.micro_batch_size == 16
+    assert made.default.micro_batch_size == 8 and made.default.n_accumulation_steps == 2
+    rows = [trial.plan.micro_batch_size for trial in machine.ran[-6:]]
+    assert rows == [8, 16, 16, 8, 8, 16]
+    assert made.gain == pytest.approx(2600 / 1800) and made.gain_low == pytest.approx(made.gain)
+    assert (made.default_tokens_per_s, made.best_tokens_per_s) == (1800, 2600)
+    assert made.search_s == machine.now_s and not made.was_cached
+    left = {trial.reason for trial in made.trials if trial.outcome == "left out"}
+    assert len(left) == 3 and all(why and "not tried on a CPU" in why for why in left)
+
+
+def test_without_time_for_pairs_the_default_stays(tiny: Path, tmp_path: Path) -> None:
+    first = Machine()
+    made = first.tune(job(tiny, tmp_path, max_s=60.0))
+    n_trials = sum(trial.outcome in ("measured", "given up") for trial in made.trials)
+    assert len(first.ran) == n_trials + 2 * 2, "two pairs, and no time for a third"
+    assert made.best == made.default and made.gain is None
+    fastest = max(made.trials, key=lambda trial: trial.tokens_per_s or 0.0)
+    assert fastest.settings.micro_batch_size == 16
+
+
+def test_no_pair_begins_whose_trials_take_longer_than_is_left(tiny: Path, tmp_path: Path) -> None:
+    whole, after = Machine(), Machine()
+    whole.tune(job(tiny, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        Machine(stops_after=len(whole.ran) - 6).tune(job(tiny, tmp_path))
+    made = after.tune(job(tiny, tmp_path, max_s=9.0))
+    assert after.ran == [] and made.best == made.default and made.gain is None
+
+
+def test_pairs_go_on_from_those_of_a_search_that_was_stopped(tiny: Path, tmp_path: Path) -> None:
+    whole = Machine()
+    whole.tune(job(tiny, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        Machine(stops_after=len(whole.ran) - 3).tune(job(tiny, tmp_path))
+    after = Machine()
+    made = after.tune(job(tiny, tmp_path))
+    assert [trial.plan.micro_batch_size for trial in after.ran] == [16, 8, 8, 16]
+    assert made.best is not None and made.best.micro_batch_size == 16 and made.gain_low
+
+
+def test_of_several_processes_one_is_timed_with_its_own_rows(tiny: Path, tmp_path: Path) -> None:
+    machine = Machine()
+    made = machine.tune(job(tiny, tmp_path, plan_spec(**FREE, world_size=2, parallel="ddp")))
+    assert "2 x ddp" in made.key and made.global_batch_sequences == 16
+    for plan in (trial.plan for trial in machine.ran):
+        assert plan.world_size == 1
+        assert plan.micro_batch_size * plan.n_accumulation_steps == 8
+        assert plan.global_batch_sequences == 8
+
+
+def test_a_gain_that_is_not_certain_is_a_tie(tiny: Path, tmp_path: Path) -> None:
+    # Each trial is a tenth slower than the one before: the turns show that it was the machine.
+    made = Machine(drift=0.9, by_rows=6.0).tune(job(tiny, tmp_path))
+    assert made.best == made.default and (made.gain, made.gain_low) == (1.0, None)
+
+
+def test_trials_are_taken_over_by_another_expert_of_the_kind(tiny: Path, tmp_path: Path) -> None:
+    first, second, other = Machine(), Machine(), Machine()
+    made = first.tune(job(tiny, tmp_path))
+    again = second.tune(job(tiny, tmp_path, expert="another"))
+    assert second.ran == [] and again.was_cached
+    assert (again.best, again.gain, again.trials) == (made.best, made.gain, made.trials)
+    # Not for other code, or another global batch.
+    assert not other.tune(job(tiny, tmp_path, code="d")).was_cached
+    more = plan_spec(**{**FREE, "gradient_accumulation_steps": 4})
+    assert not other.tune(job(tiny, tmp_path, more)).was_cached
+
+
+def test_memory_that_ran_out_is_tried_again(tiny: Path, tmp_path: Path) -> None:
+    def full(trial: Trial) -> TrialResult:
+        # As a process that is killed, which leaves what it wrote.
+        trial.scratch.mkdir()
+        return TrialResult(outcome="out of memory")
+
+    assert tune(job(tiny, tmp_path), full).best is None
+    assert not (tmp_path / ".tuning").exists()
+    again = Machine().tune(job(tiny, tmp_path))
+    assert again.best is not None and again.best.micro_batch_size == 16 and not again.was_cached
+
+
+def test_a_spoilt_cache_is_tuned_anew(tiny: Path, tmp_path: Path) -> None:
+    Machine().tune(job(tiny, tmp_path))
+    (kept,) = (tmp_path / "cache").glob("*.json")
+    kept.write_text("{")
+    machine = Machine()
+    assert not machine.tune(job(tiny, tmp_path)).was_cached and machine.ran
+
+
+def test_what_was_timed_before_an_end_is_kept(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Machine(stops_after=2).tune(job(tiny, tmp_path))
+    after = Machine()
+    assert after.tune(job(tiny, tmp_path)).was_cached
+    first = {trial.plan.n_threads for trial in after.ran[:1]}
+    assert first == {2}, "the default and one thread are known"
+
+
+def test_what_cannot_be_run_is_no_end(tiny: Path, tmp_path: Path) -> None:
+    def broken(trial: Trial) -> TrialResult:
+        raise TrainingError("a kernel\nis missing")
+
+    made = tune(job(tiny, tmp_path), broken)
+    assert made.best is None and made.gain is None
+    assert made.trials[0].outcome == "failed" and made.trials[0].reason == "a kernel is missing"
+    write_record(tmp_path / "tuning.json", made)
+    plan = planned(
+        expert="tiny", spec=plan_spec(**FREE), packing=tiny / "packing.json",
+        model=tiny / "model.json", tuning=tmp_path / "tuning.json",
+    )  # fmt: skip
+    told = {reason.setting: reason.because for reason in plan.reasons}
+    assert told["tuned"].startswith("left out: nothing that was tried")
+
+
+def test_a_model_that_is_shared_out_is_not_tuned(tiny: Path, tmp_path: Path) -> None:
+    spec = plan_spec(**FREE, world_size=2, parallel="fsdp")
+    with pytest.raises(ConfigError, match="cannot hold the whole model; use ddp"):
+        Machine().tune(job(tiny, tmp_path, spec))
+
+
+def test_loader_workers_are_tried_for_unpacked_rows(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing = json.loads((tiny / "packing.json").read_text())
+    other = tmp_path / "packing.json"
+    other.write_text(json.dumps({**packing, "packing": "none"}))
+    machine = Machine()
+    machine.tune(job(tiny, tmp_path, packing=other))
+    assert {trial.plan.loader.n_workers for trial in machine.ran} == {0, 2}
+    assert tune_space.N_WORKERS == (0, 2, 4, 8)
+
+
+def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
+    spec = plan_spec(**FREE)
+    command = [sys.executable, str(SCRIPTS / "tune_expert.py"), "--expert", "tiny"]
+    command += ["--spec", json.dumps(to_json(spec)), "--code", "c", "--max-seconds", "12"]
+    command += ["--packing", str(tiny / "packing.json"), "--model", str(tiny / "model.json")]
+    command += ["--rows", str(tiny / "packed"), "--scratch", str(tmp_path / ".tuning")]
+    command += ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "tuning.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    made = read_record(TuningRecord, tmp_path / "tuning.json")
+    ran = [trial for trial in made.trials if trial.outcome in ("measured", "given up")]
+    assert ran and ran[0].settings == made.default and ran[0].tokens_per_s
+    assert made.best is not None and (made.gain is not None or made.best == made.default)
+    assert not (tmp_path / ".tuning").exists()
+    sidecar = json.loads((tmp_path / ".tuning.json.fingerprint").read_text())
+    assert sidecar["rule"] == "tune_expert"
+    plan = planned(
+        expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json",
+        tuning=tmp_path / "tuning.json",
+    )  # fmt: skip
+    assert plan.micro_batch_size == made.best.micro_batch_size
+    assert plan.n_threads == made.best.n_threads and plan.may_halve_micro_batch

@@ -1,0 +1,239 @@
+"""The search, over made-up speeds: what it finds, prunes, gives up and leaves out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from expertflow.plan.tuning_records import TunedSettings, TuningTrial
+from expertflow.studies.search import Search, Space
+from expertflow.studies.tune_space import threads_to_try
+from expertflow.train.trial import TrialResult
+
+DEFAULT = TunedSettings(
+    micro_batch_size=4, n_accumulation_steps=4, checkpoint_activations=False, attention="packed",
+    torch_compile=True, n_threads=None, loader="thread", n_workers=0,
+)  # fmt: skip
+ALL = frozenset(TunedSettings.__dataclass_fields__)
+TRIAL_S = 10.0
+GB = 10**9
+
+
+def measured(tokens_per_s: float, **more: Any) -> TrialResult:
+    settings: dict[str, Any] = {"outcome": "measured", "n_timed_steps": 5, "timed_s": 2.0, **more}
+    return TrialResult(**settings, n_tokens=round(tokens_per_s * 2.0))
+
+
+class Card:
+    """A card whose speed and memory are made up; every trial takes ten seconds of its clock."""
+
+    def __init__(self, speed: Callable[[TunedSettings], float], **space: Any) -> None:
+        self.now_s, self.ran = 0.0, list[TunedSettings]()
+        self.least = dict[TunedSettings, float | None]()
+        self.speed = speed
+        self.fails = dict[TunedSettings, TrialResult]()
+        settings: dict[str, Any] = {
+            "default": DEFAULT, "free": ALL, "on_card": True, "usable_bytes": 80 * GB,
+            "attentions": ("flex", "sdpa"), "may_compile": True,
+        }  # fmt: skip
+        self.space = Space(**{**settings, **space})
+
+    def run(self, choice: TunedSettings, least: float | None) -> TrialResult:
+        self.now_s += TRIAL_S
+        self.ran.append(choice)
+        self.least[choice] = least
+        if choice in self.fails:
+            return self.fails[choice]
+        speed = self.speed(choice)
+        is_slow = least is not None and speed < least
+        return measured(speed, outcome="given up" if is_slow else "measured")
+
+    def search(self, max_s: float = 1000.0, per_row: int = 5 * GB, **more: Any) -> Search:
+        def predict(choice: TunedSettings) -> int:
+            share = 4 if choice.checkpoint_activations else 1
+            return choice.micro_batch_size * per_row // share
+
+        search = Search(
+            space=self.space, run=self.run, predict=predict, clock=lambda: self.now_s,
+            max_s=max_s, **more,
+        )  # fmt: skip
+        search.explore()
+        return search
+
+
+def speed(choice: TunedSettings) -> float:
+    """Busier with more rows; recomputing and masks cost; compiling pays."""
+    rate = 1000.0 * choice.micro_batch_size / (choice.micro_batch_size + 1)
+    rate *= 0.7 if choice.checkpoint_activations else 1.0
+    rate *= {"packed": 1.0, "flex": 0.8, "sdpa": 0.5}[choice.attention]
+    return rate * (1.5 if choice.torch_compile else 1.0)
+
+
+def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
+    card = Card(speed)
+    search = card.search()
+    assert search.best() == replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1)
+    assert card.ran[0] == DEFAULT
+    for choice in search.trials:
+        assert choice.micro_batch_size * choice.n_accumulation_steps == 16
+    # Compiling takes longest: the default, and what was best without.
+    assert sum(choice.torch_compile for choice in card.ran) == 2
+
+
+def test_what_is_predicted_not_to_fit_is_not_run() -> None:
+    card = Card(speed)
+    search = card.search(per_row=9 * GB)
+    too_large = replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1, torch_compile=False)
+    assert too_large not in card.ran
+    trial = search.trials[too_large]
+    assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
+    assert trial.reason == "memory: 134.1 GiB are predicted and 74.5 may be used"
+    # Computing again is for those rows alone which do not fit without.
+    again = [choice.micro_batch_size for choice in card.ran if choice.checkpoint_activations]
+    assert again == [16]
+    assert search.best() == replace(DEFAULT, micro_batch_size=8, n_accumulation_steps=2)
+
+
+def test_checkpointing_wins_where_few_rows_are_slow() -> None:
+    card = Card(lambda c: speed(c) * c.micro_batch_size)
+    best = card.search(per_row=30 * GB).best()
+    assert best is not None
+    assert (best.micro_batch_size, best.checkpoint_activations) == (8, True)
+
+
+@pytest.mark.parametrize("outcome", ["out of memory", "failed"])
+def test_a_trial_that_fails_is_a_result_and_the_search_goes_on(outcome: Any) -> None:
+    card = Card(speed)
+    largest = replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1, torch_compile=False)
+    card.fails = {
+        largest: TrialResult(outcome=outcome, problem="CUDA out of memory"),
+        replace(DEFAULT, torch_compile=False, attention="flex"): TrialResult(outcome=outcome),
+    }
+    search = card.search()
+    assert search.trials[largest].outcome == outcome
+    assert search.trials[largest].reason == "CUDA out of memory"
+    assert search.best() == replace(DEFAULT, micro_batch_size=8, n_accumulation_steps=2)
+
+
+def test_nothing_that_runs_is_no_best() -> None:
+    card = Card(speed)
+    card.run = lambda choice, least: TrialResult(outcome="failed")  # type: ignore[method-assign]
+    assert card.search().best() is None
+
+
+def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
+    card = Card(speed)
+    search = card.search()
+    rows = {c.micro_batch_size: t for c, t in search.trials.items() if c.attention == "packed"
+            and not c.torch_compile and not c.checkpoint_activations}  # fmt: skip
+    assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
+    assert rows[2].reason == "dominated: 8 rows were slower already"
+    masked = next(t for c, t in search.trials.items() if c.attention == "sdpa")
+    assert masked.outcome == "given up"
+    fastest = 1000.0 * 16 / 17
+    assert card.least[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
+
+
+def test_what_is_not_compiled_is_held_against_its_like() -> None:
+    card = Card(speed)
+    card.search()
+    plain = replace(DEFAULT, torch_compile=False)
+    assert card.least[DEFAULT] is None and card.least[plain] is None
+
+
+def test_no_trial_begins_when_the_time_is_over() -> None:
+    card = Card(speed)
+    search = card.search(max_s=25.0)
+    assert len(card.ran) == 3 and card.now_s == 30
+    reasons = {t.reason for t in search.trials.values() if t.outcome == "left out"}
+    assert "budget: the 25 s of the search were over" in reasons
+    assert search.best() in card.ran
+
+
+def test_the_default_is_run_even_without_time() -> None:
+    card = Card(speed)
+    assert card.search(max_s=0.0).best() == DEFAULT and card.ran == [DEFAULT]
+
+
+def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
+    assert Card(lambda c: 1000.0 + c.micro_batch_size).search().best() == DEFAULT
+
+    def but_the_default(choice: TunedSettings) -> float:
+        return 500.0 if choice == DEFAULT else 1000.0 + choice.micro_batch_size
+
+    best = Card(but_the_default).search().best()
+    assert best is not None and not best.torch_compile and best.n_accumulation_steps == 1
+
+
+def test_what_the_manifest_names_is_kept_by_the_best() -> None:
+    free = ALL - {"micro_batch_size", "n_accumulation_steps"}
+    card = Card(speed, free=free, attentions=())
+    search = card.search()
+    assert search.best() == DEFAULT
+    # Other splits of the batch are tried last, for the user to know.
+    rows = [choice.micro_batch_size for choice in card.ran]
+    assert set(rows) > {4} and rows.index(16) > 1
+
+
+def test_a_cpu_tunes_threads_and_rows() -> None:
+    default = replace(DEFAULT, torch_compile=False)
+    skipped = (replace(default, torch_compile=True), "not tried on a CPU")
+
+    def on_cpu(choice: TunedSettings) -> float:
+        # Few rows keep one thread busy, many rows four.
+        return 100.0 * min(choice.n_threads or 2, choice.micro_batch_size / 2) + (
+            10.0 * (choice.n_threads == 4)
+        )
+
+    card = Card(
+        on_cpu, default=default, on_card=False, usable_bytes=None, may_compile=False,
+        attentions=(), n_threads=(1, 2, 4), left_out=(skipped,),
+    )  # fmt: skip
+    search = card.search()
+    best = search.best()
+    assert best is not None and (best.n_threads, best.micro_batch_size) == (4, 16)
+    assert not any(c.checkpoint_activations or c.torch_compile for c in card.ran)
+    assert search.trials[skipped[0]].reason == "not tried on a CPU"
+
+
+def test_workers_are_tried_where_they_matter() -> None:
+    card = Card(lambda c: speed(c) * (1 + c.n_workers), n_workers=(2, 4))
+    best = card.search().best()
+    assert best is not None and (best.loader, best.n_workers) == ("workers", 4)
+
+
+def test_known_trials_are_taken_over() -> None:
+    first, kept = Card(speed), []
+    found = first.search(keep=kept.append)
+    assert [trial.settings for trial in kept] == first.ran
+    second = Card(speed)
+    again = second.search(known={trial.settings: trial for trial in kept})
+    assert second.ran == [] and again.best() == found.best()
+    assert again.trials == found.trials
+
+
+def test_what_another_search_gave_up_is_run_again_where_it_may_be_worth_it() -> None:
+    kept: list[TuningTrial] = []
+    Card(speed).search(keep=kept.append)
+    known = {trial.settings: trial for trial in kept}
+    (masked,) = {t for t in kept if t.outcome == "given up" and t.settings.attention == "flex"}
+    # Here nothing is as fast as what it was held against there.
+    slower = {
+        choice: replace(trial, tokens_per_s=0.5 * (trial.tokens_per_s or 0))
+        for choice, trial in known.items()
+        if trial.outcome == "measured"
+    }
+    card = Card(speed)
+    search = card.search(known={**slower, masked.settings: masked})
+    assert masked.settings in card.ran
+    assert search.trials[masked.settings].outcome == "measured"
+
+
+@pytest.mark.parametrize(
+    ("usable", "physical", "threads"),
+    [(1, 1, (1,)), (2, 1, (1, 2)), (6, 3, (1, 2, 3, 4, 6)), (8, None, (1, 2, 4, 8)),
+     (2, 32, (1, 2))],
+)  # fmt: skip
+def test_threads_to_try(usable: int, physical: int | None, threads: tuple[int, ...]) -> None:
+    assert threads_to_try(usable, physical) == threads

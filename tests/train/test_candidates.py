@@ -1,0 +1,137 @@
+"""All weights that a run keeps are published, each as a model of its own."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import LORA, SCRIPTS, write_tiny_run
+from tiny_run import made, train
+
+from expertflow.core.records import read_record
+from expertflow.train import candidates, checkpoint_files
+from expertflow.train.load import load_trained
+from expertflow.train.records import TrainingRecord
+from expertflow.train.weights import trained_parameters
+
+
+def saved(state: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint_files.directory_of(state, step) / checkpoint_files.WEIGHTS)
+
+
+def held(folder: Path, state: Path) -> dict[str, torch.Tensor]:
+    """Load a published folder as the evaluation does, and give its trained parameters."""
+    net = load_trained(
+        folder, base=str(state.parent / "base_model"), dtype=torch.float32, attention_name="sdpa"
+    )
+    if hasattr(net, "peft_config"):
+        return {n: p.detach() for n, p in net.named_parameters() if "lora_" in n}
+    return {name: p.detach() for name, p in trained_parameters(net).items()}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -> None:
+    assignment = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
+    outcome = train(assignment)
+    state = assignment.state
+    kept = [checkpoint_files.step_of(path) for path in checkpoint_files.complete(state)]
+    found = candidates.candidates_of(outcome)
+    assert [c.step for c in found] == kept and len(kept) >= 2
+    assert [c.path for c in found] == [f"steps/step-{s:08d}" for s in kept[:-1]] + ["."]
+    for candidate in found:
+        folder = state / "final" / candidate.path
+        assert_equal(held(folder, state), saved(state, candidate.step))
+        top = {path.name for path in (state / "final").iterdir()} - {"steps"}
+        assert {path.name for path in folder.iterdir()} - {"steps"} == top
+    assert len({c.weights_sha256 for c in found}) == len(found)
+    assert outcome["weights_sha256"] == found[-1].weights_sha256
+    losses = {point["step"]: point["loss"] for point in outcome["eval_points"]}
+    assert [c.held_out_loss for c in found] == [losses.get(step) for step in kept]
+
+
+def test_the_published_weights_do_not_depend_on_what_else_is_kept(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "learning_rate": 3e-2, "eval_steps": 2, "n_steps": 60, "patience": 3,
+        "load_best_model_at_end": True,
+    }  # fmt: skip
+    few = train(made(tmp_path / "few", save_total_limit=1, **settings))
+    many = train(made(tmp_path / "many", save_total_limit=9, **settings))
+    assert few["published_step"] == many["published_step"] < many["n_steps"]
+    assert few["weights_sha256"] == many["weights_sha256"]
+    assert 2 <= len(few["candidates"]) < len(many["candidates"])
+    names = [tmp_path / name / "state/final/model.safetensors" for name in ("few", "many")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_several_processes_write_them_whole(tmp_path: Path, parallel: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_tiny_run(
+        folder, n_steps=12, save_steps=4, batch_size=2, save_total_limit=9, world_size=2,
+        parallel=parallel,
+    )  # fmt: skip
+    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--results", str(folder)]
+    command += ["--output", str(folder / "training.json"), "--code", "c"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    record = read_record(TrainingRecord, folder / "training.json")
+    assert [c.step for c in record.candidates] == [4, 8, 12]
+    (state,) = (folder / "state").iterdir()
+    for candidate in record.candidates:
+        # What results hold, not what the state does.
+        published = load_trained(
+            folder / "checkpoint" / candidate.path, base="", dtype=torch.float32,
+            attention_name="sdpa",
+        )  # fmt: skip
+        found = {name: p.detach() for name, p in trained_parameters(published).items()}
+        assert_equal(found, saved(state, candidate.step))
+
+
+def test_a_spoilt_checkpoint_is_no_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut in an earlier session leaves files of the right size and full of zeros."""
+    others = candidates._others
+
+    def spoil(run: Any, published: int) -> list[Path]:
+        path = checkpoint_files.directory_of(run.state, 5) / checkpoint_files.WEIGHTS
+        path.write_bytes(bytes(path.stat().st_size))
+        return others(run, published)
+
+    monkeypatch.setattr(candidates, "_others", spoil)
+    assignment = made(tmp_path, n_steps=15, save_total_limit=9)
+    with caplog.at_level(logging.WARNING):
+        outcome = train(assignment)
+    assert [entry["step"] for entry in outcome["candidates"]] == [10, 15]
+    assert "step-00000005 is no candidate: weights.safetensors does not hold" in caplog.text
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> str:
+        raise OSError("the disk is full")
+
+    assignment = made(tmp_path, n_steps=6)
+    monkeypatch.setattr(candidates, "weights_sha256", broken)
+    with pytest.raises(OSError, match="disk is full"):
+        train(assignment)
+    assert not [path for path in assignment.state.iterdir() if "final" in path.name]
+
+
+def test_a_run_that_an_older_version_finished_has_one_candidate() -> None:
+    outcome = json.loads(
+        '{"published_step": 4, "weights_sha256": "ab", "eval_points": [{"step": 4, "loss": 2.5}]}'
+    )
+    (only,) = candidates.candidates_of(outcome)
+    assert (only.step, only.held_out_loss, only.path) == (4, 2.5, ".")
+    assert only.weights_sha256 == "ab"

@@ -1,0 +1,61 @@
+"""The command that starts several processes: on this machine, or on each node of a Slurm job."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from expertflow.core.errors import TrainingError
+from expertflow.train.nodes import launcher
+
+COMMAND = ["train_expert.py", "--output", "a b.json"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in for squeue, inside of a job; gives the script to write."""
+    squeue = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return squeue
+
+
+def answer(squeue: Path, script: str) -> None:
+    squeue.write_text(f"#!/bin/sh\n{script}\n")
+    squeue.chmod(0o755)
+
+
+def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert launcher(4, COMMAND) == [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
+        *COMMAND,
+    ]  # fmt: skip
+
+
+def test_in_a_job_of_one_node_too(job: Path) -> None:
+    answer(job, "echo 1")
+    assert "--standalone" in launcher(4, COMMAND)
+
+
+def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
+    answer(job, '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2')
+    command = launcher(4, COMMAND)
+    assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    script = next(part for part in command if part.startswith("exec "))
+    assert "--nnodes=2 --nproc-per-node=2" in script
+    assert '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID" "$@"' in script
+    assert command[-len(COMMAND) :] == COMMAND
+
+
+def test_processes_that_cannot_be_shared_out_are_refused(job: Path) -> None:
+    answer(job, "echo 3")
+    with pytest.raises(TrainingError, match="4 processes cannot be spread evenly over the 3 nodes"):
+        launcher(4, COMMAND)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo", "echo many"])
+def test_a_slurm_that_does_not_answer_is_no_single_node(job: Path, script: str) -> None:
+    answer(job, script)
+    with pytest.raises(TrainingError, match="how many nodes job 7 has is not known"):
+        launcher(4, COMMAND)

@@ -1,0 +1,335 @@
+"""A profiler watches some steps: its table and trace, and that the run does not notice it."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import start_trainer, write_tiny_run
+from test_processes import finish
+from test_processes import made as made_for_two
+from tiny_run import assigned, made, train
+
+from expertflow.core.records import read_record, write_record
+from expertflow.report.profile_kinds import by_kind
+from expertflow.train import loop, profile, profile_trace, profile_window, publish
+from expertflow.train.profile_files import (
+    AFTERWARDS,
+    BEGUN,
+    KERNELS,
+    NOT_ASKED,
+    PROFILE,
+    TRACE,
+    nothing_watched,
+    publish_profile,
+)
+from expertflow.train.profile_window import choose_window, cut_short
+from expertflow.train.records import KernelProfile
+from expertflow.train.run import Interrupted
+
+N_STEPS = 24
+
+
+def profile_of(folder: Path) -> KernelProfile:
+    return read_record(KernelProfile, folder / PROFILE / KERNELS)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    assignment = made(tmp_path_factory.mktemp("w") / "run", n_steps=N_STEPS, profile_steps=5)
+    return assignment.state, train(assignment)
+
+
+def test_the_weights_are_those_of_a_run_without(
+    tmp_path: Path, watched: tuple[Path, dict[str, Any]]
+) -> None:
+    alone = train(made(tmp_path / "run", n_steps=N_STEPS))
+    assert watched[1]["weights_sha256"] == alone["weights_sha256"]
+    assert watched[1]["loss_last"] == alone["loss_last"]
+
+
+def test_the_table_adds_up(watched: tuple[Path, dict[str, Any]]) -> None:
+    record = profile_of(watched[0])
+    assert (record.n_steps, record.device, record.reason) == (5, "cpu", None)
+    assert record.first_step is not None and record.first_step > 10
+    assert record.wall_s is not None and 0 < record.wall_s < watched[1]["clock"]["steps"]
+    assert record.neighbour_step_s is not None and record.neighbour_step_s > 0
+    assert record.pause_s is not None and record.pause_s > 0
+    assert (
+        record.device_busy_fraction is None
+        and "CUDA" in (record.unavailable["device_busy_fraction"])
+    )
+    assert sum(kernel.total_s for kernel in record.kernels) == pytest.approx(record.kernels_s)
+    assert (len(record.kernels), record.rest.n_calls) == (record.n_kernels, 0)
+    kinds = by_kind(record)
+    assert sum(kind.share_fraction for kind in kinds) == pytest.approx(1)
+    assert {"matmul", "attention", "loss", "optimiser"} <= {kind.kind for kind in kinds}
+    assert record.notes == ()
+    assert [kernel.total_s for kernel in record.kernels] == sorted(
+        (kernel.total_s for kernel in record.kernels), reverse=True
+    )
+
+
+def test_the_trace_opens_and_names_neither_machine_nor_place(
+    watched: tuple[Path, dict[str, Any]],
+) -> None:
+    state, record = watched[0], profile_of(watched[0])
+    path = state / PROFILE / TRACE
+    assert record.trace == TRACE and record.n_trace_bytes == path.stat().st_size
+    with gzip.open(path) as stream:
+        text = stream.read().decode()
+    events = json.loads(text)["traceEvents"]
+    assert sum(event.get("name") == "_ChunkedLoss" for event in events) == 5
+    assert '"host_name"' not in text and str(state) not in text
+    assert [file.name for file in sorted(path.parent.iterdir())] == [KERNELS, TRACE]
+
+
+def test_a_trace_above_the_bound_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_trace, "MAX_TRACE_BYTES", 1000)
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    train(assignment)
+    record = profile_of(assignment.state)
+    assert record.n_steps == 2 and record.trace is None
+    assert "lower training.profile_steps" in record.unavailable["trace"]
+    assert [file.name for file in (assignment.state / PROFILE).iterdir()] == [KERNELS]
+
+
+def no_start(_: Any) -> None:
+    raise RuntimeError("Can't initialise\nCUPTI")
+
+
+def no_memory(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("profile.start", no_start, "the profiler did not start: Can't initialise CUPTI"),
+        ("profile.stop", no_start, "the profiler failed: Can't initialise CUPTI"),
+        ("supported_activities", set, "this build of torch cannot watch CPU"),
+        ("spans_of", lambda *_, **__: [], "saw no kernel"),
+        ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
+        ("spans_of", no_memory, "the profiler failed: host memory ran out"),
+        ("write_trace", no_memory, "it could not be written (host memory ran out)"),
+    ],
+)
+def test_a_profiler_that_fails_is_said_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
+) -> None:
+    monkeypatch.setattr(f"expertflow.train.profile.{name}", value)
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    assert train(assignment)["n_steps"] == 8
+    record = profile_of(assignment.state)
+    assert record.n_steps == 0 and record.reason is not None and reason in record.reason
+
+
+def test_a_full_disk_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profile, "write_trace", full)
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    assert train(assignment)["n_steps"] == 8
+    assert "No space left" in (profile_of(assignment.state).reason or "")
+
+
+@pytest.mark.parametrize(("n_steps", "n_watched"), [(1, 0), (2, 1), (4, 3)])
+def test_the_first_step_is_never_watched(tmp_path: Path, n_steps: int, n_watched: int) -> None:
+    assignment = made(tmp_path / "run", n_steps=n_steps, profile_steps=5)
+    train(assignment)
+    record = profile_of(assignment.state)
+    assert record.n_steps == n_watched
+    assert (record.reason is None) == (n_watched > 0)
+    assert record.first_step is None or record.first_step > 1
+
+
+def test_steps_stay_clear_of_what_else_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = made(tmp_path / "run", n_steps=200, profile_steps=5).plan
+    plan = replace(plan, eval_steps=100, save_steps=13)
+    window = choose_window(plan, 0)
+    assert window is not None
+    assert (window.steps, window.neighbours) == (range(13, 18), range(8, 13))
+    # Saved after each step: only steps that are timed on the device are avoided.
+    window = choose_window(replace(plan, save_steps=1), 0)
+    assert window is not None and window.steps == range(11, 16)
+    # Longer than the stretch between two timed steps.
+    monkeypatch.setattr(profile_window, "MAX_MICRO_BATCHES", 100)
+    window = choose_window(replace(plan, profile_steps=30), 0)
+    assert window is not None and window.steps == range(10, 40)
+    window = choose_window(plan, 190)
+    assert window is not None and window.steps.start > 190 and window.steps.stop <= 200
+    assert choose_window(plan, 199) is None
+
+
+def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -> None:
+    assert train(made(tmp_path / "without", n_steps=13))["sampled_steps"]["n_steps"] == 1
+    outcome = train(made(tmp_path / "run", n_steps=13, profile_steps=12))
+    record = profile_of(tmp_path / "run" / "state")
+    assert (record.first_step, record.n_steps) == (2, 12)
+    assert outcome["sampled_steps"] is None
+    assert publish._why_none_timed(outcome).endswith("the profiler watched")
+    assert "too few steps" in publish._why_none_timed({**outcome, "n_steps": 8})
+
+
+@pytest.mark.parametrize(("n_micro", "n_wanted", "n_watched"), [(1, 19, 16), (8, 5, 2), (40, 5, 1)])
+def test_a_profile_is_of_a_bounded_number_of_micro_batches(
+    tmp_path: Path, n_micro: int, n_wanted: int, n_watched: int
+) -> None:
+    plan = made(tmp_path / "run", n_steps=200, profile_steps=n_wanted).plan
+    plan = replace(plan, n_accumulation_steps=n_micro)
+    window = choose_window(plan, 0)
+    assert window is not None and len(window.steps) == n_watched
+    assert f"at most {n_watched} of the {n_wanted} steps" in cut_short(plan)[0]
+    assert cut_short(replace(plan, profile_steps=n_watched)) == ()
+
+
+def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_window, "MAX_MICRO_BATCHES", 1)
+    monkeypatch.setattr(profile, "N_KERNELS", 3)
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    train(assignment)
+    record = profile_of(assignment.state)
+    assert (record.n_wanted_steps, record.n_steps, len(record.kernels)) == (4, 1, 3)
+    listed_s = sum(kernel.total_s for kernel in record.kernels)
+    assert record.rest.n_calls and record.rest.total_s + listed_s == pytest.approx(record.kernels_s)
+    assert record.notes[0].startswith("at most 1 of the 4 steps")
+    assert record.notes[1].endswith("names are summed as one")
+
+
+def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
+    """Which of the two is read depends on the device; here both hold operators."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    spans = profile_trace.device_spans(profiler, "CPU")
+    tree = profile_trace.spans_of(profiler, cuda=False)
+    assert {(s.name, s.start_us, s.end_us) for s in spans} == {
+        (s.name, s.start_us, s.end_us) for s in tree
+    }
+    assert "aten::matmul" in {span.name for span in spans}
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
+) -> None:
+    """And one that has its profile goes on without."""
+    assignment = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
+    step = loop.step
+
+    def breaks(run: Any, batches: Any) -> Any:
+        if run.progress.step == 14:
+            if not signalled:
+                raise ValueError("broken off")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(run, batches)
+
+    monkeypatch.setattr(loop, "step", breaks)
+    window = choose_window(assignment.plan, 0)
+    assert window is not None and 14 in window.steps[:-1]
+    with pytest.raises(Interrupted if signalled else ValueError):
+        train(assignment)
+    assert not (assignment.state / PROFILE / KERNELS).exists()
+    monkeypatch.setattr(loop, "step", step)
+    outcome = train(assigned(tmp_path / "run"))
+    assert outcome["resumed_at_steps"] == [15 if signalled else 12]
+    first = profile_of(assignment.state)
+    assert first.first_step is not None and first.first_step > 13
+    # Ended once more from its last checkpoint, it keeps its profile.
+    train(assigned(tmp_path / "run"))
+    assert profile_of(assignment.state) == first
+
+
+def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Path) -> None:
+    """For want of memory it would be killed each time."""
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    begun = nothing_watched(BEGUN, device="cpu", n_wanted=4)
+    write_record(assignment.state / PROFILE / KERNELS, begun)
+    partial = assignment.state / PROFILE / ".trace.json.1.partial"
+    partial.write_text("half")
+    assert train(assignment)["n_steps"] == 8
+    assert profile_of(assignment.state) == begun and not partial.exists()
+
+
+def test_want_of_memory_amid_its_steps_ends_the_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    step = loop.step
+
+    def breaks(run: Any, batches: Any) -> Any:
+        if run.progress.step == 3:
+            assert profile_of(assignment.state).reason == BEGUN
+            raise MemoryError
+        return step(run, batches)
+
+    monkeypatch.setattr(loop, "step", breaks)
+    with pytest.raises(MemoryError):
+        train(assignment)
+    monkeypatch.setattr(loop, "step", step)
+    assert train(assigned(tmp_path / "run"))["n_steps"] == 8
+    assert "memory ran out" in (profile_of(assignment.state).reason or "")
+
+
+def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
+    record = finish(made_for_two(tmp_path / "two", world_size=2, profile_steps=3))
+    found = profile_of(tmp_path / "two")
+    assert record["world_size"] == 2 and found.n_steps == 3
+    assert "communication" in {kind.kind for kind in by_kind(found)}
+
+
+def run_trainer(folder: Path) -> dict[str, Any]:
+    process = start_trainer(folder)
+    _, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return record
+
+
+def ask(folder: Path, n_steps: int) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "profile_steps": n_steps}))
+
+
+def test_asked_for_afterwards_it_costs_no_training(tmp_path: Path) -> None:
+    write_tiny_run(tmp_path, n_steps=8)
+    first = run_trainer(tmp_path)
+    assert profile_of(tmp_path).reason == NOT_ASKED
+    ask(tmp_path, 2)
+    again = run_trainer(tmp_path)
+    assert profile_of(tmp_path).reason == AFTERWARDS
+    assert (again["started_at"], again["n_sessions"]) == (first["started_at"], 1)
+    assert [file.name for file in (tmp_path / PROFILE).iterdir()] == [KERNELS]
+
+
+def test_a_lost_profile_spoils_nothing_else(
+    tmp_path: Path, watched: tuple[Path, dict[str, Any]]
+) -> None:
+    shutil.copytree(watched[0] / PROFILE, tmp_path / "state" / PROFILE)
+    state, outcome = tmp_path / "state" / PROFILE, watched[1]
+
+    def published() -> KernelProfile:
+        publish_profile(state.parent, tmp_path / PROFILE, n_wanted=5, outcome=outcome)
+        return profile_of(tmp_path)
+
+    assert published() == profile_of(watched[0])
+    assert (tmp_path / PROFILE / TRACE).samefile(state / TRACE)
+    (state / TRACE).unlink()
+    again = published()
+    assert (again.n_steps, again.trace) == (5, None)
+    assert "whole any more" in again.unavailable["trace"]
+    assert not (tmp_path / PROFILE / TRACE).exists()
+    (state / KERNELS).write_text("{")
+    assert "cannot be read" in (published().reason or "")
+    (state / KERNELS).unlink()
+    assert published().reason == "the state has lost it"

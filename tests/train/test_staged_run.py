@@ -1,0 +1,124 @@
+"""Training from copies: same weights, and a copy that is lost or cannot be made costs no result."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LORA, start_trainer, write_tiny_run
+
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import read_record, write_record
+from expertflow.stage.content import rows_key, weights_key
+from expertflow.stage.ensure import Wanted, plan_staging
+from expertflow.stage.records import StageSpec
+from expertflow.tokens.records import PackingRecord
+
+N_STEPS = 30
+
+
+def made(folder: Path, **spec: Any) -> Path:
+    """Write a tiny run and stage it to a scratch of its own; give the scratch."""
+    folder.mkdir(exist_ok=True)
+    write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
+    scratch, base = folder / "scratch", folder / "base_model"
+    scratch.mkdir()
+    packing = read_record(PackingRecord, folder / "packing.json")
+    key = rows_key(packing.train.sha256, packing.held_out.sha256)
+    weights = sha256_json([sha256_file(path) for path in sorted(base.glob("*.safetensors"))])
+    model = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**model, "weights_sha256": weights}))
+    record = plan_staging(
+        expert="tiny",
+        spec=StageSpec(scratch=str(scratch), **spec),
+        rows=Wanted(kind="rows", source=folder / "packed", key=key),
+        weights=Wanted(kind="weights", source=base, key=weights_key(base, weights)),
+    )
+    write_record(folder / "staging.json", record)
+    return scratch
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    process = start_trainer(folder)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return record
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    notes: dict[str, Any] = json.loads((folder / "preflight.json").read_text())["staging"]
+    return notes
+
+
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("in-place")
+    write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
+    return folder, finished(folder)
+
+
+def test_copies_give_the_same_model(in_place: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    scratch = made(tmp_path)
+    record = finished(tmp_path)
+    assert record["weights_sha256"] == in_place[1]["weights_sha256"]
+    notes = noted(tmp_path)
+    for kind, note in notes.items():
+        assert note["action"] == "reused", kind
+        assert Path(note["target"]).is_relative_to(scratch)
+    adapter = json.loads((tmp_path / "checkpoint" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
+
+
+def test_what_lies_beside_the_weights_may_change(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "base_model" / "generation_config.json").write_text("{}")
+    finished(tmp_path)
+    notes = noted(tmp_path)
+    assert notes["rows"]["action"] == "reused"
+    assert notes["weights"]["action"] in ("copied", "linked"), "another model, by its key"
+
+
+def test_where_nothing_is_copied_the_run_says_so(in_place: tuple[Path, dict[str, Any]]) -> None:
+    notes = noted(in_place[0])
+    assert {kind: note["reason"] for kind, note in notes.items()} == {
+        "rows": "scratch is null",
+        "weights": "scratch is null",
+    }
+
+
+def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
+    in_place: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    scratch = made(tmp_path)
+    process = start_trainer(tmp_path)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("state/*/checkpoints/step-*")):
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.005)
+    shutil.rmtree(scratch / f"expertflow-{os.geteuid()}")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "rows went away while they were read; run again" in stderr
+    assert "Traceback" not in stderr
+    record = finished(tmp_path)
+    assert record["weights_sha256"] == in_place[1]["weights_sha256"]
+    assert record["resumed_at_steps"], "what was trained is not lost"
+    assert {note["action"] for note in noted(tmp_path).values()} <= {"copied", "linked"}
+
+
+def test_without_room_training_reads_the_source(
+    in_place: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    scratch = made(tmp_path)
+    shutil.rmtree(scratch)
+    process = start_trainer(tmp_path)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "rows are read where they are: scratch" in stderr
+    assert all(note["is_fallback"] for note in noted(tmp_path).values())
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["weights_sha256"] == in_place[1]["weights_sha256"]

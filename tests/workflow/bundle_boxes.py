@@ -1,0 +1,76 @@
+"""Two machines for a test: one that prepares and one that trains, each a folder of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from workflow_space import CODE, Workspace
+
+GPU_WORK = {
+    "stage_to_nvme",
+    "train_expert",
+    "evaluate_expert",
+    "export_model",
+    "build_report",
+}
+BUNDLE = "results/tiny/bundle.tar"
+
+
+def make_bundle(cheap: Workspace) -> Path:
+    """Make the bundle on the machine that has the data."""
+    done = cheap.snakemake(BUNDLE)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return cheap.root / BUNDLE
+
+
+def make_box(root: Path, like: Workspace) -> Workspace:
+    """Give a machine with the code and nothing else: no data, no manifest of this expert."""
+    root.mkdir(parents=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in CODE:
+        source = like.root / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=ignored)
+        else:
+            shutil.copy2(source, root / name)
+    (root / "config" / "experts" / "tiny.yaml").unlink()
+    (root / "home").mkdir()
+    return Box(root)
+
+
+class Box(Workspace):
+    """A machine with a home of its own."""
+
+    def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return super().snakemake(*arguments, **{"HOME": str(self.root / "home"), **environment})
+
+    def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run a script in the box."""
+        return subprocess.run(
+            [sys.executable, f"workflow/scripts/{name}.py", *map(str, arguments)],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "HOME": str(self.root / "home")},
+            timeout=300,
+        )
+
+    def open(self, bundle: Path, *arguments: object) -> None:
+        """Open a bundle in the box, which has to work."""
+        done = self.script("open_bundle", bundle, *arguments)
+        assert done.returncode == 0, done.stderr
+
+    def refused(self, *arguments: object) -> str:
+        """Give the one line with which ``open_bundle`` refuses; nothing may be left of it."""
+        before = sorted(self.root.rglob("*"))
+        done = self.script("open_bundle", *arguments)
+        assert done.returncode == 1, done.stderr
+        after = [path for path in sorted(self.root.rglob("*")) if "__pycache__" not in path.parts]
+        # A lock that was held stays, as after a run.
+        left = {path for path in set(after) - set(before) if path.suffix != ".lock"}
+        assert not {path for path in left if path.is_file()}, left
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("error: ")
+        return last

@@ -1,0 +1,107 @@
+"""Kill whole runs at random moments for as long as wished; no half-made file may count as made.
+
+    make soak-chain MINUTES=60
+    PYTHONPATH=tests:tests/workflow:workflow/scripts python tests/workflow/soak_chain.py --seed 7
+
+Each round begins with raw data only. The same command is given again and again, and its process
+group, or Snakemake alone, is sent a signal at a random moment, until the report is there. Then
+every record has to fit its sidecar, and what rules made has to be, byte for byte, what a run that
+was never stopped made. Stops at the first difference and keeps its folder. The last line is JSON.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from interrupted import PATIENCE_S, Run, assert_tidy, until_gone
+from workflow_space import Workspace, make_workspace
+
+from expertflow.core.files import sha256_directory, sha256_file
+
+TARGET = "results/tiny/report.json"
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LEFT_ALONE_FRACTION = 0.2
+# What holds no times of day and no seconds.
+FILES = ("datasets.json", "keep.arrow", "model.json", "packing.json", "plan.json")
+FOLDERS = ("packed", "base_model", "documents", "checkpoint", "merged")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    generator = random.Random(args.seed)
+    folder = Path(tempfile.mkdtemp(prefix="soak-chain-"))
+    print(f"seed {args.seed}, in {folder}", flush=True)
+    end_s = time.monotonic() + 60 * args.minutes
+    raw = make_workspace(folder / "raw")
+    expected, longest_s = straight(raw, folder / "round")
+    counts = {"rounds": 0, "stopped": 0}
+    while time.monotonic() < end_s:
+        shutil.rmtree(folder / "round")
+        space = raw.copy(folder / "round")
+        counts["stopped"] += until_done(space, generator, longest_s)
+        check(space, expected)
+        counts["rounds"] += 1
+        print(f"equal after {counts['stopped']} stops in {counts['rounds']} rounds", flush=True)
+    shutil.rmtree(folder)
+    print(json.dumps({"seed": args.seed, **counts, "different": 0}))
+
+
+def straight(raw: Workspace, root: Path) -> tuple[dict[str, str], float]:
+    """Run once without a stop, in the folder of all rounds; give what it made and its seconds."""
+    space, start = raw.copy(root), time.monotonic()
+    run = Run(space, TARGET)
+    assert run.end() == 0, run.told()
+    return made(space), time.monotonic() - start
+
+
+def until_done(space: Workspace, generator: random.Random, longest_s: float) -> int:
+    """Give the command until it comes to its end; count the stops."""
+    stops = 0
+    while True:
+        run = Run(space, TARGET)
+        try:
+            # Some are left alone for longer than they need, so that a round ends.
+            alone = generator.random() < LEFT_ALONE_FRACTION
+            run.process.wait(PATIENCE_S if alone else generator.uniform(0.5, longest_s / 2))
+        except subprocess.TimeoutExpired:
+            run.send(generator.choice(["group", "group", "snakemake"]), generator.choice(SIGNALS))
+            stops += 1
+            run.end()
+            continue
+        if run.process.returncode == 0:
+            return stops
+        sys.exit(f"{space.root}: the command failed by itself: {run.told()}")
+
+
+def check(space: Workspace, expected: dict[str, str]) -> None:
+    """Compare what is there with what a run that was never stopped made."""
+    until_gone(space)
+    assert_tidy(space)
+    script = space.root / "workflow/scripts/verify_results.py"
+    done = subprocess.run([sys.executable, script], cwd=space.root, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{space.root}: {done.stdout}")
+    found = made(space)
+    if different := [name for name in expected if found[name] != expected[name]]:
+        sys.exit(f"{space.root}: other {', '.join(different)} than those of a straight run")
+
+
+def made(space: Workspace) -> dict[str, str]:
+    """Give the hashes of all that is the same from run to run."""
+    results = space.root / "results" / "tiny"
+    hashes = {name: sha256_file(results / name) for name in FILES}
+    return hashes | {name: sha256_directory(results / name) for name in FOLDERS}
+
+
+if __name__ == "__main__":
+    main()

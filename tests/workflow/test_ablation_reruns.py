@@ -1,0 +1,124 @@
+"""Which variants run again for which edit; what is asked for lists one job a variant."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from workflow_space import Workspace, make_workspace
+
+pytestmark = pytest.mark.chain
+
+RECORD = "results/tiny/ablation.json"
+# On a CPU this is the plan, which takes no run to find out.
+TWO = {
+    "ladder": {
+        "start": {"name": "naive", "label": "Naive", "training": {"precision": "fp32"}},
+        "steps": [{"name": "end", "label": "The plan", "as_planned": ["precision"]}],
+    },
+    "claims": [{"claim": "c", "by": "A", "said": "2x", "of": "plan", "to": "naive", "low": 2.0}],
+}
+ONE: dict[str, Any] = {
+    "variants": [{"name": "loose", "label": "Loose", "training": {"attention": "sdpa"}}]
+}
+
+
+@pytest.fixture(scope="module")
+def ablated(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Give a workspace with the records of three variants."""
+    space = make_workspace(tmp_path_factory.mktemp("ablated") / "a space")
+    write(space, "mine", TWO)
+    write(space, "more", ONE)
+    configure(space)
+    done = space.snakemake(RECORD)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return space
+
+
+@pytest.fixture
+def space(ablated: Workspace, tmp_path: Path) -> Workspace:
+    return ablated.copy(tmp_path / "space")
+
+
+def write(space: Workspace, name: str, value: dict[str, Any]) -> None:
+    folder = space.root / "config" / "ablations"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(value))
+
+
+def configure(space: Workspace, **ablation: Any) -> None:
+    settings = {"n_warmup_steps": 1, "n_timed_steps": 3, "max_seconds": 5, **ablation}
+    files = settings.setdefault("files", ["mine", "more"])
+    assert files
+    config = {"experts": {"tiny": {}, "other": {}}, "ablation": settings}
+    (space.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def jobs(space: Workspace, *arguments: str) -> set[str]:
+    """Give the jobs of a dry run: rules, and variants by name."""
+    done = space.snakemake("-n", *(arguments or [RECORD]))
+    out = done.stdout + done.stderr
+    assert done.returncode == 0, out
+    variants = set(re.findall(r"wildcards: expert=tiny, variant=(\S+)", out))
+    rules = set(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE))
+    return variants | (rules - {"ablate_variant"})
+
+
+def test_each_edit_reruns_what_it_should(space: Workspace) -> None:
+    assert jobs(space) == set()
+    # What a variant is called is on the page alone.
+    write(space, "more", {"variants": [{**ONE["variants"][0], "label": "Another word"}]})
+    assert jobs(space) == {"ablate_expert"}
+    write(space, "more", {"variants": [{**ONE["variants"][0], "training": {"attention": "eager"}}]})
+    assert jobs(space) == {"loose", "ablate_expert"}
+    write(space, "more", ONE)
+    write(space, "mine", {**TWO, "claims": []})
+    assert jobs(space) == {"ablate_expert"}
+    write(space, "mine", TWO)
+    configure(space, n_timed_steps=4)
+    assert jobs(space) == {"naive", "end", "loose", "ablate_expert"}
+    configure(space, files=["more"])
+    assert jobs(space) == {"ablate_expert"}
+
+
+def test_one_variant_may_be_asked_for(space: Workspace) -> None:
+    (space.root / "results/tiny/ablation/loose.json").unlink()
+    assert jobs(space, "results/tiny/ablation/loose.json") == {"loose"}
+    done = space.snakemake("-n", "results/tiny/ablation/lose.json")
+    assert done.returncode != 0 and "did you mean 'loose'" in done.stdout + done.stderr
+
+
+def test_texts_are_read_by_those_that_tokenise_them_alone(space: Workspace) -> None:
+    loose = {**ONE["variants"][0], "rows": "on_the_fly"}
+    staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
+    write(space, "more", {"variants": [loose, staged]})
+    done = space.snakemake("-n", RECORD)
+    inputs = re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", done.stdout)
+    inputs += re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", done.stderr)
+    by_name = {name: read for read, name in inputs}
+    assert set(by_name) == {"loose", "staged"}
+    assert "keep.arrow" in by_name["loose"] and "documents/sums" in by_name["loose"]
+    assert "staging.json" in by_name["staged"] and "keep.arrow" not in by_name["staged"]
+
+
+def test_the_record_holds_the_ladder_and_the_claim(space: Workspace) -> None:
+    record = json.loads((space.root / RECORD).read_text())
+    bars = {bar["name"]: bar for bar in record["bars"]}
+    assert record["ladders"] == [["naive", "end"]] and list(bars) == ["naive", "end", "loose"]
+    # Both rungs are the plan on a CPU, so there is no step between them.
+    assert bars["end"]["outcome"] == "is the plan" and bars["end"]["step"] is None
+    assert bars["loose"]["outcome"] == "measured" and bars["loose"]["ratio"] is not None
+    assert record["claims"][0]["verdict"] == "not measurable"
+    left = (space.root / "results" / "tiny").glob(".ablation*")
+    assert [path.name for path in left] == [".ablation.json.fingerprint"]
+    page = space.root / "results" / "tiny" / "ablation.html"
+    assert page.stat().st_size > 1000
+
+
+def test_a_wrong_list_is_one_line(space: Workspace) -> None:
+    write(space, "more", {"variants": [{"name": "naive", "label": "Again"}]})
+    done = space.snakemake("-n", RECORD)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "error:" in line]
+    assert done.returncode != 0 and len(said) == 1 and "second variant is named 'naive'" in said[0]

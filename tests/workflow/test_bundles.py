@@ -1,0 +1,269 @@
+"""A bundle made on one machine and opened on another, which starts at staging."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bundle_boxes import BUNDLE, GPU_WORK, Box, make_box, make_bundle
+from test_reruns import PACK, TRAIN
+from workflow_space import Workspace, manifest
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file
+from expertflow.core.records import read_record
+from expertflow.rental.bundle_check import check_made
+from expertflow.rental.bundle_tar import read_index
+from expertflow.train.records import ModelRecord
+
+pytestmark = pytest.mark.chain
+# The base model of an expert, in the home of a box.
+MODEL = "home/a model"
+
+
+@pytest.fixture(scope="module")
+def cheap(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Give a machine that made a bundle; it went on to the report, to compare with."""
+    space = finished.copy(tmp_path_factory.mktemp("cheap") / "space")
+    make_bundle(space)
+    return space
+
+
+@pytest.fixture(scope="module")
+def opened(cheap: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Box:
+    box = make_box(tmp_path_factory.mktemp("gpu") / "another box", cheap)
+    box.open(cheap.root / BUNDLE)
+    return box
+
+
+@pytest.fixture
+def box(opened: Box, tmp_path: Path) -> Box:
+    """Give a copy of the box with the opened bundle, to edit."""
+    return Box(opened.copy(tmp_path / "box").root)
+
+
+@pytest.fixture
+def empty(cheap: Workspace, tmp_path: Path) -> Box:
+    return make_box(tmp_path / "empty", cheap)
+
+
+def test_the_box_starts_at_staging(opened: Box) -> None:
+    assert opened.planned() == GPU_WORK
+
+
+def test_a_bundle_holds_no_more_than_the_box_reads(cheap: Workspace) -> None:
+    names = {m.name.removeprefix("results/tiny/") for m in read_index(cheap.root / BUNDLE).members}
+    assert {"plan.json", "keep.arrow", "documents/sums/000.arrow", ".plan.json.fingerprint"} < names
+    assert "packed/train/data-00000-of-00001.arrow" in names
+    assert "base_model/model.safetensors" in names
+    unread = ("tokens/sums/000.ids", "rejected", "training", "checkpoint", "merged", "logs/")
+    assert not [name for name in names for part in unread if part in name]
+
+
+def test_what_is_not_as_its_record_says_is_not_packed(
+    cheap: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cheap.root)
+    index, results = read_index(cheap.root / BUNDLE), Path("results/tiny")
+    assert index.lock is not None
+    model = read_record(ModelRecord, results / "model.json")
+    check_made(results, index.members, lock=index.lock, model=model)
+    for file, record in (
+        ("packed/train/data-00000-of-00001.arrow", "packing.json"),
+        ("packed/held_out/data-00000-of-00001.arrow", "packing.json"),
+        ("documents/sums/000.arrow", "documents/sums/000.json"),
+        ("keep.arrow", "documents.json"),
+        ("base_model/tokenizer.json", "model.json"),
+        ("base_model/model.safetensors", "model.json"),
+    ):
+        name = f"results/tiny/{file}"
+        changed = [replace(m, sha256="0") if m.name == name else m for m in index.members]
+        with pytest.raises(DataError, match=f"delete results/tiny/{record} and run again"):
+            check_made(results, changed, lock=index.lock, model=model)
+
+
+def test_a_bundle_does_not_tell_where_it_was_made(cheap: Workspace) -> None:
+    assert str(cheap.root).encode() not in (cheap.root / BUNDLE).read_bytes()
+
+
+def test_the_same_content_gives_the_same_bytes_elsewhere(
+    finished: Workspace, cheap: Workspace, tmp_path: Path
+) -> None:
+    other = finished.copy(tmp_path / "a longer path" / "space")
+    assert make_bundle(other).read_bytes() == (cheap.root / BUNDLE).read_bytes()
+
+
+def test_another_learning_rate_there_plans_and_trains_again(box: Box) -> None:
+    override = "experts={tiny: {training: {learning_rate: 3e-6}}}"
+    assert box.planned("--config", override) == TRAIN
+    box.write_manifest("tiny", manifest(learning_rate=2e-3))
+    assert box.planned() == TRAIN
+    note = box.snakemake("-n", "results/tiny/report.json").stderr
+    assert "note: tiny: its manifest in config/experts changed since its bundle was opened" in note
+
+
+def test_another_row_length_there_tokenises_what_was_packed(box: Box) -> None:
+    box.write_manifest("tiny", manifest(max_seq_length=48))
+    assert box.planned() == {"pretokenize_shard"} | PACK
+
+
+def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -> None:
+    empty.write_manifest("tiny", manifest(learning_rate=5e-3))
+    config = empty.root / "config" / "config.yaml"
+    config.write_text(config.read_text() + "training: {learning_rate: 0.5}\n")
+    empty.open(cheap.root / BUNDLE)
+    assert empty.planned() == GPU_WORK
+    told = empty.snakemake("-n", "results/tiny/report.json").stderr
+    assert "note: tiny: goes by the manifest of its bundle" in told
+
+
+def test_the_other_preset_is_refused(opened: Box) -> None:
+    done = opened.snakemake("-n", "results/tiny/report.json", "--config", "preset=full")
+    assert done.returncode != 0
+    assert "is an opened bundle of the demo preset" in done.stderr.splitlines()[-1]
+
+
+def test_raw_data_beside_a_bundle_has_to_be_the_same(cheap: Workspace, box: Box) -> None:
+    shutil.copytree(cheap.root / "data", box.root / "data")
+    assert box.planned() == GPU_WORK
+    box.write_records(first="one plus one")
+    done = box.snakemake("-n", "results/tiny/report.json")
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert "data/sums.jsonl differs from what the bundle of tiny was made of" in last
+    shutil.rmtree(box.root / "data")
+    assert box.planned() == GPU_WORK
+
+
+def test_a_changed_byte_is_refused_and_leaves_nothing(
+    cheap: Workspace, empty: Box, tmp_path: Path
+) -> None:
+    whole = bytearray((cheap.root / BUNDLE).read_bytes())
+    damaged = tmp_path / "damaged.tar"
+    for place in (600, len(whole) // 2, len(whole) - 1):
+        whole[place] ^= 1
+        damaged.write_bytes(whole)
+        assert str(damaged) in empty.refused(damaged)
+        whole[place] ^= 1
+    damaged.write_bytes(whole[:-700])
+    assert str(damaged) in empty.refused(damaged)
+
+
+def test_other_code_is_refused_and_named_or_runs_again(cheap: Workspace, empty: Box) -> None:
+    empty.edit(
+        "workflow/scripts/expertflow/tokens/packing.py", "default_rng(seed)", "default_rng(seed+1)"
+    )
+    refused = empty.refused(cheap.root / BUNDLE)
+    assert "made by other code than this checkout's: " in refused
+    assert " pack_sequences," in refused and "prepare_shard" not in refused
+    empty.open(cheap.root / BUNDLE, "--accept-other-code")
+    record = json.loads((empty.root / "results/tiny/.bundle/opened.json").read_text())
+    assert "pack_sequences" in record["other_code"]
+    assert empty.planned() == {"pretokenize_shard"} | PACK
+
+
+def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> None:
+    bundle = cheap.root / BUNDLE
+    before = sha256_file(box.root / "results/tiny/.bundle/opened.json")
+    box.open(bundle)
+    assert sha256_file(box.root / "results/tiny/.bundle/opened.json") == before
+    plan = box.root / "results/tiny/plan.json"
+    plan.write_text(plan.read_text() + " ")
+    assert "holds an opened bundle, changed since" in box.refused(bundle)
+    shutil.rmtree(box.root / "results/tiny/.bundle")
+    assert "holds results of its own" in box.refused(bundle)
+    box.open(bundle, "--replace")
+    assert box.planned() == GPU_WORK
+    assert [path.name for path in (box.root / "results").iterdir()] == ["tiny"]
+
+
+@pytest.fixture
+def there(finished: Workspace, tmp_path: Path) -> Box:
+    """Give a machine whose base model lies in its home."""
+    there = Box(finished.copy(tmp_path / "there").root)
+    shutil.copytree(there.root / "results/tiny/base_model", there.root / MODEL)
+    (there.root / MODEL / "README.md").write_text("read by nobody")
+    value = {**manifest(), "model": "~/a model"}
+    value.pop("builtin")
+    there.write_manifest("tiny", value)
+    write_ablation(there)
+    return there
+
+
+def write_ablation(space: Workspace) -> None:
+    """Ask for an ablation by a list of the user's own; its variant is the plan, which is quick."""
+    folder = space.root / "config"
+    (folder / "ablations" / "mine.yaml").write_text(
+        "variants: [{name: loose, label: Loose, training: {torch_compile: false}}]"
+    )
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + "ablate: true\nablation: {files: [mine]}\n")
+
+
+def test_the_box_trains_the_same_model_and_its_outcome_lands(
+    finished: Workspace, there: Box, empty: Box, tmp_path: Path
+) -> None:
+    """Without its weights a bundle names them; the box has to have the very same ones."""
+    bundle = make_bundle(there)
+    assert str(there.root).encode() not in bundle.read_bytes()
+    names = [member.name for member in read_index(bundle).members]
+    assert "results/tiny/base_model/tokenizer.json" in names
+    assert not [name for name in names if name.endswith(".safetensors")]
+    open_with_other_weights_first(empty, bundle, there.root / MODEL, tmp_path / "elsewhere")
+    shutil.move(tmp_path / "elsewhere", empty.root / MODEL)
+    empty.open(bundle)
+    assert not (empty.root / "config/ablations/mine.yaml").exists()
+    assert empty.planned() == GPU_WORK | {"ablate_variant", "ablate_expert"}
+    # Also where the bundle no longer counts, as its folder is gone.
+    model = json.loads((empty.root / "results/tiny/model.json").read_text())
+    assert model["path"] == "results/tiny/base_model"
+    done = empty.snakemake("results/tiny/report.json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+    def weights(space: Workspace) -> str:
+        record = json.loads((space.root / "results/tiny/training.json").read_text())
+        return str(record["weights_sha256"])
+
+    assert weights(empty) == weights(finished)
+    assert empty.planned() == set()
+    done = empty.script("make_outcome", "tiny", "--output", "outcome.tar")
+    assert done.returncode == 0, done.stderr
+    land(empty, there)
+
+
+def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere: Path) -> None:
+    """Open a bundle with a model from elsewhere, after attempts without and with another one."""
+    assert "no such folder on this box" in box.refused(bundle)
+    shutil.copytree(model, elsewhere)
+    weights = elsewhere / "model.safetensors"
+    right = weights.read_bytes()
+    weights.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+    assert "its weights are not those of the bundle" in box.refused(bundle, "--model", elsewhere)
+    weights.write_bytes(right)
+    box.open(bundle, "--model", elsewhere)
+    assert (box.root / "results/tiny/base_model/model.safetensors").read_bytes() == right
+
+
+def land(box: Box, home: Box) -> None:
+    """Take an outcome home, where nothing is left to be done then."""
+    results, outcome = home.root / "results" / "tiny", box.root / "outcome.tar"
+    assert "is not of this outcome" in home.refused(outcome, "--outcome")
+    for name in ("staging", "training", "evaluation", "export", "report", "monitor", "preflight"):
+        (results / f"{name}.json").unlink()
+    for name in ("steps.jsonl", "gpu.jsonl", "report.html"):
+        (results / name).unlink()
+    for path in ("merged", "checkpoint", "profile", "logs"):
+        shutil.rmtree(results / path)
+    for note in ("staging", "training", "evaluation", "export", "report"):
+        (results / f".{note}.json.fingerprint").unlink()
+    assert "keep ablate=true" in home.script("open_bundle", outcome, "--outcome").stderr
+    assert home.planned() == set()
+    assert json.loads((results / "report.json").read_text())["comparison"]
+    assert "Loose" in (results / "ablation.html").read_text()
+    assert (results / "report.html").read_bytes() == (
+        box.root / "results/tiny/report.html"
+    ).read_bytes()
+    assert "CHANGED" not in home.script("verify_results").stdout
+    assert not (results / ".bundle").exists()
+    assert "open it with --outcome" in home.refused(outcome)

@@ -1,0 +1,166 @@
+"""profiles/cluster-generic, through a made-up scheduler: a job that is killed is resumed."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+from workflow_space import SNAKEMAKE, Workspace, manifest
+
+pytestmark = pytest.mark.chain
+PROFILE = ROOT / "profiles" / "cluster-generic"
+N_STEPS = 150
+LIMIT_S = 400
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """The made-up scheduler and the folder in which it keeps its jobs."""
+
+    folder: Path
+
+    def command(self, verb: str) -> Path:
+        """Give a program that does one thing, as a site would install it."""
+        program = self.folder / verb
+        fake = Path(__file__).with_name("fake_scheduler.py")
+        words = [sys.executable, str(fake), verb, str(self.folder)]
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o755)
+        return program
+
+    def job_of(self, rule: str) -> str | None:
+        """Give the number of the first job of a rule that has started."""
+        for script in sorted(self.folder.glob("*.job"), key=lambda path: int(path.stem)):
+            if f'"rule": "{rule}"' in script.read_text() and script.with_suffix(".pid").exists():
+                return script.stem
+        return None
+
+    def alive(self) -> list[str]:
+        """List the jobs whose process group still holds a process."""
+        found = []
+        for pid in self.folder.glob("*.pid"):
+            try:
+                os.killpg(int(pid.read_text()), 0)
+            except ProcessLookupError:
+                continue
+            found.append(pid.stem)
+        return found
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Scheduler:
+    folder = tmp_path / "scheduler"
+    folder.mkdir()
+    return Scheduler(folder)
+
+
+@pytest.fixture
+def longer(space: Workspace) -> Workspace:
+    """Give a finished workspace whose training became longer, with a state after every step."""
+    space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
+    return space
+
+
+def start(space: Workspace, scheduler: Scheduler, *more: str) -> subprocess.Popen[str]:
+    command = [str(SNAKEMAKE), "--workflow-profile", str(PROFILE), "results/tiny/training.json"]
+    for verb in ("submit", "status", "cancel"):
+        command += [f"--cluster-generic-{verb}-cmd", str(scheduler.command(verb))]
+    command += ["--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"]
+    return subprocess.Popen(
+        [*command, *more],
+        cwd=space.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_training(
+    space: Workspace, scheduler: Scheduler, process: subprocess.Popen[str]
+) -> str:
+    """Wait until the training of the longer plan has written a state; give its job."""
+    deadline = time.monotonic() + LIMIT_S
+    before = set(space.root.glob("state/tiny/*/checkpoints/step-*"))
+    while not set(space.root.glob("state/tiny/*/checkpoints/step-*")) - before:
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < deadline, "no state was written"
+        time.sleep(0.02)
+    number = scheduler.job_of("train_expert")
+    assert number is not None
+    return number
+
+
+def training_of(space: Workspace) -> Any:
+    return json.loads((space.root / "results" / "tiny" / "training.json").read_text())
+
+
+def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
+    longer: Workspace, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    straight = longer.copy(tmp_path / "straight")
+    process = start(longer, scheduler)
+    first = wait_for_training(longer, scheduler, process)
+    subprocess.run([scheduler.folder / "cancel", first], check=True)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output[-3000:]
+    assert (scheduler.folder / f"{first}.code").read_text() != "0"
+    done = straight.snakemake("results/tiny/training.json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    resumed, expected = training_of(longer), training_of(straight)
+    assert len(resumed["resumed_at_steps"]) == 1 and 0 < resumed["resumed_at_steps"][0] < N_STEPS
+    assert resumed["weights_sha256"] == expected["weights_sha256"]
+    assert scheduler.alive() == []
+
+
+def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Scheduler) -> None:
+    process = start(longer, scheduler)
+    number = wait_for_training(longer, scheduler, process)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode != 0, output[-3000:]
+    assert (scheduler.folder / f"{number}.cancelled").exists()
+    deadline = time.monotonic() + LIMIT_S
+    while scheduler.alive():
+        assert time.monotonic() < deadline, "a job outlived Snakemake"
+        time.sleep(0.1)
+    assert not (longer.root / "results" / "tiny" / "training.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("scheduler_name", "program", "answer", "code", "expected"),
+    [
+        ("pbs", "qstat", "    job_state = R", 0, "running"),
+        ("pbs", "qstat", "    job_state = F\n    Exit_status = 0", 0, "success"),
+        ("pbs", "qstat", "    job_state = F\n    Exit_status = 271", 0, "failed"),
+        ("pbs", "qstat", "qstat: Unknown Job Id 7", 153, "failed"),
+        ("pbs", "qstat", "Connection refused", 111, "running"),
+        ("lsf", "bjobs", "PEND", 0, "running"),
+        ("lsf", "bjobs", "DONE", 0, "success"),
+        ("lsf", "bjobs", "EXIT", 0, "failed"),
+        ("lsf", "bjobs", "LSF is down", 255, "running"),
+        ("sge", "qacct", "failed       0\nexit_status  0", 0, "success"),
+        ("sge", "qacct", "failed       0\nexit_status  143", 0, "failed"),
+        ("sge", "qacct", "failed       100 : assumedly after job\nexit_status  0", 0, "failed"),
+        ("sge", "qacct", "error: job id 7 not found", 1, "running"),
+    ],
+)
+def test_a_status_script_reads_what_its_scheduler_says(
+    tmp_path: Path, scheduler_name: str, program: str, answer: str, code: int, expected: str
+) -> None:
+    programs = {"qstat": "exit 1", program: f"printf '%s\\n' {shlex.quote(answer)}; exit {code}"}
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    script = PROFILE / f"status_{scheduler_name}.sh"
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([script, "7"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr

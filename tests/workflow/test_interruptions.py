@@ -1,0 +1,252 @@
+"""Whatever stops a run: the same command finishes it, with the same weights and nothing lost.
+
+tests/train/test_fault_points.py stops the trainer alone at every point of a step. Here whole runs
+are stopped, with the Snakemake, the shell and the pipes around the trainer.
+"""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from interrupted import N_STEPS, TARGET, Run, jobs, make_prepared, never_left, rerun, weights
+from workflow_space import Workspace
+
+pytestmark = pytest.mark.chain
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_prepared(tmp_path_factory.mktemp("prepared") / "a space")
+
+
+@pytest.fixture(scope="module")
+def straight(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Train once without a stop."""
+    space = prepared.copy(tmp_path_factory.mktemp("straight") / "space")
+    rerun(space)
+    return space
+
+
+@pytest.fixture(scope="module")
+def expected(straight: Workspace) -> str:
+    record = json.loads((straight.root / TARGET).read_text())
+    assert record["n_sessions"] == 1
+    return weights(record)
+
+
+@pytest.fixture(scope="module")
+def stopped(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Cut the power in the middle of a training."""
+    space = prepared.copy(tmp_path_factory.mktemp("stopped") / "space")
+    run = Run(space)
+    run.wait_for_training(n_checkpoints=2)
+    kill_everything(run)
+    return space
+
+
+@pytest.fixture
+def space(prepared: Workspace, tmp_path: Path) -> Iterator[Workspace]:
+    made = prepared.copy(tmp_path / "space")
+    with never_left(made):
+        yield made
+
+
+def kill_everything(run: Run) -> None:
+    for process in [*jobs(run.space), run.process]:
+        process.kill()
+    run.end()
+
+
+def steps(space: Workspace) -> list[int]:
+    lines = (space.root / "results/tiny/steps.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_snakemake_alone_is_stopped(
+    space: Workspace, expected: str, number: signal.Signals
+) -> None:
+    """The trainer does not hear of it, and is waited for: by this Snakemake, or by the next."""
+    run = Run(space)
+    run.wait_for_training()
+    run.send("snakemake", number)
+    assert run.end() != 0
+    record = rerun(space)
+    assert weights(record) == expected
+    assert record["n_sessions"] == 1
+
+
+def test_the_whole_group_is_stopped_again_and_again(space: Workspace, expected: str) -> None:
+    starting = Run(space)
+    starting.until((space.root / "results/tiny/logs/train_expert.log").exists)
+    starting.send("group", signal.SIGTERM)
+    assert starting.end() != 0
+    for number in SIGNALS:
+        run = Run(space)
+        run.wait_for_training()
+        run.send("group", number)
+        assert run.end() != 0, run.told()
+    record = rerun(space)
+    assert weights(record) == expected
+    assert record["n_sessions"] == 1 + len(SIGNALS)
+    assert steps(space) == list(range(1, N_STEPS + 1))
+
+
+def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected: str) -> None:
+    """The same command starts it again three times; then the command is given once more."""
+    run = Run(space)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
+        run.wait_for_training()
+        run.send("trainer", number)
+    assert run.end() == 1, run.told()
+    again = Run(space)
+    again.wait_for_training()
+    # No file of this process may grow any more, as if the disk were full.
+    trainer = again.trainer()
+    assert trainer is not None
+    resource.prlimit(trainer, resource.RLIMIT_FSIZE, (1, 1))
+    assert again.end() == 0, again.told()
+    assert "File too large" in again.log.read_text()
+    record = rerun(space)
+    assert weights(record) == expected
+    assert record["n_sessions"] == 6
+    assert steps(space) == list(range(1, N_STEPS + 1))
+
+
+def test_two_runs_at_once(space: Workspace, expected: str) -> None:
+    """The first is one that nohup started, so that a closed terminal does not stop it."""
+    run = Run(space, nohup=True)
+    run.wait_for_training()
+    run.send("group", signal.SIGHUP)
+    run.send("trainer", signal.SIGSTOP)  # else it may end before the second one looks
+    second = space.snakemake(TARGET)
+    assert second.returncode == 1
+    assert second.stderr.splitlines()[-1].startswith(
+        f"error: tiny is being made by another run, process {run.process.pid} on "
+    )
+    assert space.snakemake("-n", TARGET).returncode == 0, "to look is allowed"
+    other = space.snakemake("results/other/datasets.json")
+    assert other.returncode == 0, other.stderr[-2000:]
+    run.send("trainer", signal.SIGCONT)
+    assert run.end() == 0, run.told()
+    record = rerun(space)
+    assert weights(record) == expected
+    assert record["n_sessions"] == 1
+
+
+@pytest.fixture
+def small_disk(space: Workspace) -> Iterator[Path]:
+    """Let the state lie on a disk of its own, of 64 MB."""
+    state = space.root / "state"
+    state.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(state)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root mounts a small disk")
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield state
+    subprocess.run(["umount", "--lazy", str(state)], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as stream:
+        try:
+            while stream.write(bytes(1 << 12)):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
+    run = Run(space)
+    run.wait_for_training()
+    fill(small_disk / "filler")
+    assert run.end() == 1, "it is full for the retries, too"
+    last = space.root / "results/tiny/logs/train_expert.log"
+    assert "free" in last.read_text().splitlines()[-1]
+    assert list(small_disk.glob("tiny/*/checkpoints/step-*")), "earlier ones stay"
+    assert not list(small_disk.rglob("*.partial"))
+    (small_disk / "filler").unlink()
+    assert weights(rerun(space)) == expected
+
+
+def newest(space: Workspace) -> Path:
+    return max(space.root.glob("state/tiny/*/checkpoints/step-*"))
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 3)
+
+
+def zeros_for_weights(space: Workspace) -> None:
+    zero(newest(space) / "weights.safetensors")
+
+
+def cut_progress_and_logs(space: Workspace) -> None:
+    cut(newest(space) / "progress.json")
+    (state,) = space.root.glob("state/tiny/*")
+    cut(state / "steps.jsonl")
+    cut(state / "gpu.jsonl")
+    cut(space.root / "state/hashes.json")
+
+
+@pytest.mark.parametrize("spoil", [zeros_for_weights, cut_progress_and_logs])
+def test_a_power_cut_spoils_the_newest_checkpoint(
+    stopped: Workspace, tmp_path: Path, expected: str, spoil: Callable[[Workspace], None]
+) -> None:
+    space = stopped.copy(tmp_path / "space")
+    before, _ = sorted(space.root.glob("state/tiny/*/checkpoints/step-*"))
+    spoil(space)
+    record = rerun(space)
+    assert weights(record) == expected
+    assert record["resumed_at_steps"] == [int(before.name.removeprefix("step-"))]
+    assert steps(space) == list(range(1, N_STEPS + 1))
+
+
+def no_outcome(space: Workspace) -> None:
+    (outcome,) = space.root.glob("state/tiny/*/outcome.json")
+    cut(outcome)
+    (space.root / TARGET).unlink()
+
+
+def zeros_for_the_model(space: Workspace) -> None:
+    """The published model shares its bytes."""
+    zero(space.root / "results/tiny/checkpoint/model.safetensors")
+    cut(space.root / TARGET)
+
+
+def no_record(space: Workspace) -> None:
+    zero(space.root / "results/tiny/plan.json")
+    zero(space.root / "results/tiny/.packing.json.fingerprint")
+    cut(space.root / TARGET)
+
+
+@pytest.mark.parametrize("spoil", [no_outcome, zeros_for_the_model, no_record])
+def test_a_power_cut_spoils_a_finished_run(
+    straight: Workspace, tmp_path: Path, expected: str, spoil: Callable[[Workspace], None]
+) -> None:
+    """Its last checkpoint is there, so nothing is trained again."""
+    space = straight.copy(tmp_path / "space")
+    spoil(space)
+    record = rerun(space)
+    assert weights(record) == expected
+    assert set(record["resumed_at_steps"]) <= {N_STEPS}
+    assert json.loads((space.root / "results/tiny/plan.json").read_text())["n_steps"] == N_STEPS
+    published = space.root / "results/tiny/checkpoint/model.safetensors"
+    assert (
+        published.read_bytes()
+        == (straight.root / "results/tiny/checkpoint/model.safetensors").read_bytes()
+    )

@@ -1,0 +1,140 @@
+"""Every profile is understood by Snakemake, and says what the default one says of all runs."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+import yte
+from snakemake.cli import parse_args
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+from snakemake_interface_storage_plugins.registry import StoragePluginRegistry
+from support import ROOT
+
+PROFILES = sorted(path.parent for path in ROOT.glob("profiles/*/config.yaml"))
+NAMES = [path.name for path in PROFILES]
+NOT_RUN = ("kubernetes", "googlebatch", "aws-batch")
+
+# The options of plugins that the project does not install, from the sources of these versions;
+# where one is installed the test below compares.
+OPTIONS = {
+    "kubernetes": {  # snakemake-executor-plugin-kubernetes 0.5.1
+        "namespace", "cpu-scalar", "service-account-name", "privileged", "persistent-volumes",
+        "omit-job-cleanup",
+    },
+    "googlebatch": {  # snakemake-executor-plugin-googlebatch 0.5.1
+        "project", "region", "container", "docker-password", "docker-username", "machine-type",
+        "labels", "image-family", "image-project", "work-tasks", "cpu-milli", "boot-disk-gb",
+        "network", "subnetwork", "service-account", "boot-disk-type", "boot-disk-image",
+        "work-tasks-per-node", "memory", "mount-path", "retry-count", "max-run-duration",
+        "snippets",
+    },
+    "aws-batch": {  # snakemake-executor-plugin-aws-batch 0.2.1
+        "region", "job-queue", "job-role", "tags", "task-timeout",
+    },
+    "storage-gcs": {"project", "stay-on-remote", "retries"},  # snakemake-storage-plugin-gcs 1.1.4
+}  # fmt: skip
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read a profile as Snakemake does."""
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    value: dict[str, Any] = yte.process_yaml(text)
+    return value
+
+
+def installed(prefix: str) -> bool:
+    if prefix.startswith("storage-"):
+        return prefix.removeprefix("storage-") in StoragePluginRegistry().plugins
+    return prefix in ExecutorPluginRegistry().plugins
+
+
+def parsed(folder: Path) -> Any:
+    """Give the command line that a profile stands for; the error's last line if it is refused."""
+    place = ["-s", str(ROOT / "Snakefile"), "--workflow-profile", str(folder)]
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        try:
+            return parse_args(place)[1]
+        except SystemExit:
+            return errors.getvalue().splitlines()[-1]
+
+
+def without(value: dict[str, Any], prefixes: list[str]) -> dict[str, Any]:
+    """Leave out of a profile what belongs to plugins that are not installed."""
+    kept = {k: v for k, v in value.items() if not k.startswith(tuple(f"{p}-" for p in prefixes))}
+    if kept.get("executor") in prefixes:
+        del kept["executor"]
+    return kept
+
+
+@pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
+def test_snakemake_understands_every_key(folder: Path, tmp_path: Path) -> None:
+    value = read(folder)
+    absent = [prefix for prefix in OPTIONS if not installed(prefix)]
+    for prefix in absent:
+        named = {key.removeprefix(f"{prefix}-") for key in value if key.startswith(f"{prefix}-")}
+        assert named <= OPTIONS[prefix], f"{folder.name}: {sorted(named - OPTIONS[prefix])}"
+    assert value.get("executor") in {None, *OPTIONS, *ExecutorPluginRegistry().plugins}
+    rest = tmp_path / "rest.yaml"
+    rest.write_text(yaml.safe_dump(without(value, absent)), encoding="utf-8")
+    arguments = parsed(rest)
+    assert not isinstance(arguments, str), f"{folder.name}: {arguments}"
+    assert arguments.resources["gpu"].value >= 1
+    if value.get("executor") and value["executor"] not in absent:
+        plugin = ExecutorPluginRegistry().get_plugin(value["executor"])
+        assert plugin.get_settings(arguments) is not None
+
+
+def test_a_key_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("executor: cluster-generic\ncluster-generic-submit-command: qsub\n")
+    assert "cluster-generic-submit-command" in str(parsed(wrong))
+
+
+@pytest.mark.parametrize("prefix", [p for p in OPTIONS if not p.startswith("storage-")])
+def test_the_recorded_options_are_those_of_the_plugin(prefix: str) -> None:
+    if not installed(prefix):
+        pytest.skip(f"snakemake-executor-plugin-{prefix} is not installed")
+    plugin = ExecutorPluginRegistry().get_plugin(prefix)
+    own = {name.replace("_", "-") for name in plugin.settings_cls.__dataclass_fields__}
+    assert own == OPTIONS[prefix]
+
+
+@pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
+def test_what_holds_for_every_run_is_said_in_every_profile(folder: Path) -> None:
+    default, value = read(ROOT / "profiles" / "default"), read(folder)
+    own = {"resources", "nolock"} if folder.name in NOT_RUN else {"resources"}
+    common = default.keys() - own  # what runs workflow/remote.smk has no lock of the Snakefile
+    assert {key: value.get(key) for key in common} == {key: default[key] for key in common}
+    assert any(str(limit).startswith("gpu=") for limit in value["resources"])
+
+
+@pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
+def test_the_rules_that_a_profile_names_exist(folder: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.glob("workflow/**/*.smk")]
+    rules = {name for text in texts for name in re.findall(r"^rule (\w+):", text, re.MULTILINE)}
+    value = read(folder)
+    named = {*value.get("set-resources", {}), *value.get("set-threads", {})}
+    named |= {str(group).partition("=")[0] for group in value.get("groups", ())}
+    assert named <= rules
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_profile_that_was_not_run_says_so(name: str) -> None:
+    text = (ROOT / "profiles" / name / "config.yaml").read_text(encoding="utf-8")
+    assert re.search(r"^# NOT run ", text, re.MULTILINE)
+    assert f"--workflow-profile profiles/{name}" in text
+    for key, value in read(ROOT / "profiles" / name).items():
+        secret = re.search(r"password|secret|token|access-key", key)
+        assert not secret, f"{key}: {value} belongs into the environment"
+
+
+def test_profiles_are_named_by_the_option_that_replaces_the_default() -> None:
+    # With --profile, profiles/default would win over the named one, key by key: gpu=1, always.
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/**/*.y*ml")]
+    for page in [*pages, *ROOT.glob("profiles/*/config.yaml")]:
+        assert not re.search(r" --profile\b", page.read_text(encoding="utf-8")), page.name

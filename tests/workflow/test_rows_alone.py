@@ -1,0 +1,115 @@
+"""Rows of plain files, made from the shell without an expert."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import SCRIPTS
+
+from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+
+pytestmark = pytest.mark.chain
+N_RECORDS = 82
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with records and a tokenizer, and a blank in its name."""
+    folder = tmp_path_factory.mktemp("a place") / "of mine"
+    (folder / "tokenizer").mkdir(parents=True)
+    save_tokenizer(train_tokenizer(["what is two"] * 3, vocab_size=300), folder / "tokenizer")
+    records = [{"question": f"what is {i} plus 1", "answer": f"{i + 1}"} for i in range(N_RECORDS)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def pretokenize(place: Path, *arguments: str) -> tuple[int, str, str]:
+    given = ["--input", "*.jsonl", "--tokenizer", "tokenizer", "--output", "rows", "--cores", "2"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "pretokenize_files.py"), *given, *arguments],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None:
+    before = sorted(place.iterdir())
+    code, _, problem = pretokenize(place, "--text", "{body}")
+    assert code == 1
+    every = f"{N_RECORDS} of {N_RECORDS} records rejected: missing_field {N_RECORDS}"
+    assert problem.startswith(f"error: source files: {every}")
+    assert problem.count("\n") == 1
+    assert "results/rows" not in problem
+    assert problem.endswith("; the rejected records are in rows.rejected\n")
+    lines = (place / "rows.rejected" / "000.rejected.jsonl").read_text().splitlines()
+    assert len(lines) == N_RECORDS
+    shutil.rmtree(place / "rows.rejected")
+    assert sorted(place.iterdir()) == before
+
+
+def test_too_few_records_name_no_folder_that_is_gone(place: Path) -> None:
+    (place / "one.txt").write_text('{"question": "what is one"}\n')
+    code, _, problem = pretokenize(place, "--input", "one.txt", "--text", "{text}")
+    assert code == 1 and "too few to hold one out" in problem
+    assert "results/" not in problem and problem.endswith("add records\n")
+    (place / "one.txt").unlink()
+
+
+def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
+    before = sorted(place.iterdir())
+    given = ["--input", "*.jsonl", "--tokenizer", "tokenizer", "--output", "stopped"]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "pretokenize_files.py"), *given, "--text", "{question}"],
+        cwd=place,
+    )
+    end = time.monotonic() + 120
+    while not list(place.glob(".stopped.*/.snakemake")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    (folder,) = place.glob(".stopped.*")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 128 + signal.SIGTERM
+    assert sorted(place.iterdir()) == before
+    assert not [command for command in commands() if str(folder.name) in command]
+
+
+def commands() -> list[str]:
+    """List the command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_rows_are_made_whole_and_their_place_is_never_overwritten(place: Path) -> None:
+    from datasets import load_from_disk
+
+    templates = ("--prompt", "{question}", "--completion", "{answer}")
+    code, said, problem = pretokenize(place, *templates, "--length", "64")
+    assert code == 0, problem
+    packing = json.loads((place / "rows" / "packing.json").read_text())
+    assert packing["train"]["n_documents"] + packing["held_out"]["n_documents"] == N_RECORDS
+    table = load_from_disk(str(place / "rows" / "train"))
+    assert len(table) == packing["train"]["n_sequences"]
+    assert len(table[0]["input_ids"]) == packing["sequence_length_tokens"] == 64
+    assert f"{packing['train']['n_tokens']:,} tokens" in said
+    code, _, problem = pretokenize(place, *templates)
+    assert (code, problem.count("\n")) == (1, 1)
+    assert "rows is there; name another folder" in problem
+
+
+def test_half_a_template_is_refused(place: Path) -> None:
+    code, _, problem = pretokenize(place, "--prompt", "{question}")
+    assert code == 2
+    assert "give --prompt and --completion, or --text, or --messages" in problem

@@ -1,0 +1,64 @@
+"""Train where no file system is shared: a bundle in, an outcome out, each one single file.
+
+    snakemake -s workflow/remote.smk --cores 8 results/expert-sql/outcome.tar
+
+Needs:  results/{expert}/bundle.tar            made by the Snakefile, on a machine without a GPU
+Makes:  results/{expert}/outcome.tar           report, records, model, logs; for open_bundle.py --outcome
+
+The job opens the bundle in a folder of its own and runs the Snakefile there, so that a retry on the
+same disk resumes. --config takes gpu (cards of the job), threads, retries, place (that folder),
+guard: options of guard_run.py, such as --push s3://… to resume on another disk (copies lie below the
+expert's name there), and code: where this project lies in an image whose jobs get no copy of it. See
+docs/bundles.md.
+"""
+
+import sys
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+PLACES = [Path(workflow.basedir).parent, Path(config.get("code", "."))]
+CODE = next((p for p in PLACES if (p / "Snakefile").is_file()), PLACES[0])
+SCRIPTS = CODE.absolute() / "workflow" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from expertflow.config import guard
+from expertflow.rental.bundle_guard import guard_command
+
+guard.set_environment(SCRIPTS, main=workflow.is_main_process)
+
+OPTIONS = config.get("guard", "")
+guard.one_line(guard_command)(OPTIONS, "any")
+
+
+wildcard_constraints:
+    expert=r"[^/]+",
+
+
+rule train_bundle:
+    input:
+        "results/{expert}/bundle.tar",
+    output:
+        "results/{expert}/outcome.tar",
+    log:
+        "results/{expert}/logs/train_bundle.log",
+    # A job elsewhere is a Snakemake of its own, which would retry inside of each retry.
+    retries: int(config.get("retries", 3)) if workflow.is_main_process else 0
+    conda:
+        "../envs/expertflow.yaml"
+    threads: int(config.get("threads", 8))
+    resources:
+        gpu=int(config.get("gpu", 1)),
+        # Resources, not params: a finished outcome is not made again for another value of them.
+        place=lambda wildcards: f"{config.get('place', 'remote')}/{wildcards.expert}",
+        guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
+    shell:
+        '{{ python "$EXPERTFLOW/open_bundle.py" {input:q} --directory {resources.place:q} --replace'
+        " && (cd {resources.place:q} && env -u SNAKEMAKE_PROFILE {resources.guard}"
+        " snakemake results/{wildcards.expert:q}/report.json"
+        ' -s "$EXPERTFLOW/../../Snakefile" --workflow-profile "$EXPERTFLOW/../../profiles/default"'
+        " --cores {threads} --resources gpu={resources.gpu})"
+        ' && python "$EXPERTFLOW/make_outcome.py" {wildcards.expert:q}'
+        " --directory {resources.place:q} --output {output:q}; }} 2> >(tee -i {log:q} >&2)"

@@ -1,0 +1,215 @@
+"""Read the lists of variants of config/ablations, and refuse what cannot be meant."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from expertflow.config.load import read_yaml
+from expertflow.config.validate import check
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.records import from_json
+from expertflow.plan.override import choices, flags
+from expertflow.studies.records import (
+    PLAN,
+    AblationSpec,
+    ClaimedRatio,
+    Rows,
+    Variant,
+    VariantSpec,
+)
+
+Settings = dict[str, Any]
+SUFFIXES = (".yaml", ".yml", ".json")
+# Of what can be given by hand, what a variant may change: what decides how fast a step is and not
+# what is learned, for how long, or where it is written.
+ABOUT_SPEED = {
+    "attention", "batch_size", "dataloader_num_workers", "dataloader_persistent_workers",
+    "dataloader_prefetch_factor", "deterministic", "gradient_accumulation_steps",
+    "gradient_checkpointing", "loader", "lora_alpha", "lora_dropout", "lora_r", "lora_targets",
+    "lora_use_dora", "lora_use_rslora", "method", "n_threads", "optim", "precision",
+    "torch_compile", "use_tf32",
+}  # fmt: skip
+
+
+def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> AblationSpec:
+    """Give all variants and claims of the files that the configuration names.
+
+    Raises:
+        ConfigError: a file is not there or wrong; names file, key, value and fix.
+    """
+    settings, schema = config["ablation"], read_yaml(schemas / "ablation.schema.yaml")
+    variants: list[Variant] = []
+    claims: list[tuple[Path, ClaimedRatio]] = []
+    for name in settings["files"]:
+        path = find_ablation(name, directories)
+        value = read_yaml(path)
+        check(value, schema, where=str(path))
+        new = _ladder(name, value["ladder"], path) if "ladder" in value else _singles(value, path)
+        for variant in new:
+            if variant.name in {known.name for known in variants}:
+                raise ConfigError(
+                    f"{path}: a second variant is named {variant.name!r}; rename one, names are"
+                    " unique over all files of ablation.files"
+                )
+            variants.append(variant)
+        claims += [(path, ClaimedRatio(**claim)) for claim in value.get("claims", [])]
+    for path, claim in claims:
+        _check_claim(claim, {variant.name for variant in variants}, path)
+    return AblationSpec(
+        preset=config["preset"],
+        variants=tuple(variants),
+        claims=tuple(claim for _, claim in claims),
+        n_repeats=settings["n_repeats"],
+        n_warmup_steps=settings["n_warmup_steps"],
+        n_timed_steps=settings["n_timed_steps"],
+        max_timed_s=float(settings["max_seconds"]),
+    )
+
+
+def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
+    """Give the settings of one variant's job: not what it is called, or where in a ladder it is.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    names = [variant.name for variant in spec.variants]
+    if name not in names:
+        raise ConfigError(f"no variant is named {name!r} in ablation.files; {_hint(name, names)}")
+    variant = replace(spec.variants[names.index(name)], label="", of=None, rung=None, undone=())
+    lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
+    return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
+
+
+def ablation_files(config: Settings, directories: list[Path]) -> dict[str, Path]:
+    """Find the lists of variants that the configuration names, by their place below config/."""
+    paths = [find_ablation(name, directories) for name in config["ablation"]["files"]]
+    return {f"ablations/{path.name}": path for path in paths}
+
+
+def find_ablation(name: str, directories: list[Path]) -> Path:
+    """Find a list of variants in the first directory that has it.
+
+    Raises:
+        ConfigError: no directory does; names the nearest list that exists.
+    """
+    folders = [directory / "ablations" for directory in directories]
+    for folder in folders:
+        for suffix in SUFFIXES:
+            if (path := folder / f"{name}{suffix}").is_file():
+                return path
+    known = sorted({p.stem for d in folders for p in d.glob("*") if p.suffix in SUFFIXES})
+    raise ConfigError(
+        f"ablation.files names {name!r} (config/ablations/{name}.yaml), which is not there;"
+        f" {_hint(name, known)}"
+    )
+
+
+def _singles(value: Settings, path: Path) -> list[Variant]:
+    made = []
+    for row in value["variants"]:
+        variant = Variant(**{"rows": "packed", "training": {}, **row})
+        _check_training(variant, path)
+        unlike = "saves" in row and variant.metric != "hours"
+        changed = bool(variant.training) or variant.rows != "packed"
+        if unlike or (variant.metric != "tokens_per_s" and changed):
+            key = "saves" if unlike else "training and rows"
+            raise ConfigError(
+                f"{path}: variant {variant.name!r} has metric {variant.metric}, which {key} mean"
+                " nothing to; drop one of them"
+            )
+        if variant.metric == "hours" and variant.saves == 1.0:
+            raise ConfigError(
+                f"{path}: variant {variant.name!r} has metric hours and the plan's saves; give"
+                " saves, e.g. 0.5"
+            )
+        made.append(variant)
+    return made
+
+
+def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
+    """Walk from the start to the plan."""
+    start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
+    _check_training(start, path)
+    rungs, training, rows = [start], dict(start.training), start.rows
+    for i, step in enumerate(ladder["steps"], 1):
+        undone = list(step.get("as_planned", []))
+        for key in undone:
+            if key not in training:
+                raise ConfigError(
+                    f"{path}: step {step['name']!r} gives {key!r} back to the plan, which no rung"
+                    f" before has changed; {_hint(key, sorted(training))}"
+                )
+            del training[key]
+        new_rows: Rows = step.get("rows", rows)
+        if new_rows != rows:
+            undone.append("rows")
+        if not undone:
+            raise ConfigError(
+                f"{path}: step {step['name']!r} changes nothing; give as_planned, or other rows"
+            )
+        order = get_args(Rows)
+        if order.index(new_rows) > order.index(rows):
+            raise ConfigError(
+                f"{path}: step {step['name']!r} goes from rows {rows} to {new_rows}, away from the"
+                " plan; a ladder leads to it"
+            )
+        rows = new_rows
+        rungs.append(
+            Variant(
+                name=step["name"],
+                label=step["label"],
+                rows=rows,
+                training=dict(training),
+                of=of,
+                rung=i,
+                undone=tuple(undone),
+            )
+        )
+    left = [*sorted(training), *(["rows"] if rows != "packed" else [])]
+    if left:
+        raise ConfigError(
+            f"{path}: the ladder's last step leaves {', '.join(left)} as the start has them; add a"
+            " step with as_planned (rows: packed for rows), as a ladder ends at the plan"
+        )
+    return rungs
+
+
+def _check_training(variant: Variant, path: Path) -> None:
+    known = {name: kind for name, kind in flags().items() if name in ABOUT_SPEED}
+    for key, value in variant.training.items():
+        where = f"{path}: variant {variant.name!r}: training.{key}"
+        if key not in known:
+            raise ConfigError(f"{where}: no such setting in an ablation; {_hint(key, known)}")
+        allowed = choices(known[key])
+        if allowed is not None and value not in allowed:
+            raise ConfigError(f"{where} is {value!r}; use one of {', '.join(map(str, allowed))}")
+        try:
+            from_json(known[key], value, where=where)
+        except DataError as error:
+            raise ConfigError(f"{error}; correct the value") from error
+        least = {"batch_size": 1, "gradient_accumulation_steps": 1, "n_threads": 1}.get(key, 0)
+        if isinstance(value, int | float) and value < least:
+            raise ConfigError(f"{where} is {value}; give at least {least}")
+    if not variant.label.strip():
+        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; give one")
+
+
+def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
+    where = f"{path}: claim {claim.claim!r}"
+    for key in (claim.of, claim.to):
+        if key not in names | {PLAN}:
+            hint = _hint(key, sorted(names | {PLAN}))
+            raise ConfigError(f"{where} names {key!r}, which is no variant; {hint}")
+    if claim.of == claim.to:
+        raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
+    if claim.high is not None and (claim.low is None or claim.low > claim.high):
+        raise ConfigError(
+            f"{where} has high {claim.high:g} and low {claim.low}; give both, the lower one as low"
+        )
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"

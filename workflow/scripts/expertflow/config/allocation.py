@@ -1,0 +1,95 @@
+"""What a training asks a cluster for: how long, how many machines, and whether there is one."""
+
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from expertflow.config.guard import fail, one_line
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.records import read_part
+from expertflow.plan.cost_records import CostPlan
+
+# The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
+# a job that is ended too early is queued for again. A job asked for longer costs nothing more.
+GENEROUS = 1.5
+AT_LEAST_MINUTES = 60
+UNPLANNED_MINUTES = 24 * 60
+TRAIN = ("calibrate_expert", "train_expert")
+
+
+def runtime_minutes(expert: str) -> int:
+    """Give the minutes that a training may take, by its plan; a day where that does not say.
+
+    A job that is ended earlier saves, and is taken up by a retry.
+    """
+    try:
+        cost = read_part(CostPlan, Path("results", expert, "plan.json"), "cost")
+    except DataError:
+        # There is none yet, or a spoilt one, which is made again before anything trains by it.
+        return UNPLANNED_MINUTES
+    hours = cost.predicted_hours_high
+    return (
+        UNPLANNED_MINUTES if hours is None else AT_LEAST_MINUTES + math.ceil(60 * GENEROUS * hours)
+    )
+
+
+@one_line
+def n_gpus(training: dict[str, Any], limit: Any, *, main: bool) -> int:
+    """Count the cards of all nodes together.
+
+    Raises:
+        ConfigError: a run may not hold as many. Snakemake would ask for fewer without a word, and
+            the processes would share them.
+    """
+    n: int = training["world_size"]
+    if main and limit is not None and limit.value < n:
+        raise ConfigError(
+            f"training.world_size is {n}, and a run may hold {limit.value} at once: set"
+            f" EXPERTFLOW_SLURM_GPUS to at least {n}, or add --resources gpu={n}"
+        )
+    return n
+
+
+@one_line
+def n_nodes(training: dict[str, Any]) -> int | None:
+    """Give the number of machines; null where it is one and nothing is asked of the cluster.
+
+    Raises:
+        ConfigError: they would not have the same number of processes each.
+    """
+    n_processes, n = training["world_size"], training["n_nodes"]
+    if n_processes % n:
+        raise ConfigError(
+            f"training.n_nodes is {n} and training.world_size {n_processes}: every machine runs as"
+            f" many processes as the next; make world_size a multiple of {n}"
+        )
+    return None if n == 1 else int(n)
+
+
+def refuse_misfits(
+    jobs: Iterable[Any],
+    expert: Callable[[str], dict[str, Any]],
+    limit: Any,
+    *,
+    main: bool,
+) -> None:
+    """End the run before its first job if a training asks for what it cannot get.
+
+    Snakemake asks for a job's resources only when all jobs before it are done.
+    """
+    for job in jobs:
+        if job.rule.name in TRAIN:
+            training = expert(job.wildcards_dict["expert"])["training"]
+            n_gpus(training, limit, main=main)
+            n_nodes(training)
+
+
+def refuse_missing_slurm(executor: str) -> None:
+    """End the run if it would submit to Slurm from a machine that has none."""
+    if executor == "slurm" and shutil.which("sbatch") is None:
+        fail(
+            "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"
+            " node of the cluster, or leave the profile out"
+        )

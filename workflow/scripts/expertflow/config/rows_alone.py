@@ -1,0 +1,130 @@
+"""Packed rows of plain files, without an expert: the chain's first half in a folder of its own.
+
+``pretokenize_files.py`` makes them. The rows are those that an expert with these sources gets.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expertflow.config.rows_folder import Workplace, keep_rejected, workplace
+from expertflow.config.rows_process import run_stoppable
+from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.files import canonical_json
+from expertflow.core.records import read_record
+from expertflow.tokens.records import PackingRecord
+
+EXPERT = "rows"
+SNAKEFILE = Path(__file__).parents[4] / "Snakefile"
+# The model is never trained: as small as one can be around the tokenizer.
+LEAST = {
+    "n_layers": 1,
+    "hidden_size": 8,
+    "n_heads": 1,
+    "n_kv_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 8,
+}
+# Where the chain points to files of its folder, which is gone when the message is read.
+OF_THE_FOLDER = re.compile(r"; see [^;\s]+|,? or check what was rejected in \S+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """Files (a path or a glob), the tokenizer's folder, and how rows are made of them.
+
+    ``templates`` are keys of a source: prompt and completion, text, or messages. A null length
+    takes the shortest rows that cut no document.
+    """
+
+    files: str
+    tokenizer: Path
+    templates: dict[str, str]
+    sequence_length_tokens: int | None
+    packing: str
+    n_cores: int
+
+
+def make_rows(wish: Wish, output: Path) -> PackingRecord:
+    """Write ``output`` with train, held_out and packing.json, whole or not at all.
+
+    Raises:
+        ConfigError: the output is there, or the tokenizer is not.
+        DataError: a stage failed; its own words. What it rejected lies in ``{output}.rejected``.
+        SystemExit: a signal asked to stop.
+    """
+    if output.exists():
+        raise ConfigError(f"{output} is there; name another folder, or delete it")
+    if not (wish.tokenizer / "tokenizer.json").is_file():
+        raise ConfigError(f"{wish.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
+    with workplace(output) as place:
+        _write_settings(wish, place.path / "config")
+        _run(wish, place, output)
+        results = place.path / "results" / EXPERT
+        (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
+        (results / "packing.json").rename(results / "packed" / "packing.json")
+        (results / "packed").rename(output)
+    return read_record(PackingRecord, output / "packing.json")
+
+
+def described(record: PackingRecord) -> Iterator[str]:
+    """Say in a few lines what the rows hold."""
+    lengths = record.histogram
+    for name, split in (("train", record.train), ("held_out", record.held_out)):
+        places = split.n_tokens + split.n_padding_tokens
+        yield (
+            f"{name}: {split.n_documents:,} documents, {split.n_tokens:,} tokens,"
+            f" {split.n_target_tokens:,} of them targets, in {split.n_sequences:,} rows of"
+            f" {record.sequence_length_tokens}, {split.n_tokens / places:.1%} full"
+        )
+    yield (
+        f"lengths in tokens: median {lengths.p50}, 90 % up to {lengths.p90}, 99 % up to"
+        f" {lengths.p99}, longest {lengths.max}"
+    )
+    yield record.suggestion.reason
+
+
+def _manifest(wish: Wish) -> dict[str, Any]:
+    source = {"name": "files", "kind": "local", "path": str(Path(wish.files).absolute())}
+    length = wish.sequence_length_tokens
+    return {
+        "description": "Rows of plain files.",
+        "model": "builtin:tiny-qwen3",
+        "builtin": LEAST,
+        "tokenizer": str(wish.tokenizer.absolute()),
+        "sources": [{**source, **wish.templates}],
+        "training": {
+            "method": "full",
+            "packing": wish.packing,
+            "max_seq_length": "auto" if length is None else length,
+        },
+        "evaluation": {"task": "held_out_loss"},
+    }
+
+
+def _write_settings(wish: Wish, folder: Path) -> None:
+    (folder / "experts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
+    (folder / "experts" / f"{EXPERT}.json").write_text(canonical_json(_manifest(wish)))
+
+
+def _run(wish: Wish, place: Workplace, output: Path) -> None:
+    where = ["--snakefile", str(SNAKEFILE), "--directory", str(place.path)]
+    what = ["--cores", str(wish.n_cores), f"results/{EXPERT}/packing.json"]
+    done = run_stoppable(
+        [sys.executable, "-m", "snakemake", *where, *what], keep_open=[place.lock.fileno()]
+    )
+    if done.returncode == 0:
+        return
+    kept = keep_rejected(place.path, output)
+    see = f"; the rejected records are in {kept}" if kept else ""
+    lines = (done.stderr + done.stdout).splitlines()
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if not said:
+        # No stage ended with a line of ours: all that was said is needed.
+        print(done.stderr, file=sys.stderr)
+        raise DataError(f"Snakemake ended with {done.returncode}; its words are above{see}")
+    raise DataError(OF_THE_FOLDER.sub("", said[0]) + see)

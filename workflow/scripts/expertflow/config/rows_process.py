@@ -1,0 +1,81 @@
+"""Run a command that ends with whoever asked for it: a signal to stop reaches all its processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Snakemake ends its jobs at an interrupt; at a SIGTERM it would wait for them.
+STOPS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE_S = 10.0
+POLL_S = 0.2
+
+
+def run_stoppable(
+    command: Sequence[str], *, keep_open: Sequence[int] = (), patience_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own and give what it said.
+
+    ``keep_open`` are files that it inherits.
+
+    Raises:
+        SystemExit: a signal asked to stop; nothing of the command is left.
+    """
+    with _noted() as came:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=keep_open,
+        )
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said, problems = process.communicate(timeout=POLL_S)
+                break
+            if came:
+                _stop(process, patience_s)
+                raise SystemExit(128 + came[0])
+        if came:
+            raise SystemExit(128 + came[0])
+    return subprocess.CompletedProcess(command, process.returncode, said, problems)
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[list[int]]:
+    """Note signals instead of dying of them, but for those that are ignored, as under nohup."""
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    before = {n: handler for n, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(process: subprocess.Popen[str], patience_s: float) -> None:
+    for number in STOPS:
+        _signal_all(process, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=patience_s)
+            break
+    # What its leader has left behind, or all of it.
+    _signal_all(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

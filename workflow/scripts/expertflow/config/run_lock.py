@@ -1,0 +1,120 @@
+"""One run at a time makes an expert, and none while jobs of a killed run still write.
+
+Snakemake's own lock outlives a Snakemake that was killed, and the first of two runs to end takes
+both runs' locks away; so the profiles turn it off. These locks die with their process.
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from expertflow.config.guard import fail, note
+from expertflow.config.slurm_jobs import wait_for_jobs
+from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
+
+# What jobs inherit: the run that they belong to.
+RUN = "EXPERTFLOW_RUN"
+# The page over all experts is made by a run like an expert.
+INDEX = "index"
+# Inside of a container processes are numbered anew.
+NUMBERING = Path("/proc/self/ns/pid")
+POLL_S, TOLD_EVERY_S = 0.5, 60.0
+_held: list[IO[str]] = []
+
+
+def sign_jobs() -> None:
+    """Let jobs carry the process, the place where that number holds, and the folder of this run."""
+    os.environ[RUN] = signature(os.getpid())
+
+
+def signature(pid: int) -> str:
+    """Sign for a run in this folder."""
+    return f"{pid} {_place()} {Path.cwd()}"
+
+
+def _place() -> str:
+    numbering = NUMBERING.readlink() if NUMBERING.is_symlink() else ""
+    return f"{socket.gethostname()}/{numbering}"
+
+
+def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> None:
+    """Hold the experts that this run makes until its process ends; then wait for orphans.
+
+    ``slurm_run`` names this run's jobs on Slurm. Ends the run if another one makes an expert.
+    """
+    if not main:
+        return
+    own = [] if slurm_run is None else [slurm_run]
+    streams, before = [], set()
+    for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):
+        stream = _open(expert)
+        if try_lock(stream) == "held":
+            fail(f"{expert} is being made by another run{_who(stream)}; wait for it, or stop it")
+        left = holder(stream).get("slurm_runs", [])
+        # Whoever comes after a run that is killed while it waits has to wait for the same jobs.
+        sign(stream, slurm_runs=[*left, *own])
+        _held.append(stream)
+        streams.append(stream)
+        before.update(left)
+    # First, as those that run on this machine would be found as processes, too.
+    wait_for_jobs(sorted(before))
+    _wait_for_orphans()
+    for stream in streams:
+        sign(stream, slurm_runs=own)
+
+
+@contextlib.contextmanager
+def held_by_nobody_else(expert: str) -> Iterator[bool]:
+    """Hold an expert for a moment; tell whether no other run does."""
+    with _open(expert) as stream:
+        yield try_lock(stream) != "held"
+
+
+def _open(expert: str) -> IO[str]:
+    EXPERT_LOCKS.mkdir(parents=True, exist_ok=True)
+    return (EXPERT_LOCKS / f"{expert}.lock").open("a+", encoding="utf-8")
+
+
+def _who(stream: IO[str]) -> str:
+    known = holder(stream)
+    return f", process {known['pid']} on {known['host']}" if known else ""
+
+
+def _wait_for_orphans() -> None:
+    """Wait for jobs whose Snakemake was killed: they write what this run would write."""
+    told_s = -TOLD_EVERY_S
+    while found := orphans():
+        if time.monotonic() - told_s >= TOLD_EVERY_S or told_s < 0:
+            pids = " ".join(map(str, sorted(found)))
+            note(
+                f"jobs of a run that was killed are still at work: waiting for process {pids}"
+                f" ({found[min(found)]}); to end them sooner: kill {pids}"
+            )
+            told_s = time.monotonic()
+        time.sleep(POLL_S)
+
+
+def orphans() -> dict[int, str]:
+    """Find jobs of this folder whose run is gone; give what each process runs."""
+    found, place = {}, _place()
+    for process in psutil.process_iter():
+        # It ends while it is looked at, or is somebody else's.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            pid, _, rest = process.environ().get(RUN, "").partition(" ")
+            if rest == f"{place} {Path.cwd()}" and not _is_run_of(int(pid), process):
+                found[process.pid] = " ".join(process.cmdline()[:2])
+    return found
+
+
+def _is_run_of(pid: int, job: psutil.Process) -> bool:
+    """Tell whether the run lives; a number that was given away again is a younger process."""
+    try:
+        return pid == os.getpid() or psutil.Process(pid).create_time() <= job.create_time()
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,68 @@
+"""Take away records that a power cut spoiled, so that the rules that wrote them run again."""
+
+import glob
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from expertflow.config.guard import note
+from expertflow.config.run_lock import held_by_nobody_else
+
+# Records of an expert, of its ablation, and of its sources and shards, each beside its sidecar.
+PLACES = (
+    "{expert}/.*.json.fingerprint",
+    "{expert}/ablation/.*.json.fingerprint",
+    "{expert}/*/*/.*.json.fingerprint",
+)
+
+
+def remove_spoilt_records(results: Path, *, looks: bool, main: bool) -> None:
+    """Remove records that are no JSON, each with a line; a run that only looks just tells.
+
+    Snakemake takes a file for made because it is there. One that somebody edited is left alone:
+    ``verify_results.py`` tells of it. So is one of an expert that another run makes.
+    """
+    if not main:
+        return
+    found = list(spoilt(results))
+    if looks:
+        for path in found:
+            note(f"{path} or its sidecar is cut short or empty; a run removes it and remakes it")
+        return
+    for expert in sorted({path.relative_to(results).parts[0] for path in found}):
+        with held_by_nobody_else(expert) as ours:
+            if ours:
+                # Looked for again: another run may have made it meanwhile.
+                _remove(spoilt(results, glob.escape(expert)))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in list(paths):
+        path.unlink()
+        note(
+            f"{path} or its sidecar was cut short or empty, and is removed; it is made again where"
+            " it is used"
+        )
+
+
+def spoilt(results: Path, expert: str = "*") -> Iterator[Path]:
+    """Find records and sidecars that are no JSON, and records whose sidecar is none.
+
+    Such a record would never have a sidecar again: what is there is not made.
+    """
+    for place in PLACES:
+        for sidecar in sorted(results.glob(place.format(expert=expert))):
+            record = sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))
+            is_whole = _is_json(sidecar)
+            if record.is_file() and not (is_whole and _is_json(record)):
+                yield record
+            if not is_whole:
+                yield sidecar
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return True

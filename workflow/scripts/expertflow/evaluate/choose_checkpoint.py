@@ -1,0 +1,145 @@
+"""Choose among the checkpoints that training kept, by the task's own metric. Pure.
+
+The questions of the choice are none of those that are reported: the best of several looks better on
+the questions that it was chosen by than it is. The held-out loss has no such second set: where it
+decides, or training stopped or chose by it, the reported loss is the one that was chosen by.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.records import (
+    CandidateScore,
+    EvaluationSpec,
+    Published,
+    TaskScore,
+)
+from expertflow.train.records import Candidate, TrainingRecord
+
+# With fewer, the interval of a score is 40 points wide, and chance would choose.
+MIN_QUESTIONS = 20
+# Of fewer questions than these in all, none are kept back from the report to choose by.
+MIN_TO_SHARE = 40
+TASK_WITHOUT_METRIC = "held_out_loss"
+CHOSEN_BY_LOSS = (
+    "training chose them by the lowest held-out loss, so the reported loss is too good by that"
+)
+
+
+def no_choice(
+    spec: EvaluationSpec, training: TrainingRecord, n_questions: int, hindrance: str | None
+) -> str | None:
+    """Say why there is nothing to choose; nothing if there is."""
+    if spec.task == TASK_WITHOUT_METRIC:
+        return "the task has no metric beside the held-out loss"
+    if hindrance is not None:
+        return f"the task cannot be scored here: {hindrance}"
+    if len(training.candidates) == 1:
+        return "training kept no other"
+    if spec.n_selection_examples == 0:
+        return "evaluation.n_selection_examples is 0"
+    if n_questions < MIN_QUESTIONS:
+        return f"{n_questions} held-out questions are left to choose by, and {MIN_QUESTIONS} needed"
+    return None
+
+
+def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
+    """Share out questions between the report and the choice, where they are too few for both.
+
+    The choice then gets a third, and 20 at least; of less than 40 only what the report leaves.
+
+    >>> from types import SimpleNamespace
+    >>> spec = SimpleNamespace(max_examples=200, n_selection_examples=100)
+    >>> [n_to_report(n, spec) for n in (30, 40, 90, 240, 300)]
+    [30, 20, 60, 160, 200]
+    """
+    n_most = min(n_questions, spec.max_examples)
+    n_wanted = spec.max_examples + spec.n_selection_examples
+    if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:
+        return n_most
+    n_choice = min(max(n_questions // 3, MIN_QUESTIONS), spec.n_selection_examples)
+    return min(n_most, n_questions - n_choice)
+
+
+def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
+    """Publish what training did, for want of a choice; ``by_loss`` is how training chose it."""
+    told = f"the weights that training published: {why}"
+    own = published_by_training(training)
+    return Published(
+        step=own.step,
+        path=own.path,
+        weights_sha256=own.weights_sha256,
+        reason=f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told,
+        n_questions=0,
+        candidates=(),
+    )
+
+
+def published_by_training(training: TrainingRecord) -> Candidate:
+    """Give the candidate that training itself would hand over."""
+    return next(c for c in training.candidates if c.step == training.published_step)
+
+
+def in_order(training: TrainingRecord) -> list[Candidate]:
+    """List the candidates as they are asked: the likeliest to win last, and so still loaded."""
+    own = published_by_training(training)
+    return [*(c for c in training.candidates if c != own), own]
+
+
+def chosen(
+    training: TrainingRecord, scores: Sequence[tuple[Candidate, TaskScore]], n_questions: int
+) -> Published:
+    """Take the best score; of equal ones the lowest held-out loss, then the latest step."""
+    best, score = max(scores, key=lambda pair: _rank(*pair))
+    equal = [c for c, other in scores if other.n_correct == score.n_correct]
+    return Published(
+        step=best.step,
+        path=best.path,
+        weights_sha256=best.weights_sha256,
+        reason=_reason(best, score, n_scores=len(scores), n_equal=len(equal)),
+        n_questions=n_questions,
+        candidates=tuple(
+            CandidateScore(
+                step=candidate.step,
+                held_out_loss=candidate.held_out_loss,
+                score=own,
+                published=candidate == best,
+            )
+            for candidate, own in sorted(scores, key=lambda pair: pair[0].step)
+        ),
+    )
+
+
+def check_there(training: TrainingRecord, checkpoint: Path) -> None:
+    """Make sure that all candidates can be loaded before any of them is.
+
+    Raises:
+        EvaluationError: one is missing.
+    """
+    for candidate in training.candidates:
+        if (
+            not (checkpoint / candidate.path / "config.json").is_file()
+            and not (checkpoint / candidate.path / "adapter_config.json").is_file()
+        ):
+            raise EvaluationError(
+                f"{checkpoint / candidate.path}: the weights after step {candidate.step} are"
+                " missing; run train_expert again, which lays them out from its state"
+            )
+
+
+def _rank(candidate: Candidate, score: TaskScore) -> tuple[int, float, int]:
+    loss = candidate.held_out_loss
+    return score.n_correct, -(math.inf if loss is None else loss), candidate.step
+
+
+def _reason(best: Candidate, score: TaskScore, *, n_scores: int, n_equal: int) -> str:
+    told = (
+        f"step {best.step} has the best {score.metric} of {n_scores} kept checkpoints,"
+        f" {score.n_correct} of {score.n_examples} questions of the choice"
+    )
+    if n_equal == 1:
+        return told
+    others = "another has" if n_equal == 2 else f"{n_equal - 1} others have"
+    return f"{told}, which {others} too; the lowest held-out loss decides, then the latest step"

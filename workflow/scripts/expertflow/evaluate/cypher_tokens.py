@@ -1,0 +1,188 @@
+"""Split Cypher into words that say what they are: keyword, function, name, variable."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_CHARS = 200_000
+
+# The reserved words of openCypher 9 and the verbs of Neo4j's further clauses. `count` and `type`
+# are missing on purpose: they are functions before a parenthesis and good names elsewhere.
+_RESERVED = """
+    ADD ALL AND AS ASC ASCENDING BY CALL CASE CONSTRAINT CONTAINS CREATE DELETE DESC DESCENDING
+    DETACH DISTINCT DO DROP ELSE END ENDS EXISTS FALSE FOR FOREACH IN IS LIMIT MANDATORY MATCH
+    MERGE NOT NULL OF ON OPTIONAL OR ORDER REMOVE REQUIRE RETURN SCALAR SET SKIP STARTS THEN TRUE
+    UNION UNIQUE UNWIND WHEN WHERE WITH XOR YIELD
+"""
+KEYWORDS = frozenset(_RESERVED.split())
+
+_TOKEN = re.compile(
+    r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/)
+      | (?P<unclosed>/\*)
+      | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+      | (?P<quoted>`(?:[^`]|``)+`)
+      | (?P<number>0[xX][0-9a-fA-F]+|0[oO][0-7]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)
+      | (?P<parameter>\$(?:\w+|`(?:[^`]|``)+`))
+      | (?P<word>[^\W\d]\w*)
+      | (?P<operator>\.\.|<=|>=|<>|=~|\+=|\|\||[-+*/%^=<>()\[\]{},.:;|&!$])""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+# A brace behind one of these opens a subquery or counts repetitions; any other one opens a map.
+_BEFORE_SUBQUERY = frozenset({"EXISTS", "COUNT", "COLLECT", "CALL", ")"})
+_WORDS = frozenset({"word", "quoted"})
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of a query; equal tokens mean the same. ``text`` of a variable is its number."""
+
+    kind: str
+    text: str
+
+
+def tokenise(query: str) -> list[Token] | None:
+    """Split a query into tokens without blanks and comments; nothing if some text fits none."""
+    if len(query) > MAX_CHARS:
+        return None
+    tokens, position = [], 0
+    while position < len(query):
+        found = _TOKEN.match(query, position)
+        if found is None or found.lastgroup == "unclosed":
+            return None
+        position = found.end()
+        if found.lastgroup != "blank":
+            tokens.append(_token(found.lastgroup or "", found[0]))
+    return tokens
+
+
+def _token(kind: str, text: str) -> Token:
+    if kind == "string":
+        unescaped = _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1])
+        return Token(kind, unescaped)
+    if kind == "quoted":
+        return Token(kind, text[1:-1].replace("``", "`"))
+    return Token(kind, text)
+
+
+def classify(tokens: Sequence[Token]) -> list[Token]:
+    """Tell keywords, functions, names (of labels, keys and properties) and variables apart."""
+    keys, called = _map_keys(tokens), _called(tokens)
+    names = keys | _labels(tokens, keys)
+    result: list[Token] = []
+    in_yield = False
+    for index, token in enumerate(tokens):
+        if token.kind in _WORDS:
+            kind = "name" if index in names else _kind(tokens, index, called)
+            if kind == "keyword":
+                in_yield = token.text.upper() == "YIELD" or (in_yield and says(token, "AS"))
+            elif kind == "variable" and in_yield and not says(at(tokens, index - 1), "AS"):
+                kind = "yielded"
+            token = _fold_case(Token(kind, token.text))
+        result.append(token)
+    return result
+
+
+def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
+    token, before = tokens[index], at(tokens, index - 1)
+    if is_operator(before, "."):
+        return "plugin" if index in called else "name"
+    if _is_keyword(token):
+        return "keyword"
+    if index in called or says(before, "CALL"):
+        return "function" if is_operator(at(tokens, index + 1), "(", "{") else "plugin"
+    # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command: nothing to rename.
+    if any(_is_plain(at(tokens, neighbour)) for neighbour in (index - 1, index + 1)):
+        return "command"
+    return "variable"
+
+
+def _fold_case(token: Token) -> Token:
+    """Fold what Cypher reads in any case; functions of plug-ins (``apoc.…``) keep theirs."""
+    if token.kind in ("keyword", "command"):
+        return Token(token.kind, token.text.upper())
+    return Token(token.kind, token.text.lower()) if token.kind == "function" else token
+
+
+def _map_keys(tokens: Sequence[Token]) -> set[int]:
+    """Find the words that are keys of a map, ``{key: value}``."""
+    keys: set[int] = set()
+    in_map = [False]  # for each open bracket, after a first entry for none
+    for index, token in enumerate(tokens):
+        before, after = at(tokens, index - 1), at(tokens, index + 1)
+        between = is_operator(before, "{", ",") and is_operator(after, ":")
+        if is_operator(token, "(", "[", "{"):
+            in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
+        elif is_operator(token, ")", "]", "}"):
+            del in_map[max(1, len(in_map) - 1) :]
+        elif token.kind in _WORDS and between and in_map[-1]:
+            keys.add(index)
+    return keys
+
+
+def _labels(tokens: Sequence[Token], keys: set[int]) -> set[int]:
+    """Find the words of ``:A``, ``:A|B`` and ``:(A|!B)&C``; the colon of a map opens no label."""
+    labels: set[int] = set()
+    for index, token in enumerate(tokens):
+        if token.kind in _WORDS:
+            before = _skip_back(tokens, index - 1, "!", "(")
+            joined = is_operator(at(tokens, before), "|", "&")
+            joined = joined and _skip_back(tokens, before - 1, ")") in labels
+            if joined or (is_operator(at(tokens, before), ":") and before - 1 not in keys):
+                labels.add(index)
+    return labels
+
+
+def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
+    while is_operator(at(tokens, index), *operators):
+        index -= 1
+    return index
+
+
+def _called(tokens: Sequence[Token]) -> set[int]:
+    """Find the words of ``name.name.name(``, from right to left so that long chains stay cheap."""
+    called: set[int] = set()
+    for index in range(len(tokens) - 1, -1, -1):
+        after = at(tokens, index + 1)
+        subquery = is_operator(after, "{") and tokens[index].text.upper() in _BEFORE_SUBQUERY
+        in_chain = is_operator(after, ".") and index + 2 in called
+        if tokens[index].kind in _WORDS and (is_operator(after, "(") or subquery or in_chain):
+            called.add(index)
+    return called
+
+
+def number_variables(tokens: Sequence[Token]) -> list[Token]:
+    """Replace each variable by the order of its first appearance, from 0.
+
+    What a procedure yields is named by the procedure, so that name is kept wherever it stands.
+    """
+    fixed = {token.text for token in tokens if token.kind == "yielded"}
+    numbers: dict[str, int] = {}
+    result = []
+    for token in tokens:
+        if token.kind == "variable" and token.text in fixed:
+            token = Token("yielded", token.text)
+        elif token.kind == "variable":
+            token = Token("variable", str(numbers.setdefault(token.text, len(numbers))))
+        result.append(token)
+    return result
+
+
+def at(tokens: Sequence[Token], index: int) -> Token:
+    return tokens[index] if 0 <= index < len(tokens) else Token("", "")
+
+
+def is_operator(token: Token, *operators: str) -> bool:
+    return token.kind == "operator" and token.text in operators
+
+
+def says(token: Token, keyword: str) -> bool:
+    return token.kind == "word" and token.text.upper() == keyword
+
+
+def _is_keyword(token: Token) -> bool:
+    return token.kind == "word" and token.text.upper() in KEYWORDS
+
+
+def _is_plain(token: Token) -> bool:
+    return token.kind in _WORDS and not _is_keyword(token)

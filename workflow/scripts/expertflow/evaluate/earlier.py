@@ -1,0 +1,150 @@
+"""Remember each evaluation of an expert, so that the next one can tell a step backwards.
+
+One line of JSON an evaluation, in a file of the expert's: which questions it got right, by hashes
+of what they say. It is a memory, no result: without it nothing but the comparison is missing.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import (
+    canonical_json,
+    sha256_directory,
+    sha256_file,
+    sha256_text,
+    write_text,
+)
+from expertflow.core.locks import try_lock
+from expertflow.core.records import from_json, to_json
+from expertflow.evaluate.records import Decoding, EarlierRun, Example, Verdict
+from expertflow.evaluate.statistics import paired_change
+
+log = logging.getLogger(__name__)
+N_KEPT = 50
+HASH_CHARS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """How questions were asked and judged. ``artefacts`` are hashes of what scoring read."""
+
+    task: str
+    metric: str
+    max_new_tokens: int
+    decoding: Decoding
+    backend: str
+    fields: dict[str, str]
+    artefacts: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noted:
+    """What an evaluation found, by question. ``how`` has to be the same for two to be compared."""
+
+    evaluated_at: str
+    weights_sha256: str
+    how: Asked
+    correct: dict[str, bool]
+
+
+def noted(
+    how: Asked, weights_sha256: str, examples: Sequence[Example], verdicts: Sequence[Verdict]
+) -> Noted:
+    """Sum up an evaluation; equal questions with equal references are one."""
+    pairs = zip(examples, verdicts, strict=True)
+    return Noted(
+        evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        weights_sha256=weights_sha256,
+        how=how,
+        correct={question_hash(example, how.fields): verdict.correct for example, verdict in pairs},
+    )
+
+
+def question_hash(example: Example, fields: Mapping[str, str]) -> str:
+    """Name a question by what it says, its reference, and what its record gives the scorer."""
+    given = {argument: example.fields.get(name) for argument, name in sorted(fields.items())}
+    said = [example.prompt, example.reference, given]
+    return sha256_text(canonical_json(said))[:HASH_CHARS]
+
+
+def hashes_of(artefacts: Mapping[str, str]) -> dict[str, str]:
+    """Hash what scoring reads, as it is now: a corrected database makes other answers right."""
+    paths = {name: Path(place) for name, place in sorted(artefacts.items())}
+    return {
+        name: sha256_directory(path) if path.is_dir() else sha256_file(path)
+        for name, path in paths.items()
+    }
+
+
+def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
+    """Compare with the newest evaluation of other weights that asked some of the same questions.
+
+    Where none did, the newest one is named without a comparison; null where there is none.
+    """
+    others = [
+        before
+        for before in reversed(read(path))
+        if before.weights_sha256 != now.weights_sha256 and before.how == now.how
+    ]
+    if not others:
+        return None
+    before = next((b for b in others if b.correct.keys() & now.correct.keys()), others[0])
+    shared = sorted(before.correct.keys() & now.correct.keys())
+    earlier = EarlierRun(
+        evaluated_at=before.evaluated_at,
+        weights_sha256=before.weights_sha256,
+        n_shared_questions=len(shared),
+        value_fraction=None,
+        change=None,
+    )
+    if not shared:
+        return earlier
+    said, says = ([run.correct[key] for key in shared] for run in (before, now))
+    change = paired_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
+    return replace(earlier, value_fraction=sum(said) / len(said), change=change)
+
+
+def note(now: Noted, path: Path) -> None:
+    """Append an evaluation, under a lock and whole or not at all; the newest 50 are kept.
+
+    The same weights with the same answers once more add nothing.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("a") as lock:
+            try_lock(lock, wait=True)
+            known = read(path)
+            if known and _same(known[-1], now):
+                return
+            lines = (canonical_json(to_json(run)) for run in (*known, now)[-N_KEPT:])
+            write_text(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        # What was measured stands without it, and a card was paid for that.
+        log.warning("%s: this evaluation is not noted for later ones (%s)", path, error)
+
+
+def read(path: Path) -> list[Noted]:
+    """Read the evaluations so far, oldest first; damaged lines are left out, logged."""
+    if not path.is_file():
+        return []
+    found: list[Noted] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            found.append(from_json(Noted, _object(line)))
+        except (ValueError, DataError) as error:
+            log.warning("%s, line %d is left out: %.120s", path, number, error)
+    return found
+
+
+def _object(line: bytes) -> Mapping[str, object]:
+    value: Mapping[str, object] = json.loads(line)
+    return value
+
+
+def _same(one: Noted, other: Noted) -> bool:
+    return replace(one, evaluated_at=other.evaluated_at) == other

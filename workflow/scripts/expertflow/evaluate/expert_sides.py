@@ -1,0 +1,246 @@
+"""Ask one model after the other the same things: held-out documents, and the task's questions."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from expertflow.data.records import Layout
+from expertflow.evaluate import generate, generate_vllm
+from expertflow.evaluate.ask import Held
+from expertflow.evaluate.choices import choose_options
+from expertflow.evaluate.expert_models import Models, Place
+from expertflow.evaluate.generate import Answer
+from expertflow.evaluate.generate_vllm import Name
+from expertflow.evaluate.likelihood import log_likelihoods
+from expertflow.evaluate.losses import DocumentLosses, document_losses
+from expertflow.evaluate.records import (
+    EvaluationSide,
+    EvaluationSpec,
+    Example,
+    TaskScore,
+    Verdict,
+)
+from expertflow.evaluate.scores import summarise
+from expertflow.evaluate.statistics import mean_interval
+from expertflow.evaluate.tasks import metric_of, score
+from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.engine import Engine
+from expertflow.train.load import ADAPTER_FILE
+
+log = logging.getLogger(__name__)
+# Beyond it exp() leaves the range of floats.
+LARGEST_LOSS = 700.0
+NOT_ASKED = "not_asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What turns ids into text and ends an answer."""
+
+    engine: Engine
+    layout: Layout
+
+    @property
+    def end_id(self) -> int:
+        """Give the token that ends an assistant's turn."""
+        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
+
+    @property
+    def pad_id(self) -> int:
+        """Give a token that pads prompts; it is masked."""
+        return self.engine.special_id(self.layout.text_end)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writer:
+    """What writes answers: ``transformers``, or ``vllm``, which loads folders by itself."""
+
+    name: Name
+    base: Path
+    precision: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a model answered. Options that are chosen by likelihood are no generated tokens.
+
+    ``n_cut_off`` leaves out what was not asked.
+    """
+
+    texts: list[str]
+    verdicts: list[Verdict]
+    duration_s: float
+    n_tokens: int | None
+    n_cut_off: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What one model did; ``reference_losses`` are nats a token on each question's reference."""
+
+    side: EvaluationSide
+    losses: DocumentLosses
+    texts: list[str]
+    verdicts: list[Verdict]
+    reference_losses: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asker:
+    """Asks models in turn.
+
+    ``hindrance`` says why answers cannot be scored here, ``no_vllm`` why vLLM does not write them
+    though it was wanted if possible.
+    """
+
+    models: Models
+    writer: Writer
+    spec: EvaluationSpec
+    speaker: Speaker
+    held_out: PackedRows
+    micro_batch_size: int
+    metric: str | None
+    hindrance: str | None
+    no_vllm: str | None
+    _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
+
+    @property
+    def can_answer(self) -> bool:
+        """Tell whether there is a metric, and nothing in its way."""
+        return self.metric is not None and self.hindrance is None
+
+    def losses(self, place: Place) -> DocumentLosses:
+        """Take the loss of each held-out document, once for each model."""
+        if place not in self._losses:
+            self._losses[place] = document_losses(
+                self.models.get(place), self.held_out, micro_batch_size=self.micro_batch_size
+            )
+        return self._losses[place]
+
+    def held_out_loss(self, place: Place) -> float:
+        """Give the mean loss in nats a target."""
+        losses = self.losses(place)
+        return float(losses.nats_D.sum() / losses.n_targets_D.sum())
+
+    def outcome(self, place: Place, asked: list[Held]) -> Outcome:
+        """Ask one model everything. Losses come first, as another engine may answer."""
+        log.info("%s: %d questions", self.models.name(place), len(asked))
+        self.losses(place)
+        asked = asked if self.can_answer else []
+        references = self._reference_losses(place, asked) if asked else []
+        said = self.said(place, asked) if asked else None
+        return Outcome(
+            side=self._side(place, said),
+            losses=self.losses(place),
+            texts=said.texts if said else [],
+            verdicts=said.verdicts if said else [],
+            reference_losses=references,
+        )
+
+    def said(self, place: Place, asked: Sequence[Held]) -> Said:
+        """Let a model answer, and judge what it says."""
+        start = time.perf_counter()
+        writes = self.spec.task != "multiple_choice"
+        found = (self._answers if writes else self._chosen)(place, asked)
+        duration_s = time.perf_counter() - start
+        texts = [answer.text for answer in found]
+        verdicts = self.judge([held.example for held in asked], texts)
+        for i, answer in enumerate(found):
+            if answer.hindrance is not None:
+                verdicts[i] = Verdict(correct=False, kind=NOT_ASKED, detail=answer.hindrance)
+        cut_off = [not answer.ended for answer in found if answer.hindrance is None]
+        return Said(
+            texts=texts,
+            verdicts=verdicts,
+            duration_s=duration_s,
+            n_tokens=sum(answer.n_tokens for answer in found) if writes else None,
+            n_cut_off=sum(cut_off) if writes else None,
+        )
+
+    def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+        """Judge one answer to each question."""
+        spec = self.spec
+        return score(
+            spec.task,
+            examples=examples,
+            predictions=texts,
+            fields=spec.fields,
+            artefacts={name: Path(path) for name, path in spec.artefacts.items()},
+        )
+
+    def _answers(self, place: Place, asked: Sequence[Held]) -> list[Answer]:
+        spec, prompts = self.spec, [held.prompt_ids for held in asked]
+        how: dict[str, Any] = {
+            "engine": self.speaker.engine,
+            "end_id": self.speaker.end_id,
+            "pad_id": self.speaker.pad_id,
+            "decoding": spec.decoding,
+            "max_new_tokens": spec.max_new_tokens,
+            "batch_size": spec.batch_size,
+            "seed": spec.seed,
+        }
+        if self.writer.name == "transformers":
+            return generate.answers(self.models.get(place), prompts, **how)
+        # It takes the card for itself.
+        self.models.release()
+        base, adapter = self.writer.base, self.models.folder(place)
+        if adapter is not None and not (adapter / ADAPTER_FILE).is_file():
+            base, adapter = adapter, None
+        how["precision"] = self.writer.precision
+        return generate_vllm.answers(base, adapter, prompts, **how)
+
+    def _chosen(self, place: Place, asked: Sequence[Held]) -> list[Answer]:
+        return choose_options(
+            self.models.get(place),
+            asked,
+            pad_id=self.speaker.pad_id,
+            batch_size=self.spec.batch_size,
+        )
+
+    def _reference_losses(self, place: Place, asked: Sequence[Held]) -> list[float]:
+        found = log_likelihoods(
+            self.models.get(place),
+            [held.reference for held in asked],
+            pad_id=self.speaker.pad_id,
+            batch_size=self.spec.batch_size,
+        )
+        return [-nats / n for nats, n in found]
+
+    def _side(self, place: Place, said: Said | None) -> EvaluationSide:
+        losses, loss = self.losses(place), self.held_out_loss(place)
+        ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
+        return EvaluationSide(
+            held_out_loss=loss,
+            held_out_loss_ci95=ci95,
+            perplexity=_perplexity(loss),
+            perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
+            n_target_tokens=int(losses.n_targets_D.sum()),
+            n_documents=int((losses.n_targets_D > 0).sum()),
+            score=self._score(said),
+            generation_s=said.duration_s if said else None,
+            n_generated_tokens=said.n_tokens if said else None,
+            n_cut_off=said.n_cut_off if said else None,
+        )
+
+    def _score(self, said: Said | None) -> TaskScore | None:
+        if self.metric is None:
+            return None
+        if self.hindrance is not None:
+            return TaskScore(
+                metric=self.metric, n_examples=0, n_correct=0, value_fraction=None, ci95=None,
+                n_by_kind={}, reason=self.hindrance,
+            )  # fmt: skip
+        return summarise(self.metric, said.verdicts if said else [])
+
+
+def metric_or_none(spec: EvaluationSpec) -> str | None:
+    """Name the task's metric; null where it has none beside the held-out loss."""
+    return None if spec.task == "held_out_loss" else metric_of(spec)
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, LARGEST_LOSS))

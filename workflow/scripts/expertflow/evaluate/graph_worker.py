@@ -1,0 +1,171 @@
+"""Run untrusted Cypher on a small graph; started by ``graph`` as a process of its own.
+
+The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
+from a file of statements; after that nothing can be written, and no file can be opened, since the
+process may hold no further descriptor: the engine's LOAD CSV would read any file else. A budget of
+instructions, bytes, memory and processor time ends what runs too long.
+
+apsw is imported late, since ``graph`` imports this module for its path where the extra is missing.
+"""
+
+import json
+import math
+import os
+import re
+import resource
+import sys
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+N_INSTRUCTIONS = 100_000_000
+RESULT_BYTES = 10_000_000
+MEMORY_BYTES = 1 << 30
+CPU_S = 20
+_INSTRUCTIONS_PER_CHECK = 10_000
+# Codes of SQLite's authorizer: FUNCTION, READ, RECURSIVE, SAVEPOINT, SELECT.
+_FUNCTION = 31
+_ALLOWED = {_FUNCTION, 20, 33, 32, 21}
+_OK, _DENY = 0, 1
+_REFUSED_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+Reply = dict[str, Any]
+
+
+class _Graph:
+    """A graph in memory that can be asked, but not changed."""
+
+    def __init__(self, extension: str, script: Path) -> None:
+        import apsw
+
+        self._n_left = 0
+        self._connection = apsw.Connection(":memory:")
+        self._connection.enable_load_extension(True)
+        self._connection.load_extension(extension)
+        self._connection.enable_load_extension(False)
+        self._build(script.read_text(encoding="utf-8"))
+        self._connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+        self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, RESULT_BYTES)
+        self._connection.set_authorizer(_authorize)
+        self._connection.set_progress_handler(self._is_spent, _INSTRUCTIONS_PER_CHECK)
+
+    def _build(self, script: str) -> None:
+        import apsw
+
+        for number, line in enumerate(script.split("\n"), start=1):
+            statement = line.strip().rstrip(";")
+            if statement and not statement.startswith("//"):
+                try:
+                    self._run(statement)
+                except apsw.Error as error:
+                    raise ValueError(f"line {number}: {_message(error)}") from error
+
+    def _run(self, query: str) -> Any:
+        [[answer]] = self._connection.execute("SELECT cypher(?)", (query,))
+        return answer
+
+    def _is_spent(self) -> bool:
+        self._n_left -= _INSTRUCTIONS_PER_CHECK
+        return self._n_left < 0
+
+    def ask(self, query: str) -> Reply:
+        """Run one query and give its rows as lists of cells."""
+        import apsw
+
+        if _NO_TEXT.search(query):
+            return {"kind": "not_executed", "detail": "holds a character that no text may hold"}
+        self._n_left = N_INSTRUCTIONS
+        try:
+            text = self._run(query)
+        except (apsw.InterruptError, apsw.TooBigError, apsw.NoMemError, MemoryError) as error:
+            return {"kind": "timed_out", "detail": type(error).__name__}
+        except apsw.Error as error:
+            kind = "timed_out" if self._n_left < 0 else "not_executed"
+            return {"kind": kind, "detail": _message(error)}
+        except UnicodeError:  # half a character, made by an escape
+            return {"kind": "not_executed", "detail": "its result is no text"}
+        try:
+            # Pairs, since two columns may have one name.
+            rows = json.loads(text, object_pairs_hook=list) if text else []
+            if not isinstance(rows, list):
+                return {"kind": "not_executed", "detail": "the engine gave no rows"}
+            return {"kind": "rows", "rows": [_cells(row) for row in rows]}
+        except RecursionError:
+            return {"kind": "not_executed", "detail": "its result is nested too deeply"}
+        except ValueError:
+            return {"kind": "not_executed", "detail": "the engine's result is no JSON"}
+
+
+def _cells(row: Any) -> list[Any]:
+    """Give the values of a row; a result of one cell may come without its name."""
+    return [_value(value) for _, value in row] if _is_object(row) else [_value(row)]
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(pair, tuple) for pair in value)
+
+
+def _value(value: Any) -> Any:
+    """Make objects of pairs again."""
+    if isinstance(value, list) and value:
+        if _is_object(value):
+            return {key: _value(item) for key, item in value}
+        return [_value(item) for item in value]
+    return value
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    refused = action == _FUNCTION and second in _REFUSED_FUNCTIONS
+    return _OK if action in _ALLOWED and not refused else _DENY
+
+
+def _message(error: Exception) -> str:
+    """Take what the engine says out of its JSON."""
+    text = str(error)
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"])
+    # What the engine quotes may hold half a character, which no report can.
+    return _NO_TEXT.sub("?", " ".join(text.split())[:200])
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, hard if kind == resource.RLIMIT_CPU else value))
+
+
+def _lock_down() -> None:
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+
+
+def main() -> None:
+    """Build the graph, say so, and answer queries from the pipe until it closes."""
+    import apsw
+
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    with closing(pipe), suppress(EOFError, ConnectionError):
+        _lock_down()
+        try:
+            graph = _Graph(sys.argv[2], Path(sys.argv[3]))
+        except (apsw.Error, OSError, ValueError, MemoryError) as error:
+            pipe.send_bytes(json.dumps({"kind": "failed", "detail": str(error)}).encode())
+            return
+        # The lowest free number: no descriptor from there on may be made.
+        free = os.dup(0)
+        os.close(free)
+        _limit(resource.RLIMIT_NOFILE, free)
+        pipe.send_bytes(b'{"kind": "ready"}')
+        while True:
+            query = json.loads(pipe.recv_bytes())
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + CPU_S)
+            pipe.send_bytes(json.dumps(graph.ask(query)).encode("ascii"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Run tasks of lm-evaluation-harness on both models, where it is installed.
+
+Prompts are the tasks' own plain texts, without a chat template. Nothing is downloaded: the data of
+a task is in the cache of ``datasets``, or in files that its YAML names.
+"""
+
+import importlib
+import importlib.util
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.generate import end_ids, generating
+from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
+from expertflow.train.model import causal_lm
+
+log = logging.getLogger(__name__)
+# Of metrics without a formula for their standard error.
+N_BOOTSTRAP = 1000
+YAML = (".yaml", ".yml")
+# Who reads at import whether to stay away from the network, and under which names.
+SWITCHES = {
+    "huggingface_hub.constants": ("HF_HUB_OFFLINE",),
+    "datasets.config": ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+}
+
+
+class Figure(NamedTuple):
+    """What one model scores on a metric of a task, and its standard error where it is known."""
+
+    value: float | None
+    stderr: float | None
+
+
+# By task and metric.
+Figures = dict[tuple[str, str], Figure]
+
+
+def hindrance() -> str | None:
+    """Say why no task can be run; null if they can."""
+    if importlib.util.find_spec("lm_eval") is None:
+        return "lm_eval is not installed; see envs/requirements-lm-eval.lock"
+    return None
+
+
+def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
+    """Put the figures of two models side by side, sorted by task and metric."""
+    nothing = Figure(None, None)
+    return [
+        LmEvalScore(
+            task=task,
+            metric=metric,
+            before=before.get((task, metric), nothing).value,
+            after=after.get((task, metric), nothing).value,
+            before_stderr=before.get((task, metric), nothing).stderr,
+            after_stderr=after.get((task, metric), nothing).stderr,
+        )
+        for task, metric in sorted(before.keys() | after.keys())
+    ]
+
+
+def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
+    """Run the tasks on a loaded model. A task may also be the path of a YAML file.
+
+    Raises:
+        EvaluationError: a task is not known, or its data is not on this machine.
+    """
+    lm = causal_lm(model)
+    with _offline():
+        evaluator: Any = importlib.import_module("lm_eval.evaluator")
+        models: Any = importlib.import_module("lm_eval.models.huggingface")
+        manager, names = _tasks(spec)
+        words = _tokenizer(tokenizer)
+        pad = words.eos_token_id if words.pad_token_id is None else words.pad_token_id
+        ends = end_ids(lm.generation_config, words.eos_token_id, pad)
+        try:
+            with generating(lm, ends=ends, pad_id=pad):
+                results = evaluator.simple_evaluate(
+                    model=models.HFLM(pretrained=lm, tokenizer=words, batch_size=batch_size),
+                    tasks=names,
+                    num_fewshot=spec.n_shots,
+                    limit=spec.limit,
+                    bootstrap_iters=N_BOOTSTRAP,
+                    log_samples=False,
+                    task_manager=manager,
+                )
+        # What a task's data may be missing by: all of these are what its loaders raise.
+        except (OSError, ValueError, KeyError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise EvaluationError(
+                f"evaluation.lm_eval.tasks {', '.join(names)}: {said}; name known tasks, and"
+                " download their data before"
+            ) from error
+    return figures(results["results"], names)
+
+
+def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
+    """Read the results; parts of a group that was asked for as a whole are left out."""
+    wanted = set(names) if set(names) <= set(results) else set(results)
+    found: Figures = {}
+    for task in sorted(wanted):
+        values = results[task]
+        for key, value in values.items():
+            metric, comma, how = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            name = metric if how == "none" else f"{metric} ({how})"
+            found[task, name] = Figure(_known(value), _known(values.get(f"{metric}_stderr,{how}")))
+    return found
+
+
+def _known(value: Any) -> float | None:
+    """Give a number; what is not one, such as N/A, is not known."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
+    """Make what finds the tasks, and give their names.
+
+    Raises:
+        EvaluationError: a YAML file names no task.
+    """
+    import yaml
+
+    tasks: Any = importlib.import_module("lm_eval.tasks")
+    folders, names = [], []
+    for task in spec.tasks:
+        if not task.endswith(YAML):
+            names.append(task)
+            continue
+        # A task's file may call functions by a tag of its own, so it is read line by line.
+        path = Path(task)
+        if not path.is_file():
+            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: no such file")
+        lines = [x for x in path.read_text("utf-8").splitlines() if x.startswith("task:")]
+        name = yaml.safe_load(lines[0])["task"] if lines else None
+        if not isinstance(name, str):
+            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: it has no line 'task: name'")
+        folders.append(str(path.parent))
+        names.append(name)
+    # Reading the tasks that come with it takes seconds, for which tasks in files have no use.
+    by_name = len(folders) < len(names)
+    folders = list(dict.fromkeys(folders))
+    return tasks.TaskManager(include_path=folders or None, include_defaults=by_name), names
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep the libraries that fetch data off the network for a while."""
+    held: list[tuple[Any, str, Any]] = []
+    for module_name, names in SWITCHES.items():
+        module = importlib.import_module(module_name)
+        held += [(module, name, getattr(module, name)) for name in names]
+    try:
+        for module, name, _value in held:
+            setattr(module, name, True)
+        yield
+    finally:
+        for module, name, value in held:
+            setattr(module, name, value)

@@ -1,0 +1,242 @@
+"""Run an untrusted program in namespaces of its own, through bubblewrap, or not at all.
+
+    expertflow ── bwrap (uid 65534 when we are root) ── namespaces ── prlimit ── the program
+       │                                                                             │
+       └── wall clock, output limit, kills all of it          stdin, stdout only ────┘
+
+Inside there are the program, the libraries it is linked to, and an empty /tmp; no network, no other
+process, no variable of the environment, no file of the host, nothing to write on.
+"""
+
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from expertflow.core.errors import EvaluationError
+
+# The kernel's own name for a user who owns nothing.
+NOBODY = 65534
+_CHUNK_BYTES = 1 << 16
+_INSIDE = "/program"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxLimits:
+    """What one program may use. ``data_bytes`` is written memory: V8 reserves far more addresses.
+
+    Time is limited twice: ``cpu_s`` judges the program, ``wall_s`` ends one that sleeps.
+    """
+
+    cpu_s: int = 5
+    wall_s: float = 30.0
+    data_bytes: int = 1 << 30
+    output_bytes: int = 64_000
+    file_bytes: int = 1_000_000
+    tmp_bytes: int = 16_000_000
+    n_processes: int = 64
+    n_open_files: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a program ended, and what it wrote to stdout and stderr until then."""
+
+    how: Literal["exited", "timed_out", "too_much_output"]
+    exit_code: int | None
+    output: bytes
+
+
+class Sandbox:
+    """Starts one program, each time in a new sandbox; a context manager.
+
+    Raises:
+        EvaluationError: a tool is missing that this needs.
+    """
+
+    def __init__(self, program: Path, limits: SandboxLimits) -> None:
+        self._limits = limits
+        self._scratch: Path | None = None
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            program = self._reachable(program.resolve())
+            self._command = _bwrap(limits) + _root(program) + _prlimit(limits)
+            undo.pop_all()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the copy of the program, if one was needed."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def run(self, arguments: Sequence[str], given: bytes) -> Ended:
+        """Run the program on ``given`` as its stdin, to its end or to that of its limits."""
+        process = subprocess.Popen(
+            [*self._command, _INSIDE, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={},
+            start_new_session=True,
+            # Root's own files are open to root even in a user namespace, so root goes first.
+            user=NOBODY if _is_root() else None,
+            group=NOBODY if _is_root() else None,
+            extra_groups=[] if _is_root() else None,
+        )
+        try:
+            how, output = _converse(process, given, self._limits)
+        finally:
+            # The other processes are in bwrap's PID namespace and end with it.
+            process.kill()
+            exit_code = process.wait()
+        return Ended(how=how, exit_code=exit_code if how == "exited" else None, output=output)
+
+    def _reachable(self, program: Path) -> Path:
+        """Copy a program that only root can reach to where nobody can read it."""
+        folders_open = all(parent.stat().st_mode & 0o001 for parent in program.parents)
+        if not _is_root() or (folders_open and program.stat().st_mode & 0o005 == 0o005):
+            return program
+        self._scratch = Path(tempfile.mkdtemp(prefix="expertflow-sandbox-"))
+        self._scratch.chmod(0o755)
+        copy = self._scratch / program.name
+        shutil.copyfile(program, copy)
+        copy.chmod(0o755)
+        return copy
+
+
+def find_tool(name: str, package: str) -> str:
+    """Return the path of a tool of the system.
+
+    Raises:
+        EvaluationError: it is not there; says which package holds it.
+    """
+    if (path := shutil.which(name)) is None:
+        raise EvaluationError(f"{name} is not on PATH; install the system's package {package}")
+    return path
+
+
+def bubblewrap_version() -> str:
+    """Return bubblewrap's version, as ``0.8.0``."""
+    command = [find_tool("bwrap", "bubblewrap"), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return said.split()[-1] if said.split() else "unknown"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _bwrap(limits: SandboxLimits) -> list[str]:
+    return [
+        find_tool("bwrap", "bubblewrap"),
+        *("--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)),
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup"),
+        *("--unshare-uts", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"),
+        # A new session, so that nothing can be typed into the caller's terminal.
+        *("--new-session", "--die-with-parent"),
+        *("--size", str(limits.tmp_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+    ]
+
+
+def _root(program: Path) -> list[str]:
+    """Make a root of two programs and their libraries, and seal it."""
+    prlimit = Path(find_tool("prlimit", "util-linux")).resolve()
+    files = {_INSIDE: program, "/prlimit": prlimit}
+    files |= {name: Path(name).resolve() for name in _libraries(program) | _libraries(prlimit)}
+    binds = [part for name in sorted(files) for part in ("--ro-bind", str(files[name]), name)]
+    return [*binds, "--remount-ro", "/"]
+
+
+def _prlimit(limits: SandboxLimits) -> list[str]:
+    # Set inside, where the kernel counts the processes of the sandbox alone. Kernels before 5.14
+    # count all of the user's, so those of today come on top.
+    n_processes = limits.n_processes + _n_threads_of(NOBODY if _is_root() else os.geteuid())
+    return [
+        # At its soft limit a program is told, at its hard one, a second later, it is killed.
+        *("--", "/prlimit", "--core=0", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"),
+        f"--data={limits.data_bytes}",
+        *(f"--fsize={limits.file_bytes}", f"--nofile={limits.n_open_files}"),
+        f"--nproc={n_processes}",
+    ]
+
+
+def _n_threads_of(uid: int) -> int:
+    """Count a user's threads; processes that end meanwhile do not count."""
+    n = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == uid:
+                n += sum(1 for _ in (folder / "task").iterdir())
+        except OSError:
+            continue
+    return n
+
+
+def _libraries(program: Path) -> set[str]:
+    """List what the dynamic linker would load, itself included."""
+    command = [find_tool("ldd", "libc-bin"), str(program)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = (line.replace("=>", " ").split() for line in said.stdout.splitlines())
+    found = {word for line in words for word in line if word.startswith("/")}
+    if said.returncode != 0 or not found:
+        raise EvaluationError(f"ldd cannot list the libraries of {program}: {said.stderr.strip()}")
+    return found
+
+
+def _converse(
+    process: subprocess.Popen[bytes], given: bytes, limits: SandboxLimits
+) -> tuple[Literal["exited", "timed_out", "too_much_output"], bytes]:
+    """Feed stdin and collect output until the other side closes it or a limit is reached."""
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+    deadline = time.monotonic() + limits.wall_s
+    left, output = memoryview(given), bytearray()
+    with stdin, stdout, selectors.DefaultSelector() as ready:
+        os.set_blocking(stdin.fileno(), False)
+        ready.register(stdin, selectors.EVENT_WRITE)
+        ready.register(stdout, selectors.EVENT_READ)
+        while (rest_s := deadline - time.monotonic()) > 0:
+            for key, _ in ready.select(rest_s):
+                if key.fileobj is stdin:
+                    left = _feed(stdin, left)
+                    if not left:
+                        ready.unregister(stdin)
+                        stdin.close()
+                    continue
+                chunk = os.read(stdout.fileno(), _CHUNK_BYTES)
+                output += chunk
+                if len(output) > limits.output_bytes:
+                    return "too_much_output", bytes(output[: limits.output_bytes])
+                if not chunk:
+                    return _exited(process, deadline), bytes(output)
+    return "timed_out", bytes(output)
+
+
+def _feed(stdin: IO[bytes], left: memoryview) -> memoryview:
+    try:
+        return left[os.write(stdin.fileno(), left) :]
+    except BrokenPipeError:
+        return left[:0]
+
+
+def _exited(process: subprocess.Popen[bytes], deadline: float) -> Literal["exited", "timed_out"]:
+    """Wait for a program that has closed its output: it may go on in silence."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return "timed_out"
+    return "exited"

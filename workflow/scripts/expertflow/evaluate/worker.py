@@ -1,0 +1,71 @@
+"""A process of its own for work on untrusted text, fed message by message, killed if it stalls.
+
+It is a script of this folder, started by path and isolated (-I): neither the caller's script nor
+the libraries that it has loaded are imported again, and nothing of the environment's is at all.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# The environment may hold secrets; some builds of Python need to be told where their library is.
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+class Worker:
+    """The process, started when it is needed; ``wall_s`` is its time for each answer."""
+
+    def __init__(self, script: Path, limits: Mapping[str, Any], *, wall_s: float) -> None:
+        self._script = script
+        self._limits = json.dumps(dict(limits))
+        self._wall_s = wall_s
+        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    def send(self, message: Mapping[str, str | None]) -> None:
+        """Hand over a message; if the process is gone, ``receive`` says so."""
+        # ASCII with escapes, so that even half a surrogate pair arrives as it was sent.
+        with suppress(ConnectionError):
+            self._start()[1].send_bytes(json.dumps(dict(message)).encode("ascii"))
+
+    def receive(self) -> tuple[str, str]:
+        """Wait for one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
+        process, pipe = self._start()
+        detail = f"no answer within {self._wall_s:g} s"
+        if pipe.poll(self._wall_s):
+            with suppress(EOFError, ConnectionError):
+                kind, text = json.loads(pipe.recv_bytes())
+                return kind, text
+            detail = f"its process ended with code {process.wait()}"
+        self.close()
+        return "timed_out", detail
+
+    def close(self) -> None:
+        """End the process; the next message starts another one."""
+        if self._running is not None:
+            process, pipe = self._running
+            self._running = None
+            pipe.close()
+            process.kill()
+            process.wait()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], "Connection[Any, Any]"]:
+        if self._running is None:
+            ours, theirs = Pipe()
+            descriptor = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(self._script.resolve()), str(descriptor), self._limits],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            )
+            theirs.close()
+            self._running = process, ours
+        return self._running

@@ -1,0 +1,164 @@
+"""What licences ask of whoever uses the model, read off their names. No legal advice.
+
+Whether a model counts as an adaptation of what it learned from is disputed; so nothing is decided
+here, and whatever may bind is said.
+"""
+
+import re
+from dataclasses import dataclass
+
+# What names of licences, as ``normal`` writes them, say themselves: cc-by-nc-sa-4.0, gpl-3.0 …
+TERMS = {
+    "non-commercial": re.compile(
+        r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b"
+    ),
+    "no-derivatives": re.compile(r"\bnd\b|no-?deriv"),
+    "reserved": re.compile(r"rights-reserved|\bproprietary\b"),
+    "share-alike": re.compile(
+        r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b"
+    ),
+    "weak copyleft": re.compile(r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b"),
+    "own terms": re.compile(r"llama|\bgemma|rail\b"),
+}
+MEANINGS = {
+    "non-commercial": "it allows no commercial use; a model that learned from it may be bound too",
+    "no-derivatives": "it allows no adaptations to be passed on; a model may count as one",
+    "reserved": "it permits nothing by itself; ask its holder before you use the model",
+    "share-alike": "adaptations are to be passed on under the same licence; a model may count as"
+    " one",
+    "weak copyleft": "changed files stay under the same licence, what is built with them need not;"
+    " whether a model is the one or the other is open",
+    "own terms": "it sets conditions of its own, such as forbidden uses and names to give; read it"
+    " before you pass the model on",
+}
+UNKNOWN = "its name says nothing that is known about the terms; read them before you use the model"
+UNSTATED = "no licence is stated, which by itself permits nothing"
+# Names that the hub knows, of licences that let a model be passed on under them.
+HUB_LICENCES = frozenset({
+    "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
+    "zlib", "unlicense", "cc0-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
+    "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "mpl-2.0", "ms-pl",
+    "postgresql", "ncsa", "afl-3.0", "artistic-2.0", "ecl-2.0", "bsl-1.0", "openrail",
+    "bigscience-openrail-m", "bigcode-openrail-m", "llama2", "llama3", "llama3.1", "llama3.2",
+    "llama3.3", "llama4", "gemma", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0",
+    "cc-by-nc-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
+    "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-2.1",
+    "lgpl-3.0", "odbl", "gfdl",
+})  # fmt: skip
+# Of these, none asks more of a model than to name whom it came from.
+PERMISSIVE = frozenset({
+    "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
+    "zlib", "unlicense", "cc0-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
+    "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "postgresql", "ncsa",
+    "afl-3.0", "ecl-2.0", "bsl-1.0",
+})  # fmt: skip
+ATTRIBUTION = re.compile(r"\bby\b")
+# What stands between the names of several licences.
+SEVERAL = re.compile(r"[,;/]|\s(?:and|or)\s", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Licensed:
+    """Something the model was made from: its base or a source of data. Null: nothing is stated."""
+
+    name: str
+    licence: str | None
+    is_base: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Cut a text that names several licences; equal names in any spelling count as one."""
+        return tuple(sorted({normal(part) for part in SEVERAL.split(self.licence or "")} - {""}))
+
+    @property
+    def words(self) -> str:
+        """Name it with its licence."""
+        what = "base model " if self.is_base else ""
+        return f"{what}{self.name} ({self.licence or 'not stated'})"
+
+
+def normal(name: str) -> str:
+    """Spell a licence's name as its short name is spelt: ``Apache License 2.0`` is apache-2.0."""
+    short = re.sub(r"[\s_()-]+", "-", name.casefold())
+    return re.sub(r"^the-|(^|-)licen[cs]e(?=-|$)", "", short.strip("-")).strip("-")
+
+
+def conflicts(made_from: list[Licensed]) -> list[str]:
+    """Say what stands against using or passing on the model, gravest first, one line each."""
+    lines = []
+    for term in ("non-commercial", "no-derivatives", "reserved"):
+        lines += _line(term, _with_term(made_from, term), MEANINGS[term])
+    unstated = [item for item in made_from if not item.parts]
+    lines += _line("not stated", unstated, UNSTATED)
+    unknown = [item for item in made_from if not all(map(_is_known, item.parts))]
+    lines += _line("unknown terms", unknown, UNKNOWN)
+    for term in ("own terms", "share-alike", "weak copyleft"):
+        lines += _line(term, _with_term(made_from, term), MEANINGS[term])
+    lines += _unlike(_with_term(made_from, "share-alike"), made_from)
+    return lines
+
+
+def remarks(made_from: list[Licensed]) -> list[str]:
+    """Say what else follows from the licences, and stands against nothing."""
+    data = [item for item in made_from if not item.is_base]
+    lines = []
+    if len({item.parts for item in data}) > 1:
+        lines.append("The sources do not share one licence; the table lists each.")
+    named = [
+        item
+        for item in made_from
+        if any(ATTRIBUTION.search(part) for part in item.parts) or "odbl" in item.parts
+    ]
+    if named:
+        lines.append(f"Attribution is asked for: {', '.join(item.words for item in named)}.")
+    return lines
+
+
+def hub_licence(made_from: list[Licensed]) -> str | None:
+    """Give the licence to declare on the hub: the base's, where nothing stands against it.
+
+    ``other`` where something does, and null, nothing to declare, where the base states none.
+    """
+    base = next(item for item in made_from if item.is_base)
+    if not base.parts:
+        return None
+    one = only_licence(made_from)
+    return one if one in HUB_LICENCES else "other"
+
+
+def only_licence(made_from: list[Licensed]) -> str | None:
+    """Give the base's licence where it has one, which the data's leave as it is."""
+    base = next(item for item in made_from if item.is_base)
+    data = [part for item in made_from if not item.is_base for part in item.parts]
+    clear = all(item.parts for item in made_from) and set(data) <= PERMISSIVE | set(base.parts)
+    return base.parts[0] if clear and len(base.parts) == 1 else None
+
+
+def _is_known(part: str) -> bool:
+    return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
+
+
+def _line(term: str, items: list[Licensed], meaning: str) -> list[str]:
+    return [f"{term}: {', '.join(item.words for item in items)} - {meaning}."] if items else []
+
+
+def _with_term(made_from: list[Licensed], term: str) -> list[Licensed]:
+    return [item for item in made_from if any(TERMS[term].search(part) for part in item.parts)]
+
+
+def _unlike(shared: list[Licensed], made_from: list[Licensed]) -> list[str]:
+    """Say which licences cannot be kept at once: one asks for itself, and another one differs."""
+    lines = []
+    for item in shared:
+        others = [
+            other
+            for other in made_from
+            if other.parts and other.parts != item.parts and not set(other.parts) <= PERMISSIVE
+        ]
+        if others:
+            lines.append(
+                f"incompatible: {item.words} asks for its own licence, and"
+                f" {', '.join(other.words for other in others)} for another one; whoever passes the"
+                " model on may not be able to keep both."
+            )
+    return lines

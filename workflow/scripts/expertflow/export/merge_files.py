@@ -1,0 +1,133 @@
+"""Which weights are exported, in which type, and the texts that lie beside them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from expertflow.core.errors import ConfigError, TrainingError
+from expertflow.data.records import Layout
+from expertflow.evaluate.records import Published
+from expertflow.train.base import LICENCE_FILES, weight_files
+from expertflow.train.load import DTYPES
+from expertflow.train.records import TrainingRecord
+from expertflow.train.weights import weights_sha256
+
+# What a tokenizer consists of, by the names that transformers gives its files.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+SYSTEM_PROMPT = "system_prompt.txt"
+STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+
+
+def published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:
+    """Find the weights that evaluation chose among those that training kept.
+
+    Raises:
+        TrainingError: training kept no such weights, or they are not there.
+    """
+    wanted = (published.step, published.path, published.weights_sha256)
+    if wanted not in {(c.step, c.path, c.weights_sha256) for c in training.candidates}:
+        raise TrainingError(
+            f"{training.expert}: evaluation.json publishes step {published.step}"
+            f" ({published.path}), which training.json does not list with that hash; run"
+            " evaluate_expert again"
+        )
+    folder = checkpoint / published.path
+    inside = folder.resolve().is_relative_to(checkpoint.resolve())
+    if not inside or not folder.is_dir():
+        raise TrainingError(f"{folder}: no such weights below {checkpoint}; run train_expert again")
+    return folder
+
+
+def check_weights(model: Any, published: Published, folder: Path) -> None:
+    """Make sure that what was loaded is what training wrote and evaluation scored.
+
+    Raises:
+        TrainingError: the weights' hash is another one.
+    """
+    adapter = hasattr(model, "merge_and_unload")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not adapter or ".lora_" in name)
+    found = weights_sha256(model)
+    model.requires_grad_(False)
+    if found != published.weights_sha256:
+        raise TrainingError(
+            f"{folder}: the weights have hash {found[:12]}, evaluation scored"
+            f" {published.weights_sha256[:12]}; run train_expert again"
+        )
+
+
+def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
+    """Give the type of the merged weights; ``auto`` is that of most of the base's own.
+
+    Raises:
+        TrainingError: the base's weights are of no type that can be kept.
+    """
+    if choice != "auto":
+        return DTYPES[choice]
+    from safetensors import safe_open
+
+    n_by_type: Counter[str] = Counter()
+    for path in weight_files(base):
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                n_by_type[tensor.get_dtype()] += int(torch.Size(tensor.get_shape()).numel())
+    # Equal numbers: the first name, so that the choice does not depend on the files' order.
+    stored = max(sorted(n_by_type), key=n_by_type.__getitem__, default="nothing")
+    if stored not in STORED:
+        raise TrainingError(
+            f"export.dtype auto: the weights in {base} are {stored}; set export.dtype to fp32 or"
+            " bf16"
+        )
+    return DTYPES[STORED[stored]]
+
+
+def cast(model: Any, dtype: torch.dtype) -> None:
+    """Round the weights once, one parameter after the other, so that no second copy is held."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+
+
+def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
+    """Put tokenizer, chat template and the base's licence beside the weights.
+
+    Gives the names of the licence's files.
+    """
+    for pattern in (*TOKENIZER_FILES, *LICENCE_FILES):
+        for path in sorted(tokenizer.glob(pattern)):
+            if path.is_file():
+                target = folder / path.relative_to(tokenizer)
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(path.read_bytes())
+    if layout.chat_template is not None:
+        # The template of training, which a manifest may have set; it wins over the settings'.
+        (folder / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
+    texts = {path.name for pattern in LICENCE_FILES for path in folder.glob(pattern)}
+    return tuple(sorted(texts))
+
+
+def write_system_prompt(folder: Path, system_prompt: str | None) -> None:
+    """Put the system prompt of training beside the weights, byte for byte."""
+    if system_prompt is not None:
+        (folder / SYSTEM_PROMPT).write_bytes(system_prompt.encode())
+
+
+def read_system_prompt(folder: Path) -> str | None:
+    """Give the system prompt that a model was trained with, if it was with one.
+
+    Raises:
+        ConfigError: the file is not UTF-8.
+    """
+    path = folder / SYSTEM_PROMPT
+    try:
+        return path.read_bytes().decode() if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; export it again") from error

@@ -1,0 +1,225 @@
+"""Read an ablation: ladders up to the plan with the worth of each step, and single changes.
+
+Speeds are the plan's, times the ratio of each variant's pairs: a machine that slows down between
+two variants then bends no step, and the steps of a ladder multiply to the whole.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import from_json
+from expertflow.report import format as f
+from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
+
+MEASURED = "measured"
+IS_PLAN = "is the plan"
+# What is the plan itself needs no clock.
+SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
+# What a ratio is of, where it is not the speed of training.
+METRICS = {"tokens_per_s": "", "hours": "hours of a whole run", "read_speed": "reading the rows"}
+PLAN_LABEL = "the plan"
+# A gain that is said to be one: intervals over a few repeats know nothing of the next day.
+NOTABLE = 1.03
+# Rounding of ratios, and means of repeats that were not the same for two rungs.
+AGREE_FRACTION = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A bar of a waterfall. Speeds are null where a rung was not measured.
+
+    ``before`` is the speed of the rung that was measured before it; ``factor`` null at the first.
+    """
+
+    label: str
+    tokens_per_s: float | None
+    low: float | None
+    high: float | None
+    before: float | None
+    factor: Estimate | None
+    outcome: str
+    reason: str | None
+    is_plan: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ladder:
+    """The way from the first rung up to the plan; ``whole`` compares the plan with ``start``."""
+
+    name: str
+    steps: tuple[Step, ...]
+    start: Step
+    whole: Estimate
+
+    @property
+    def missing(self) -> tuple[Step, ...]:
+        """List the rungs that were not measured."""
+        return tuple(step for step in self.steps if step.tokens_per_s is None)
+
+
+def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
+    """Read the ablations of a report back."""
+    return tuple(
+        from_json(AblationRecord, item, where=f"report.json.comparison[{i}]")
+        for i, item in enumerate(report["comparison"])
+    )
+
+
+def inverse(ratio: Estimate) -> Estimate:
+    """Turn what of is to be to what be is to of."""
+    return Estimate(
+        value=1 / ratio.value, low=1 / ratio.high, high=1 / ratio.low, least=1 / ratio.most,
+        most=1 / ratio.least,
+    )  # fmt: skip
+
+
+def changes(record: AblationRecord) -> tuple[Bar, ...]:
+    """List the variants that are one change of the plan, slowest first, unmeasured ones last."""
+    single = [bar for bar in record.bars if bar.of is None and bar.name != PLAN]
+    return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
+
+
+def label(bar: Bar) -> str:
+    """Name a variant, with what its ratio is of where that is not the speed of training."""
+    return f"{bar.label} ({METRICS[bar.metric]})" if METRICS[bar.metric] else bar.label
+
+
+def is_faster(bar: Bar) -> bool:
+    """Tell whether a variant trains faster than the plan beyond doubt, and learns as it does."""
+    ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
+    return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
+
+
+def rung_ratio(bar: Bar) -> Estimate | None:
+    """Give the speed of a rung over the plan's; one that is the plan has exactly that."""
+    return SAME if bar.outcome == IS_PLAN else bar.ratio
+
+
+def makes_no_difference(ratio: Estimate) -> bool:
+    """Tell whether the interval leaves open which of the two is faster."""
+    return ratio.low <= 1 <= ratio.high
+
+
+def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
+    """Give the ladders of which at least one rung was measured.
+
+    Raises:
+        DataError: a ladder names no variant, or its steps do not multiply to the whole.
+    """
+    bars = {bar.name: bar for bar in record.bars}
+    found = []
+    for names in record.ladders:
+        if unknown := [name for name in names if name not in bars and name != PLAN]:
+            raise DataError(f"ablation.json: ladders: there is no variant {unknown[0]!r}")
+        rungs = [bars[name] for name in names if name != PLAN]
+        if record.plan_tokens_per_s is not None and any(rung_ratio(bar) for bar in rungs):
+            found.append(_ladder(rungs, bars.get(PLAN), record.plan_tokens_per_s))
+    return tuple(found)
+
+
+def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
+    """Give the ladders that say something of the plan: not every rung of them is the plan."""
+    return tuple(found for found in ladders(record) if steps_that_count(found))
+
+
+def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:
+    steps: list[Step] = []
+    last: Bar | None = None
+    for bar in rungs:
+        steps.append(_step(bar, last, plan_tokens_per_s))
+        last = bar if rung_ratio(bar) else last
+    measured = [ratio for bar in rungs if (ratio := rung_ratio(bar))]
+    first_ratio, last_ratio = measured[0], measured[-1]
+    steps.append(
+        Step(
+            label=plan.label if plan else PLAN_LABEL,
+            tokens_per_s=plan_tokens_per_s,
+            low=None,
+            high=None,
+            before=plan_tokens_per_s * last_ratio.value,
+            factor=None if last_ratio is SAME else inverse(last_ratio),
+            outcome=MEASURED,
+            reason=None,
+            is_plan=True,
+        )
+    )
+    ladder = Ladder(
+        name=rungs[0].of or "",
+        steps=tuple(steps),
+        start=next(step for step in steps if step.tokens_per_s is not None),
+        whole=inverse(first_ratio),
+    )
+    check_product(ladder)
+    return ladder
+
+
+def _step(bar: Bar, last: Bar | None, plan_tokens_per_s: float) -> Step:
+    ratio, before = rung_ratio(bar), rung_ratio(last) if last else None
+    is_known = ratio is not None and ratio is not SAME
+    return Step(
+        label=bar.label,
+        tokens_per_s=plan_tokens_per_s * ratio.value if ratio else None,
+        low=plan_tokens_per_s * ratio.low if ratio and is_known else None,
+        high=plan_tokens_per_s * ratio.high if ratio and is_known else None,
+        before=plan_tokens_per_s * before.value if before else None,
+        factor=_factor(bar.step, ratio, before),
+        outcome=bar.outcome,
+        reason=bar.reason,
+        is_plan=False,
+    )
+
+
+def _factor(
+    step: Estimate | None, ratio: Estimate | None, before: Estimate | None
+) -> Estimate | None:
+    """Give what a step is worth; across a gap it is reckoned from the two ratios, as worst comes.
+
+    Both were measured against the plan, so the interval of their quotient is at most this wide.
+    """
+    # Nothing changed: the plan twice, or a rung that is run as the one before.
+    if ratio is None or before is None or ratio == before:
+        return None
+    if step is not None:
+        return step
+    return Estimate(
+        value=ratio.value / before.value, low=ratio.low / before.high,
+        high=ratio.high / before.low, least=ratio.least / before.most,
+        most=ratio.most / before.least,
+    )  # fmt: skip
+
+
+def check_product(ladder: Ladder) -> None:
+    """Refuse a ladder whose factors do not multiply to what the plan is worth.
+
+    Raises:
+        DataError: with the two numbers.
+    """
+    product = math.prod(step.factor.value for step in ladder.steps if step.factor)
+    if abs(product / ladder.whole.value - 1) > AGREE_FRACTION:
+        raise DataError(
+            f"ablation.json: the steps of {ladder.name or 'a ladder'} multiply to {product:.4g}, "
+            f"the plan is {ladder.whole.value:.4g} times its first rung; make it again"
+        )
+
+
+def interval(ratio: Estimate) -> str:
+    """Write the 95 % interval of a ratio."""
+    return f"{bare(ratio.low)} to {bare(ratio.high)}"
+
+
+def bare(ratio: float) -> str:
+    """Write a ratio without its sign, inside an interval."""
+    return f.factor(ratio)[1:]
+
+
+def steps_that_count(ladder: Ladder) -> list[tuple[str, Estimate]]:
+    """List the steps that have a factor, largest first."""
+    found = [(step.label, step.factor) for step in ladder.steps if step.factor]
+    return sorted(found, key=lambda item: -item[1].value)
+
+
+def quoted(label: str) -> str:
+    """Set a name off from the sentence around it."""
+    return f"\u201c{label}\u201d"

@@ -1,0 +1,117 @@
+"""Run trials one after another, each in a process of its own that starts at once.
+
+Kernels, compiled code, precision switches and peaks of memory outlive a run within its process. So
+one warm process imports the training code and touches no card, and forks for every trial.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+from expertflow.core.errors import ExpertflowError, TrainingError
+from expertflow.train.run import Interrupted
+from expertflow.train.trial import Trial, TrialResult, run_trial
+
+# What a trial needs, imported once.
+PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3", "peft"]
+# A child that is asked to stop ends after its step.
+PATIENCE_S = 60
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class Trials:
+    """Runs trials apart; each is ended if it has no result after ``limit_s``, null: never."""
+
+    def __init__(self, *, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+
+    def run(self, trial: Trial) -> TrialResult:
+        """Run one; a process that is killed from outside, e.g. for memory, is a result.
+
+        Raises:
+            Interrupted: this process was told to stop; the child was, too.
+            TrainingError: the plan cannot be run at all.
+        """
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_child, args=(trial, there))
+        with _stopping(process):
+            process.start()
+            there.close()
+            if not here.poll(self._limit_s):
+                said = f"no result after {self._limit_s:g} s"
+                return TrialResult(outcome="failed", problem=said)
+            answer = _received(here)
+            process.join()
+        if isinstance(answer, TrialResult):
+            return answer
+        if answer is not None:
+            raise TrainingError(answer)
+        code = process.exitcode or 0
+        if code == -signal.SIGKILL:
+            said = "the process was killed (SIGKILL): most likely the host's memory ran out"
+            return TrialResult(outcome="out of memory", problem=said)
+        if code in (-signal.SIGTERM, -signal.SIGINT, 143):
+            raise Interrupted("a trial was told to stop")
+        return TrialResult(outcome="failed", problem=f"the process ended with code {code}")
+
+
+def _child(trial: Trial, answer: Connection) -> None:
+    """Run a trial and send its result, or the one line of its error."""
+    try:
+        answer.send(run_trial(trial))
+    except ExpertflowError as error:
+        answer.send(" ".join(str(error).split()))
+    except (Interrupted, BrokenPipeError):
+        # Who asked may have been told to stop, and listens no more.
+        raise SystemExit(143) from None
+
+
+def _received(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn the first signal into an error, so that what was begun is cleared away; ignore more."""
+
+    def stop(number: int, _: object) -> None:
+        _ignore()
+        raise Interrupted(f"signal {number}")
+
+    before = {n: signal.signal(n, stop) for n in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _stopping(process: Any) -> Iterator[None]:
+    """Pass a signal on to the child, which ends after its step; leave none behind."""
+    with interruptible():
+        try:
+            yield
+        finally:
+            if process.pid is not None and process.is_alive():
+                # A second signal must not keep the child from being ended.
+                _ignore()
+                process.terminate()
+                process.join(PATIENCE_S)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _ignore() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,88 @@
+"""Ratios of timings with their 95 % intervals: on logarithms, by pairs. Pure.
+
+A ratio of 2 and one of 1/2 are as far from 1, so means and intervals are those of logarithms, with
+Student's t on one degree of freedom less than there are pairs.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from expertflow.studies.records import Estimate
+
+# Of either side of a 95 % interval.
+TAIL = 0.975
+IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
+
+
+def estimate(ratios: Sequence[float]) -> Estimate:
+    """Give the geometric mean of ratios, its interval, and the lowest and highest of them.
+
+    Raises:
+        ValueError: there are fewer than two, so that nothing is known of their spread.
+    """
+    if len(ratios) < 2:
+        raise ValueError(f"{len(ratios)} ratios have no spread")
+    logs = np.log(np.asarray(ratios, np.float64))
+    mean = float(logs.mean())
+    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return Estimate(
+        value=math.exp(mean),
+        low=math.exp(mean - half),
+        high=math.exp(mean + half),
+        least=float(min(ratios)),
+        most=float(max(ratios)),
+    )
+
+
+def quotient(of: Estimate, to: Estimate) -> Estimate:
+    """Divide two ratios to the same thing, measured independently.
+
+    Half-widths of logarithms add in squares. Both are of the quantile of their own few degrees of
+    freedom, where their sum has more: the interval is rather too wide. Lowest and highest are the
+    worst and the best that any two of the repeats could give.
+    """
+    value = of.value / to.value
+    half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))
+    return Estimate(
+        value=value,
+        low=value * math.exp(-half),
+        high=value * math.exp(half),
+        least=of.least / to.most,
+        most=of.most / to.least,
+    )
+
+
+def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
+    """Give the quantile of Student's t for a whole number of degrees of freedom.
+
+    >>> round(t_quantile(2), 3)
+    4.303
+    """
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, n_degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, n: int) -> float:
+    """Give the chance of at most ``t``, by the finite sums for whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(n))
+    cos2, sine = math.cos(angle) ** 2, math.sin(angle)
+    if n % 2:
+        # (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
+        total, term = 0.0, 1.0
+        for k in range((n - 1) // 2):
+            total += term
+            term *= cos2 * (2 * k + 2) / (2 * k + 3)
+        both = 2 / math.pi * (angle + sine * math.cos(angle) * total)
+    else:
+        # sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
+        total, term = 0.0, 1.0
+        for k in range(n // 2):
+            total += term
+            term *= cos2 * (2 * k + 1) / (2 * k + 2)
+        both = sine * total
+    return (1 + both) / 2

@@ -1,0 +1,224 @@
+"""What an ablation says: what every switch is worth on this machine, beside what was claimed.
+
+A *variant* is the plan with some settings changed. It is timed against the plan itself, in pairs
+that take turns, so that a machine that becomes slower does not make a switch look bad.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# Where a variant's rows come from: the plan's own rows; their documents, one a row, padded to the
+# longest of a batch; or documents that are tokenised in the training loop.
+Rows = Literal["packed", "unpacked", "on_the_fly"]
+# What a variant is measured by: its speed; hours of a whole run, saves included, for another number
+# of them; or how fast its rows are read where they are staged to, against where they came from.
+Metric = Literal["tokens_per_s", "hours", "read_speed"]
+PLAN = "plan"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One way to train: the plan, with ``training`` settings given by hand and other rows.
+
+    ``name`` is one of a file; ``of`` names the ladder it is a rung of, null where it is a change of
+    its own; ``rung`` counts from 0, the end that is furthest from the plan. ``undone`` are the
+    settings by which it is nearer to the plan than the rung before. ``saves`` is how many times the
+    plan's saves it takes; it counts by the metric ``hours`` alone.
+    """
+
+    name: str
+    label: str
+    rows: Rows
+    training: dict[str, Any]
+    of: str | None = None
+    rung: int | None = None
+    undone: tuple[str, ...] = ()
+    metric: Metric = "tokens_per_s"
+    saves: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimedRatio:
+    """What somebody said that a change is worth.
+
+    ``of`` and ``to`` name variants, or ``plan``: so many times the speed of ``to`` is what ``of``
+    is said to have. Null bounds: nothing was said in figures; of a bar that was set, the upper one
+    is null.
+    """
+
+    claim: str
+    by: str
+    said: str
+    of: str
+    to: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AblationSpec:
+    """Settings of an ablation: all variants and claims of the files that were asked for."""
+
+    preset: str
+    variants: tuple[Variant, ...]
+    claims: tuple[ClaimedRatio, ...]
+    n_repeats: int
+    n_warmup_steps: int
+    n_timed_steps: int
+    max_timed_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantSpec:
+    """Settings of one variant's job."""
+
+    variant: Variant
+    n_repeats: int
+    n_warmup_steps: int
+    n_timed_steps: int
+    max_timed_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """One timed run of a pair. Tokens are those of documents, without padding."""
+
+    tokens_per_s: float
+    n_tokens: int
+    timed_s: float
+    startup_s: float
+    first_step_s: float
+    data_wait_fraction: float
+    padding_fraction: float
+    save_s: float | None
+    peak_memory_bytes: int | None
+    loss_last: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A ratio with its 95 % interval, and the lowest and highest of the repeats."""
+
+    value: float
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariantRecord:
+    """What one variant's job measured.
+
+    ``outcome`` ``is the plan`` means that nothing would change; ``not measurable`` that this
+    machine or model cannot do it; both have a ``reason``. ``ratio`` is the variant's speed over the
+    plan's, by pairs, as its metric has it. ``loss_differs`` is its loss over the plan's, less 1,
+    after the same tokens; ``is_sane`` whether that is within ``loss_bound``, which is what rounding
+    or another order of documents explain; ``loss_bound_because`` says which. ``tokens_per_s`` are
+    the means of all runs. ``machine`` names the processor. A ``reason`` of one that was measured
+    says what qualifies it. ``settings_sha256`` is of how it was run, null where it was not: two of
+    a plan with the same one differ by noise alone.
+    """
+
+    expert: str
+    variant: Variant
+    outcome: Literal["measured", "is the plan", "out of memory", "failed", "not measurable"]
+    reason: str | None
+    hardware: str
+    device: str | None
+    gpu_name: str | None
+    plan_sha256: str
+    timings: tuple[Timing, ...]
+    plan_timings: tuple[Timing, ...]
+    ratio: Estimate | None
+    tokens_per_s: float | None
+    plan_tokens_per_s: float | None
+    loss_differs: float | None
+    is_sane: bool | None
+    activated: tuple[str, ...]
+    loss_bound: float | None = None
+    loss_bound_because: str | None = None
+    machine: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    settings_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A bar of the waterfall, or a line of the table: a variant against the plan.
+
+    ``step`` is what the change to the rung before is worth, where the variant is a rung; null where
+    nothing changes on this hardware, and the figures then are those of the rung before.
+    Dollars are null without a price. ``tokens_per_s`` is the plan's in all jobs times ``ratio``, so
+    that a machine that was slower in one job does not show as a step. ``ratio`` is of ``metric``;
+    with another one than ``tokens_per_s``, speed and dollars are null.
+    """
+
+    name: str
+    label: str
+    of: str | None
+    outcome: str
+    reason: str | None
+    tokens_per_s: float | None
+    ratio: Estimate | None
+    step: Estimate | None
+    usd_per_million_tokens: float | None
+    peak_memory_bytes: int | None
+    padding_fraction: float | None
+    data_wait_fraction: float | None
+    is_sane: bool | None
+    metric: Metric = "tokens_per_s"
+    loss_differs: float | None = None
+    loss_bound: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimVerdict:
+    """A claim beside what was measured here: agrees, less, more, or why it was not measured.
+
+    ``reason`` says what ``measured`` is where that is not plain, too.
+    """
+
+    claim: str
+    by: str
+    said: str
+    low: float | None
+    high: float | None
+    measured: Estimate | None
+    verdict: Literal[
+        "as claimed", "less", "more", "no change", "not decided", "measured", "not measurable"
+    ]
+    reason: str | None
+    metric: Metric = "tokens_per_s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AblationRecord:
+    """ablation.json: what every switch is worth here.
+
+    ``unavailable`` maps a null figure to its reason, and ``notes`` say what holds for all of it.
+    """
+
+    expert: str
+    preset: str
+    model: str
+    hardware: str
+    device: str | None
+    gpu_name: str | None
+    method: str
+    sequence_length_tokens: int
+    global_batch_sequences: int
+    n_repeats: int
+    n_warmup_steps: int
+    n_timed_steps: int
+    price_usd_per_hour: float | None
+    price_as_of: str | None
+    plan_tokens_per_s: float | None
+    plan_usd_per_million_tokens: float | None
+    ladders: tuple[tuple[str, ...], ...]
+    bars: tuple[Bar, ...]
+    claims: tuple[ClaimVerdict, ...]
+    versions: dict[str, str]
+    unavailable: dict[str, str]
+    machine: str | None = None
+    notes: tuple[str, ...] = ()

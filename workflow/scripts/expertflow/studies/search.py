@@ -1,0 +1,280 @@
+"""Search the fastest settings of a step: what to try next, and when to stop; nothing is run here.
+
+Every choice keeps the global batch: rows of a micro-batch times accumulation is what it was.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from expertflow.plan.tuned import TIE_FRACTION, agrees, measured
+from expertflow.plan.tuning_records import TunedSettings, TuningTrial
+from expertflow.train.trial import TrialResult
+
+# A trial below this share of the best so far is given up after its first steps.
+WORTH_FRACTION = 0.9
+GIB = 1 << 30
+
+# Runs settings; the second argument is the least speed in tokens/s that is of interest, or null.
+Run = Callable[[TunedSettings, float | None], TrialResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """What may be tried besides the default.
+
+    ``free`` names what the manifest leaves open. ``usable_bytes`` is what a predicted peak may
+    reach, null on a CPU. ``attentions``, ``n_threads`` and ``n_workers`` are what there is to try
+    of each, none where it does not matter; ``may_compile`` whether compiled layers are.
+    ``left_out`` are choices that are not tried here, and why.
+    """
+
+    default: TunedSettings
+    free: frozenset[str]
+    on_card: bool
+    usable_bytes: int | None = None
+    attentions: tuple[str, ...] = ()
+    may_compile: bool = False
+    n_threads: tuple[int, ...] = ()
+    n_workers: tuple[int, ...] = ()
+    left_out: tuple[tuple[TunedSettings, str], ...] = ()
+
+
+@dataclass(kw_only=True)
+class Search:
+    """A search under way. ``trials`` holds what became of every choice, in the order they came.
+
+    ``clock`` gives seconds; ``max_s`` is how many of them may pass until no further trial begins.
+    ``known`` are trials of an earlier search, taken over where one would be run; one that was given
+    up, if it would be given up here. ``keep`` is told of every one that was run.
+    """
+
+    space: Space
+    run: Run
+    predict: Callable[[TunedSettings], int | None]
+    clock: Callable[[], float]
+    max_s: float
+    keep: Callable[[TuningTrial], None] = lambda trial: None
+    known: dict[TunedSettings, TuningTrial] = field(default_factory=dict)
+    trials: dict[TunedSettings, TuningTrial] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._end_s = self.clock() + self.max_s
+
+    def explore(self) -> None:
+        """Try the default, and then one thing after another, each from the best so far."""
+        self._try(self.space.default)
+        if self.space.on_card:
+            self._explore_card()
+        else:
+            self._explore_cpu()
+        for choice, reason in self.space.left_out:
+            self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
+
+    def best(self) -> TunedSettings | None:
+        """Give the fastest that agrees with the manifest; the default or the simpler of a tie."""
+        return self._best(self._agreeing())
+
+    def _explore_card(self) -> None:
+        space = self.space
+        start = space.default
+        if space.may_compile:
+            # Compiling takes tens of seconds, and the order of the rest does not hang on it.
+            start = replace(start, torch_compile=False)
+            self._try(start)
+        micros = self._micros() if "micro_batch_size" in space.free else [start.micro_batch_size]
+        self._descend(start, micros)
+        best = self._best_like(start)
+        for attention in space.attentions:
+            self._try(replace(best, attention=attention))
+        self._try_workers(self._best_like(start))
+        if space.may_compile:
+            self._try(replace(self._best_like(start), torch_compile=True))
+        self._try_other_micros()
+
+    def _explore_cpu(self) -> None:
+        space = self.space
+        for n_threads in space.n_threads:
+            self._try(replace(space.default, n_threads=n_threads))
+        start = self._best_or_default()
+        if "micro_batch_size" in space.free:
+            for rows in self._micros():
+                self._try(self._with_rows(start, rows))
+            # The best number of threads may be another one for more or fewer rows.
+            best = self._best_or_default()
+            for n_threads in space.n_threads:
+                self._try(replace(best, n_threads=n_threads))
+        self._try_workers(self._best_or_default())
+        self._try_other_micros()
+
+    def _descend(self, start: TunedSettings, micros: list[int]) -> None:
+        """Go from many rows to few, first with all activations kept, then without.
+
+        Fewer rows than some that were slower than more are left out. Activations are computed
+        again only for more rows than could be run without that.
+        """
+        ran: list[int] = []
+        for again in self._checkpointings():
+            rows_here = [n for n in micros if not ran or n > max(ran)] if again else micros
+            fastest = 0.0
+            for i, rows in enumerate(rows_here):
+                choice = replace(self._with_rows(start, rows), checkpoint_activations=again)
+                trial = self._try(choice)
+                if trial.outcome in ("measured", "given up"):
+                    ran += [] if again else [rows]
+                    rate = trial.tokens_per_s or 0.0
+                    # More rows, computed again, against fewer that were not.
+                    is_no_gain = again and bool(ran) and trial.outcome == "given up"
+                    if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
+                        self._leave_out(start, rows_here[i + 1 :], again=again, slower=rows)
+                        break
+                    fastest = max(fastest, rate)
+
+    def _leave_out(
+        self, start: TunedSettings, micros: Iterable[int], *, again: bool, slower: int
+    ) -> None:
+        for rows in micros:
+            choice = replace(self._with_rows(start, rows), checkpoint_activations=again)
+            if choice not in self.trials:
+                why = f"dominated: {slower} rows were slower already"
+                self.trials[choice] = _left_out(choice, why, self.predict(choice))
+
+    def _try_workers(self, base: TunedSettings) -> None:
+        for n in self.space.n_workers:
+            kind: Literal["thread", "workers"] = "workers" if n else "thread"
+            self._try(replace(base, loader=kind, n_workers=n))
+
+    def _try_other_micros(self) -> None:
+        """Try other splits of a batch that the manifest splits: for the user to know, last."""
+        if "micro_batch_size" not in self.space.free:
+            for rows in self._micros():
+                self._try(self._with_rows(self._best_or_default(), rows))
+
+    def _checkpointings(self) -> tuple[bool, ...]:
+        if "checkpoint_activations" in self.space.free:
+            return (False, True)
+        return (self.space.default.checkpoint_activations,)
+
+    def _micros(self) -> list[int]:
+        """Give the divisors of the rows that one process takes in a step, from many to few."""
+        rows = self._rows
+        return [n for n in range(rows, 0, -1) if rows % n == 0]
+
+    @property
+    def _rows(self) -> int:
+        default = self.space.default
+        return default.micro_batch_size * default.n_accumulation_steps
+
+    def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
+        return replace(base, micro_batch_size=rows, n_accumulation_steps=self._rows // rows)
+
+    def _try(self, choice: TunedSettings) -> TuningTrial:
+        """Run a choice once, unless it cannot fit or the time is over; keep what became of it."""
+        if choice not in self.trials:
+            self.trials[choice] = self._tried(choice)
+        return self.trials[choice]
+
+    def _tried(self, choice: TunedSettings) -> TuningTrial:
+        least = self._least(choice)
+        if (known := self.known.get(choice)) and _still_holds(known, least):
+            return known
+        peak, usable = self.predict(choice), self.space.usable_bytes
+        is_default = choice == self.space.default
+        if peak is not None and usable is not None and peak > usable and not is_default:
+            sizes = f"{peak / GIB:.1f} GiB are predicted and {usable / GIB:.1f} may be used"
+            return _left_out(choice, f"memory: {sizes}", peak)
+        if not is_default and self.clock() >= self._end_s:
+            return _left_out(choice, f"budget: the {self.max_s:g} s of the search were over", peak)
+        trial = trial_of(choice, self.run(choice, least), predicted_bytes=peak)
+        self.keep(trial)
+        return trial
+
+    def _least(self, choice: TunedSettings) -> float | None:
+        """Give the speed below which a choice is of no interest; null for the first of its kind."""
+        rates = [
+            trial.tokens_per_s or 0.0
+            for trial in measured(self.trials.values())
+            if trial.settings.torch_compile == choice.torch_compile
+        ]
+        return WORTH_FRACTION * max(rates) if rates else None
+
+    def _agreeing(self) -> list[TuningTrial]:
+        space = self.space
+        return [
+            trial
+            for trial in measured(self.trials.values())
+            if agrees(trial.settings, space.default, space.free)
+        ]
+
+    def _best_or_default(self) -> TunedSettings:
+        return self.best() or self.space.default
+
+    def _best_like(self, start: TunedSettings) -> TunedSettings:
+        """Give the best of those that are compiled, or not, as ``start`` is."""
+        alike = [t for t in self._agreeing() if t.settings.torch_compile == start.torch_compile]
+        return self._best(alike) or start
+
+    def _best(self, trials: list[TuningTrial]) -> TunedSettings | None:
+        if not trials:
+            return None
+        fastest = max(trial.tokens_per_s or 0.0 for trial in trials)
+        tied = [
+            trial.settings
+            for trial in trials
+            if (trial.tokens_per_s or 0.0) * (1 + TIE_FRACTION) >= fastest
+        ]
+        return min(tied, key=self._complexity)
+
+    def _complexity(self, choice: TunedSettings) -> tuple[float, ...]:
+        """Order choices of a tie: the default first, then by what each needs besides."""
+        default = self.space.default
+        return (
+            choice != default,
+            choice.torch_compile,
+            choice.checkpoint_activations,
+            choice.attention != default.attention,
+            choice.n_workers,
+            choice.n_threads or 0,
+            choice.n_accumulation_steps,
+        )
+
+
+def trial_of(
+    settings: TunedSettings, result: TrialResult, *, predicted_bytes: int | None
+) -> TuningTrial:
+    """Note what became of settings that were run."""
+    is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
+    return TuningTrial(
+        settings=settings,
+        outcome=result.outcome,
+        reason=result.problem,
+        predicted_peak_bytes=predicted_bytes,
+        peak_memory_bytes=result.peak_memory_bytes,
+        tokens_per_s=result.tokens_per_s if is_timed else None,
+        step_s=result.timed_s / result.n_timed_steps if is_timed else None,
+        startup_s=result.startup_s if is_timed else None,
+        n_timed_steps=result.n_timed_steps,
+    )
+
+
+def _still_holds(known: TuningTrial, least: float | None) -> bool:
+    """Tell whether a trial of an earlier search, which had another best, says the same in this."""
+    if known.outcome != "given up":
+        return True
+    return least is not None and known.tokens_per_s is not None and known.tokens_per_s < least
+
+
+def _left_out(settings: TunedSettings, reason: str, predicted: int | None) -> TuningTrial:
+    return TuningTrial(
+        settings=settings,
+        outcome="left out",
+        reason=reason,
+        predicted_peak_bytes=predicted,
+        peak_memory_bytes=None,
+        tokens_per_s=None,
+        step_s=None,
+        startup_s=None,
+        n_timed_steps=0,
+    )

@@ -1,0 +1,275 @@
+"""Tune an expert: search the fastest settings of its step here, and say what they gain."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+from expertflow.core.errors import ConfigError, HardwareError, TrainingError
+from expertflow.core.files import remove
+from expertflow.hardware.probe import probe_machine
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.draft import Draft
+from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.tuned import TIE_FRACTION, tuning_key
+from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
+from expertflow.studies.estimate import estimate
+from expertflow.studies.planned import cpu_name, drafted, plan_of
+from expertflow.studies.search import Search
+from expertflow.studies.tune_cache import Cache, Pair, cached
+from expertflow.studies.tune_space import space_of, with_settings
+from expertflow.studies.variants import one_process
+from expertflow.train.trial import Trial, TrialResult
+
+log = logging.getLogger(__name__)
+# Steps of a trial. The timed ones end early where they take long.
+N_WARMUP, N_TIMED, MAX_TIMED_S = 3, 20, 4.0
+# After the first step one more is enough where it takes longer than this.
+LONG_STEP_S = 2.0
+MAX_S = 180.0
+# The rest is for the best and the default in turns.
+SEARCH_FRACTION = 0.6
+N_PAIRS = 3
+LIBRARIES = ("torch", "transformers", "peft")
+
+RunTrial = Callable[[Trial], TrialResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneJob:
+    """What to tune: an expert's records and rows, and where to work and to keep trials.
+
+    ``code`` is the digest of what runs: trials of other code are not taken over.
+    """
+
+    expert: str
+    spec: PlanSpec
+    packing: Path
+    model: Path
+    rows: Path
+    scratch: Path
+    cache: Path
+    code: str
+    max_s: float = MAX_S
+
+
+def tune(
+    job: TuneJob, run_trial: RunTrial, *, clock: Callable[[], float] = time.perf_counter
+) -> TuningRecord:
+    """Search, compare the best with the default in turns, and say what was found.
+
+    Raises:
+        ConfigError, HardwareError: the plan is refused, or is of another machine.
+        Interrupted: a signal came.
+    """
+    began_s = clock()
+    draft = drafted(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
+    plan = plan_of(draft)
+    _check(plan)
+    packing, model_type = draft.packing.packing, draft.facts.model_type
+    key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
+    made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
+    alone = one_process(plan, packing=draft.packing, facts=draft.facts)
+    bench = Bench(job=job, plan=alone, run_trial=run_trial)
+    with cached(job.cache, key=key, made_by=made_by) as cache:
+        search = Search(
+            space=space_of(draft, plan),
+            run=bench.run,
+            predict=partial(_predicted, draft, plan),
+            clock=clock,
+            max_s=SEARCH_FRACTION * job.max_s,
+            keep=lambda trial: cache.keep(trial, bench.gpu_name),
+            known=cache.known(),
+        )
+        search.explore()
+        default, best = search.space.default, search.best()
+        pairs = _pairs(bench, cache, search, best, end_s=began_s + job.max_s)
+        gpu_name = cache.kept.gpu_name
+    was_cached = any(trial is search.known.get(t) for t, trial in search.trials.items())
+    best, gain = _judged(search, best, pairs)
+    speed = _speeds(search, pairs, best)
+    return TuningRecord(
+        expert=job.expert,
+        key=key,
+        hardware=plan.hardware,
+        gpu_name=gpu_name,
+        model=model_type,
+        sequence_length_tokens=plan.sequence_length_tokens,
+        global_batch_sequences=plan.global_batch_sequences,
+        best=best,
+        default=default,
+        default_tokens_per_s=speed[default],
+        best_tokens_per_s=None if best is None else speed[best],
+        gain=gain[0],
+        gain_low=gain[1],
+        gain_high=gain[2],
+        trials=tuple(search.trials.values()),
+        search_s=clock() - began_s,
+        was_cached=was_cached,
+    )
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Runs settings of a plan of one process; ``gpu_name`` is what its card calls itself."""
+
+    job: TuneJob
+    plan: TrainPlan
+    run_trial: RunTrial
+    gpu_name: str | None = None
+
+    def run(self, settings: TunedSettings, least_tokens_per_s: float | None) -> TrialResult:
+        """Run some steps; that they cannot be run is a result."""
+        trial = Trial(
+            plan=with_settings(self.plan, settings, self.job.spec),
+            model=self.job.model,
+            rows=self.job.rows,
+            scratch=self.job.scratch,
+            n_warmup_steps=N_WARMUP,
+            n_timed_steps=N_TIMED,
+            max_timed_s=MAX_TIMED_S,
+            long_step_s=LONG_STEP_S,
+            least_tokens_per_s=least_tokens_per_s,
+        )
+        try:
+            result = self.run_trial(trial)
+        except TrainingError as error:
+            result = TrialResult(outcome="failed", problem=" ".join(str(error).split()))
+        finally:
+            # A process that was killed has left it.
+            remove(self.job.scratch)
+        self.gpu_name = result.gpu_name or self.gpu_name
+        speed = f"{result.tokens_per_s:,.0f} tokens/s" if result.n_timed_steps else ""
+        said = "; ".join(filter(None, (speed, result.problem)))
+        log.info("%s: %s: %s", words(settings), result.outcome, said)
+        return result
+
+
+def words(settings: TunedSettings) -> str:
+    """Say settings in a line."""
+    return ", ".join(
+        (
+            f"{settings.micro_batch_size} x {settings.n_accumulation_steps} rows",
+            f"checkpointing {'on' if settings.checkpoint_activations else 'off'}",
+            f"attention {settings.attention}",
+            "compiled" if settings.torch_compile else "not compiled",
+            f"threads {settings.n_threads or 'auto'}",
+            f"{settings.n_workers} workers" if settings.loader == "workers" else "loader thread",
+        )
+    )
+
+
+def _check(plan: TrainPlan) -> None:
+    """Refuse what one process on this machine cannot time.
+
+    Raises:
+        ConfigError: the model is shared out.
+        HardwareError: the planned card is not here.
+    """
+    if plan.world_size > 1 and plan.parallel == "fsdp":
+        raise ConfigError(
+            "training.parallel is fsdp: tuning times one process, which cannot hold the whole"
+            " model; use ddp, or set training.tuned to null"
+        )
+    if plan.gpu is not None:
+        _check_card(plan.gpu)
+
+
+def _check_card(gpu: GpuFacts) -> None:
+    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
+    cards = probe_machine(table=[row]).gpus
+    name = cards[0].name if cards else "none"
+    if name not in (None, gpu.name, *gpu.driver_names):
+        raise HardwareError(
+            f"tuning: the plan is for {gpu.name} and the card of this machine is {name}; set"
+            f" hardware to auto, or tune on a machine with {gpu.name}"
+        )
+
+
+def _predicted(draft: Draft, plan: TrainPlan, settings: TunedSettings) -> int | None:
+    """Predict the peak, for the route of attention that was traced; null for another."""
+    if draft.gpu is None or settings.attention != plan.attention:
+        return None
+    return draft.peak_bytes(
+        settings.micro_batch_size, plan.precision, settings.checkpoint_activations
+    )
+
+
+def _pairs(
+    bench: Bench, cache: Cache, search: Search, best: TunedSettings | None, *, end_s: float
+) -> tuple[Pair, ...]:
+    """Time best and default in turns, as long as another pair is likely to end in time.
+
+    Goes on from the pairs of an earlier search. None are timed where the default could not be run.
+    """
+    default = search.space.default
+    if best is None or best == default or search.trials[default].outcome != "measured":
+        return ()
+    pairs = cache.pairs(best, default)
+    took_s = sum(_likely_s(search.trials[settings]) for settings in (best, default))
+    for i in range(len(pairs), N_PAIRS):
+        start_s = search.clock()
+        if start_s + took_s > end_s:
+            break
+        order = (default, best) if i % 2 == 0 else (best, default)
+        results = {settings: bench.run(settings, None) for settings in order}
+        if any(result.outcome != "measured" for result in results.values()):
+            break
+        speeds = {settings: result.tokens_per_s for settings, result in results.items()}
+        cache.keep_pair(
+            Pair(
+                best=best,
+                default=default,
+                best_tokens_per_s=speeds[best],
+                default_tokens_per_s=speeds[default],
+            )
+        )
+        took_s = search.clock() - start_s
+    return cache.pairs(best, default)
+
+
+def _likely_s(trial: TuningTrial) -> float:
+    """Say how long a trial would take again; what was compiled once is cached by then."""
+    n_steps = N_WARMUP + trial.n_timed_steps
+    return (trial.startup_s or 0.0) + n_steps * (trial.step_s or 0.0)
+
+
+Gain = tuple[float | None, float | None, float | None]
+UNKNOWN: Gain = (None, None, None)
+
+
+def _judged(
+    search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
+) -> tuple[TunedSettings | None, Gain]:
+    """Give what wins in the end: the default, where the pairs show no gain that is certain."""
+    default = search.space.default
+    if best is None:
+        return None, UNKNOWN
+    if best == default:
+        return default, (1.0, None, None)
+    if search.trials[default].outcome != "measured":
+        return best, UNKNOWN
+    if len(pairs) < N_PAIRS:
+        log.info("%s: %d of %d pairs: the default stays", words(best), len(pairs), N_PAIRS)
+        return default, UNKNOWN
+    gain = estimate([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
+    if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
+        found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
+        log.info("%s: %s: a tie", words(best), found)
+        return default, (1.0, None, None)
+    return best, (gain.value, gain.low, gain.high)
+
+
+def _speeds(
+    search: Search, pairs: tuple[Pair, ...], best: TunedSettings | None
+) -> dict[TunedSettings, float | None]:
+    """Give the tokens a second of best and default: by the pairs, or else by their trials."""
+    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
+    if pairs and best == pairs[0].best:
+        speeds[pairs[0].best] = median(pair.best_tokens_per_s for pair in pairs)
+        speeds[pairs[0].default] = median(pair.default_tokens_per_s for pair in pairs)
+    return speeds

@@ -1,0 +1,90 @@
+"""Say what there is to try for a plan on this machine, and put a choice into the plan."""
+
+from dataclasses import replace
+
+from expertflow.hardware.probe import probe_machine
+from expertflow.plan.cost_records import USABLE_FRACTION
+from expertflow.plan.draft import Draft
+from expertflow.plan.records import LoaderPlan, PlanSpec, TrainPlan
+from expertflow.plan.tuned import free_settings, settings_of
+from expertflow.plan.tuning_records import TunedSettings
+from expertflow.studies.search import Space
+
+# Routes of attention besides the one that reads where documents end.
+MASKED = ("flex", "sdpa")
+N_WORKERS = (0, 2, 4, 8)
+# Why a choice is not tried, by its setting.
+ON_CPU = {
+    "checkpoint_activations": "it computes again to spare memory, which a CPU has more of",
+    "torch_compile": "compiling would take most of the search's time",
+    "attention": "it computes what the mask hides, and document by document does not",
+}
+SAME_KERNEL = "packed calls the same kernel where it runs"
+
+
+def space_of(draft: Draft, plan: TrainPlan) -> Space:
+    """Give what may be tried; what the manifest names stays as it is."""
+    default, free = settings_of(plan), free_settings(draft.spec)
+    gpu, is_packed = draft.gpu, draft.packing.packing != "none"
+    machine = probe_machine(table=[])
+    n_cpus = machine.n_cpus_usable
+    workers = [n for n in N_WORKERS if n <= n_cpus and n != default.n_workers]
+    space = Space(
+        default=default,
+        free=free,
+        on_card=gpu is not None,
+        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
+    )
+    if gpu is None:
+        threads = threads_to_try(n_cpus, machine.n_cpus_physical) if "n_threads" in free else ()
+        return replace(space, n_threads=threads, left_out=_not_on_cpu(default, free))
+    total, may_route = gpu.memory_total_bytes, "attention" in free
+    return replace(
+        space,
+        usable_bytes=None if total is None else int(USABLE_FRACTION * total),
+        attentions=MASKED if may_route else (),
+        may_compile="torch_compile" in free and is_packed and plan.method != "qlora",
+        left_out=((replace(default, attention="varlen"), SAME_KERNEL),) if may_route else (),
+    )
+
+
+def _not_on_cpu(
+    default: TunedSettings, free: frozenset[str]
+) -> tuple[tuple[TunedSettings, str], ...]:
+    others = {
+        "checkpoint_activations": replace(default, checkpoint_activations=True),
+        "torch_compile": replace(default, torch_compile=True),
+        "attention": replace(default, attention="sdpa"),
+    }
+    return tuple(
+        (other, f"not tried on a CPU: {ON_CPU[name]}")
+        for name, other in others.items()
+        if name in free and other != default
+    )
+
+
+def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
+    """Give powers of two up to what this process may use, that itself, and the physical cores."""
+    powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
+    return tuple(sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)}))
+
+
+def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
+    """Put a choice into a plan; its cost and predictions are no longer of it."""
+    n_workers = settings.n_workers
+    inline = settings.loader == "workers" and not n_workers
+    return replace(
+        plan,
+        micro_batch_size=settings.micro_batch_size,
+        n_accumulation_steps=settings.n_accumulation_steps,
+        checkpoint_activations=settings.checkpoint_activations,
+        attention=settings.attention,  # type: ignore[arg-type]
+        torch_compile=settings.torch_compile,
+        n_threads=settings.n_threads,
+        loader=LoaderPlan(
+            kind=settings.loader,
+            n_workers=n_workers,
+            n_prefetch_batches=0 if inline else spec.dataloader_prefetch_factor,
+            persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
+        ),
+    )

@@ -1,0 +1,202 @@
+"""Turn a variant into a plan that can be timed, or say why that cannot be done here."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from expertflow.core.errors import ConfigError
+from expertflow.core.files import sha256_json
+from expertflow.core.records import to_json
+from expertflow.plan.override import override
+from expertflow.plan.records import ModelFacts, TrainPlan
+from expertflow.studies.records import Rows, Variant
+from expertflow.studies.rows_unpacked import FirstRows
+from expertflow.tokens.records import PackingRecord
+
+# What follows from other settings, or says something of them.
+DERIVED = {
+    "reasons", "cost", "memory", "options", "claims", "predicted_tokens", "predicted_peak_bytes",
+    "predicted_peak_reason", "next_micro_batch_peak_bytes", "without_checkpointing_peak_bytes",
+    "flops_per_token_model", "flops_per_token_hardware", "flops_convention", "n_params_total",
+    "n_params_trainable", "may_halve_micro_batch", "profile_steps", "n_steps", "n_steps_per_epoch",
+    "n_epochs", "n_warmup_steps", "n_decay_steps", "save_steps", "eval_steps",
+    "global_batch_sequences",
+}  # fmt: skip
+# Tensor cores have TF32 and bf16 from this compute capability on.
+AMPERE = 8.0
+NO_TF32_CPU = "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
+# Rows of one document are cut to a multiple of this by the trainer.
+MULTIPLE = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """How a variant is run: its plan and rows, and how many steps make up the plan's tokens.
+
+    ``forced`` says what its rows changed that it did not ask for. ``settings_sha256`` is the same
+    for two variants of a plan that are run alike.
+    """
+
+    plan: TrainPlan
+    rows: Rows
+    n_timed_steps: int
+    settings_sha256: str
+    forced: str | None = None
+
+
+class NotMeasurableError(Exception):
+    """What a variant asks for cannot be had with this machine or model."""
+
+
+class IsThePlanError(Exception):
+    """Nothing would change."""
+
+
+def one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
+    """Give the plan for one process, with its micro-batch and accumulation."""
+    if plan.world_size == 1:
+        return plan
+    return override(plan, {"world_size": 1}, packing=packing, facts=facts)
+
+
+def set_up(
+    base: TrainPlan,
+    variant: Variant,
+    *,
+    first: FirstRows,
+    is_unpacked: bool,
+    n_timed_steps: int,
+    packing: PackingRecord,
+    facts: ModelFacts,
+) -> Setup:
+    """Resolve a variant; ``is_unpacked`` tells that the plan's own rows hold one document each.
+
+    Raises:
+        IsThePlanError: nothing would change.
+        NotMeasurableError: the plan, the card or the model cannot do it.
+    """
+    own_batch = variant.rows != "packed" and "batch_size" in variant.training
+    changes: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in variant.training.items()
+    }
+    if "batch_size" in changes and "gradient_accumulation_steps" not in changes and not own_batch:
+        changes["gradient_accumulation_steps"] = _accumulation(base, changes["batch_size"])
+    try:
+        plan = override(base, changes, packing=packing, facts=facts)
+    except ConfigError as error:
+        raise NotMeasurableError(str(error)) from error
+    moved = differences(base, plan)
+    idle = _idle(base, moved)
+    unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
+    if not moved - set(idle) and not unlike_rows:
+        asked = set(variant.training)
+        if idle and asked <= set(idle):
+            raise NotMeasurableError("; ".join(idle.values()))
+        raise IsThePlanError("; ".join(["nothing would change", *idle.values()]))
+    if hindrance := _hindrance(base, plan):
+        raise NotMeasurableError(hindrance)
+    per_row, forced = first.tokens_per_row, None
+    if unlike_rows:
+        plan = documents_as_rows(base, plan, first, own_batch=own_batch)
+        forced = None if own_batch else f"micro-batch {plan.micro_batch_size} of one document each"
+        if plan.torch_compile and not variant.training.get("torch_compile"):
+            # Rows are of many lengths, each to be compiled for: a plan would not, either.
+            plan = replace(plan, torch_compile=False)
+            forced = f"not compiled, {forced}" if forced else "not compiled"
+        per_row = first.n_tokens / first.n_documents
+    per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
+    wanted = (
+        n_timed_steps * first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
+    )
+    n_steps = max(3, math.ceil(wanted / per_step - 1e-6))
+    rows: Rows = variant.rows if unlike_rows else "packed"
+    return Setup(
+        plan=plan,
+        rows=rows,
+        n_timed_steps=n_steps,
+        settings_sha256=_settings_sha256(plan, differences(base, plan) - set(idle), rows),
+        forced=forced,
+    )
+
+
+def differences(base: TrainPlan, plan: TrainPlan) -> set[str]:
+    """Name the settings in which two plans differ, without what follows from others."""
+    names = {field.name for field in fields(TrainPlan)} - DERIVED
+    return {name for name in names if getattr(base, name) != getattr(plan, name)}
+
+
+def _settings_sha256(plan: TrainPlan, moved: set[str], rows: Rows) -> str:
+    settings = to_json(plan)
+    return sha256_json({"rows": rows, **{name: settings[name] for name in sorted(moved)}})
+
+
+def documents_as_rows(
+    base: TrainPlan, plan: TrainPlan, first: FirstRows, *, own_batch: bool
+) -> TrainPlan:
+    """Give the plan for rows of one document each: the same documents in as many steps.
+
+    The micro-batch is as many rows as fill what the plan's fills if all were as long as the
+    longest, as a batch that is padded has to be laid out for. With ``own_batch`` the variant's
+    counts, in documents.
+    """
+    per_step = base.global_batch_sequences * first.documents_per_row
+    if own_batch:
+        micro = plan.micro_batch_size
+        in_all = micro * plan.n_accumulation_steps
+    else:
+        in_all = max(1, round(per_step))
+        padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE
+        micro = min(in_all, max(1, plan.micro_batch_size * base.sequence_length_tokens // padded))
+    scale = per_step / in_all
+    n_steps = max(1, round(base.n_steps * scale))
+    n_warmup = min(round(base.n_warmup_steps * scale), n_steps - 1)
+    per_epoch = max(1, math.ceil(first.n_documents / in_all))
+    return replace(
+        plan,
+        micro_batch_size=micro,
+        n_accumulation_steps=math.ceil(in_all / micro),
+        global_batch_sequences=in_all,
+        n_sequences=first.n_documents,
+        n_steps=n_steps,
+        n_steps_per_epoch=per_epoch,
+        n_epochs=n_steps / per_epoch,
+        n_warmup_steps=n_warmup,
+        n_decay_steps=min(round(base.n_decay_steps * scale), n_steps - n_warmup),
+        group_by_length=False,
+    )
+
+
+def _accumulation(base: TrainPlan, micro: int) -> int:
+    whole = base.global_batch_sequences
+    if whole % micro:
+        raise NotMeasurableError(
+            f"micro-batches of {micro} rows do not make up the plan's global batch of {whole}"
+        )
+    return whole // micro
+
+
+def _idle(base: TrainPlan, moved: set[str]) -> dict[str, str]:
+    """Give those differences that this device takes no notice of, and why."""
+    if "use_tf32" not in moved:
+        return {}
+    gpu = base.gpu
+    if gpu is None:
+        return {"use_tf32": NO_TF32_CPU}
+    if gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE:
+        return {"use_tf32": f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"}
+    return {}
+
+
+def _hindrance(base: TrainPlan, plan: TrainPlan) -> str | None:
+    """Say what this device cannot do; what only a trial finds out is left to it."""
+    gpu = base.gpu
+    if plan.precision == "bf16" and gpu is not None:
+        old = gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE
+        if old or (gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s):
+            return f"{gpu.name} has no bf16"
+    if gpu is None:
+        if plan.precision == "fp16":
+            return "fp16 needs a CUDA card, and this plan trains on a CPU"
+        if plan.attention == "varlen":
+            return "the kernel for documents of any length needs a CUDA card"
+    return None

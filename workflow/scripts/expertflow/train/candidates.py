@@ -1,0 +1,131 @@
+"""Write out all weights that a run still keeps, so that the evaluation can choose among them.
+
+The published ones lie at the root of a folder, as anyone loads them; the others below ``steps``,
+each as complete. Gathering shares is a collective: every process goes through the same list.
+"""
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertflow.core.files import replacing
+from expertflow.train import agree, checkpoint, checkpoint_files
+from expertflow.train.checkpoint_files import OURS, WEIGHTS
+from expertflow.train.load import name_base
+from expertflow.train.records import Candidate, ModelRecord
+from expertflow.train.run import Run
+from expertflow.train.weights import gathered, weights_sha256
+
+log = logging.getLogger(__name__)
+HERE = "."
+
+
+def write_candidates(
+    run: Run, model: ModelRecord, target: Path, *, published: int
+) -> list[Candidate]:
+    """Write the model's weights, which are those of step ``published``, and all others kept.
+
+    The folder appears whole or not at all. The model holds other weights afterwards. A collective.
+
+    Raises:
+        TrainingError: a checkpoint is of another model, or another process does not see it.
+    """
+    losses = {point.step: point.loss for point in run.progress.eval_points}
+    found: list[Candidate] = []
+
+    def add(step: int, folder: Path, path: str) -> None:
+        _export(run, model, folder / path)
+        sha256 = weights_sha256(run.net)
+        loss = losses.get(step)
+        found.append(Candidate(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
+
+    # Only the first process writes.
+    writing = replacing(target) if run.processes.is_first else nullcontext(target)
+    with writing as partial:
+        add(published, partial, HERE)
+        for directory in _others(run, published):
+            checkpoint.restore_weights(directory, model=run.net)
+            step = checkpoint_files.step_of(directory)
+            add(step, partial, path_of(step))
+    return sorted(found, key=lambda candidate: candidate.step)
+
+
+def path_of(step: int) -> str:
+    """Name the place of a step's weights below the published ones.
+
+    >>> path_of(300)
+    'steps/step-00000300'
+    """
+    return f"steps/step-{step:08d}"
+
+
+def candidates_of(outcome: dict[str, Any]) -> tuple[Candidate, ...]:
+    """Read the candidates of a finished run.
+
+    A run that an older version finished has none: what it published is then the only one. To end it
+    once more would take a card and minutes for weights that nobody missed.
+    """
+    if "candidates" in outcome:
+        return tuple(Candidate(**entry) for entry in outcome["candidates"])
+    step = outcome["published_step"]
+    losses = {point["step"]: point["loss"] for point in outcome["eval_points"]}
+    sha256 = outcome["weights_sha256"]
+    log.warning("the run was finished by an older version, which kept the published weights only")
+    loss = losses.get(step)
+    return (Candidate(step=step, held_out_loss=loss, path=HERE, weights_sha256=sha256),)
+
+
+def _others(run: Run, published: int) -> list[Path]:
+    """List the checkpoints that are whole, but the published one, as the first process sees them.
+
+    A collective.
+    """
+    kept = checkpoint_files.complete(run.state) if run.processes.is_first else []
+    own = [
+        directory
+        for directory in kept
+        if checkpoint_files.step_of(directory) != published and _is_whole(directory)
+    ]
+    [n], *_ = run.processes.of_all(len(own))
+    agreed = (agree.chosen(own[i] if own else None, run.state, run.processes) for i in range(n))
+    return [directory for directory in agreed if directory is not None]
+
+
+def _is_whole(directory: Path) -> bool:
+    """Read the weights of a checkpoint to the byte: this session may not have written them."""
+    wanted = checkpoint_files.read_record(directory)[OURS]
+    weights = {
+        key: {name: value for name, value in wanted.get(key, {}).items() if name == WEIGHTS}
+        for key in ("n_bytes", "xxh3")
+    }
+    found = checkpoint_files.difference(directory, weights, contents=True)
+    if found is not None:
+        log.warning("%s is no candidate: %s", directory, found)
+    return found is None
+
+
+def _export(run: Run, model: ModelRecord, target: Path) -> None:
+    """Write the model or adapter as it is now, with its tokenizer, as safetensors."""
+    whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
+    if not run.processes.is_first:
+        return
+    target.mkdir(parents=True)
+    run.net.save_pretrained(target, state_dict=whole, safe_serialization=True)
+    name_base(target, model)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        source = Path(model.path) / name
+        if source.is_file():
+            (target / name).write_bytes(source.read_bytes())
+    (target / "README.md").unlink(missing_ok=True)
+
+
+def _whole(run: Run) -> dict[str, torch.Tensor]:
+    """Gather what is to be written from the shares of all processes: the adapter, or everything."""
+    adapter = run.plan.lora is not None
+    # A head that is tied to the embedding has a name in the state, and no parameter of its own.
+    wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}
+    state = run.net.state_dict()
+    return {name: gathered(tensor).cpu() for name, tensor in state.items() if name in wanted}

@@ -1,0 +1,155 @@
+"""The files of checkpoints, without what is in them: which are whole, the newest, the best.
+
+Needs no torch, so that what copies a state elsewhere can ask, too.
+"""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.files import read_json_lines, remove
+from expertflow.stage.copy import hash_files
+
+log = logging.getLogger(__name__)
+
+WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
+# The one key of progress.json that is not the run's own.
+OURS = "checkpoint"
+
+
+def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Give sizes and hashes of files, to be told apart later from what a power cut leaves."""
+    return {
+        "n_bytes": {name: (directory / name).stat().st_size for name in names},
+        "xxh3": hash_files(directory, names),
+    }
+
+
+def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: bool) -> str | None:
+    """Say how files differ from their fingerprints, if they do; by sizes alone, or to the byte."""
+    for name, size in wanted["n_bytes"].items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != size:
+            return f"{name} has {found} bytes and was written with {size}"
+    if contents:
+        # A state of before hashes were kept has none.
+        digests = wanted.get("xxh3", {})
+        for name, digest in hash_files(directory, list(digests)).items():
+            if digest != digests[name]:
+                return f"{name} does not hold what was written"
+    return None
+
+
+def damage(directory: Path, *, contents: bool = False) -> str | None:
+    """Say what is wrong with a checkpoint's files, if anything.
+
+    A power cut may leave files of the right size and full of zeros: ``contents`` finds these, and
+    reads everything.
+    """
+    try:
+        wanted = read_record(directory)[OURS]
+        return difference(directory, wanted, contents=contents)
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        return f"{PROGRESS} cannot be read ({type(error).__name__}: {error})"
+
+
+def directory_of(state: Path, step: int) -> Path:
+    """Give the place of the checkpoint after a step."""
+    return state / "checkpoints" / f"step-{step:08d}"
+
+
+def step_of(directory: Path) -> int:
+    """Give the step after which a checkpoint was saved, by its name.
+
+    >>> step_of(directory_of(Path("state"), 40))
+    40
+    """
+    return int(directory.name.removeprefix("step-"))
+
+
+def complete(state: Path) -> list[Path]:
+    """List the checkpoints that can be resumed, oldest first; damaged ones are left out, logged."""
+    damages = {path: damage(path) for path in sorted((state / "checkpoints").glob("step-*"))}
+    for path, found in damages.items():
+        if found is not None:
+            log.warning("%s is left out: %s", path, found)
+    return [path for path, found in damages.items() if found is None]
+
+
+def newest(state: Path) -> Path | None:
+    """Give the checkpoint to resume from."""
+    return next(reversed(complete(state)), None)
+
+
+def best(state: Path) -> Path | None:
+    """Give the checkpoint with the lowest held-out loss, of equal ones the oldest."""
+    losses = {path: read_progress(path).get("held_out_loss") for path in complete(state)}
+    known = {path: loss for path, loss in losses.items() if loss is not None and loss == loss}
+    return min(known, key=known.__getitem__) if known else None
+
+
+def read_progress(directory: Path) -> dict[str, Any]:
+    """Give the progress that a checkpoint was saved with."""
+    return {key: value for key, value in read_record(directory).items() if key != OURS}
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Give all of a checkpoint's progress.json, with what is said there of its files."""
+    record: dict[str, Any] = json.loads((directory / PROGRESS).read_text(encoding="utf-8"))
+    return record
+
+
+def n_bytes(directory: Path) -> int:
+    """Give the size of a checkpoint; while one is written, the disk holds one more than is kept."""
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def last_seen_s(state: Path) -> float:
+    """Give the run's clock where its last session was last seen: by a checkpoint or the monitor.
+
+    What was done between the last checkpoint and a kill is paid for and lost; the monitor's samples
+    tell how long it was.
+    """
+    times = [0.0]
+    if saved := complete(state):
+        times.append(read_progress(saved[-1])["clock"]["wall"])
+    if (state / "gpu.jsonl").is_file():
+        times += [sample["elapsed_s"] for sample in read_json_lines(state / "gpu.jsonl")]
+    return max(times)
+
+
+def prune(state: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest ``keep`` and the best one."""
+    kept = {*complete(state)[-max(1, keep) :], best(state)}
+    for path in sorted((state / "checkpoints").glob("step-*")):
+        if path not in kept:
+            hide(path)
+    for path in (state / "checkpoints").glob(".*.old.partial"):
+        remove(path)
+
+
+def hide(path: Path) -> None:
+    """Take a checkpoint out of sight whole; a kill while it is removed leaves no half of it."""
+    path.rename(path.with_name(f".{path.name}.{time.monotonic_ns()}.old.partial"))
+
+
+def remove_partials(state: Path) -> None:
+    """Remove what killed savers left, and what a power cut spoiled; the caller holds the lock.
+
+    The newest checkpoint and the best one are read to the byte, since a session goes by them.
+    """
+    whole: set[Path] = set()
+    for choose in (newest, best):
+        while (path := choose(state)) is not None and path not in whole:
+            found = damage(path, contents=True)
+            if found is None:
+                whole.add(path)
+                break
+            log.warning("%s is removed: %s", path, found)
+            hide(path)
+    for path in (state / "checkpoints").glob(".*.partial"):
+        remove(path)

@@ -1,0 +1,72 @@
+"""One trainer at a time in a state: wait for another one, or refuse."""
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.locks import try_lock
+
+log = logging.getLogger(__name__)
+
+LOCK_FILE = "lock"
+# A trainer on another machine that was told to stop has a step and a checkpoint to finish.
+ELSEWHERE_S = 600.0
+POLL_S, TOLD_EVERY_S = 0.5, 60.0
+
+
+@contextmanager
+def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
+    """Hold the state directory for one trainer; the lock dies with its process.
+
+    A killed Snakemake leaves its trainer running; a second one would write into the same state. One
+    on this machine is waited for, since what it saves is worth more than a refusal; one on another
+    machine for ``elsewhere_s``, as it may be cut off and never let go.
+
+    Raises:
+        TrainingError: a trainer on another machine still holds it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    # Not "w": what its holder wrote into it has to stay.
+    with (state / LOCK_FILE).open("a+", encoding="utf-8") as stream:
+        _wait(stream, state, elsewhere_s)
+        stream.truncate(0)
+        stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+        stream.flush()
+        yield
+
+
+def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
+    """Take the lock, if the file system has locks; say every minute who holds it."""
+    start_s, told_s = time.monotonic(), -TOLD_EVERY_S
+    while try_lock(stream) == "held":
+        holder = _holder(state)
+        waited_s = time.monotonic() - start_s
+        is_here = holder.get("host") == socket.gethostname()
+        who = f"{state}: a trainer is at work there, process {holder.get('pid', 'unknown')}"
+        if not is_here:
+            who += f" on {holder.get('host', 'an unknown machine')}"
+            if waited_s >= elsewhere_s:
+                raise TrainingError(
+                    f"{who}, for {waited_s:.0f} s now; stop it, and run again: it saves and this"
+                    " run goes on from there"
+                )
+        if waited_s - told_s >= TOLD_EVERY_S:
+            log.warning("%s; waiting for it", who)
+            told_s = waited_s
+        time.sleep(POLL_S)
+
+
+def _holder(state: Path) -> dict[str, Any]:
+    """Read who holds the lock; nothing where it has just been taken and not yet signed."""
+    try:
+        holder: dict[str, Any] = json.loads((state / LOCK_FILE).read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return holder

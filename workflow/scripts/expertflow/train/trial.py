@@ -1,0 +1,276 @@
+"""Time some steps of a plan in this process, through the loop that trains, and leave nothing.
+
+Steps to warm up come first (they compile, fill caches, find the allocator's sizes) and do not
+count; then the device is waited for, and the clock runs until the last timed step is done.
+"""
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from expertflow.core.files import remove
+from expertflow.core.records import read_record
+from expertflow.plan.records import TrainPlan
+from expertflow.train import due, loop, memory, processes
+from expertflow.train.activate import catching_signals
+from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.loader import load_batches
+from expertflow.train.records import ModelRecord
+from expertflow.train.run import Diverged, Interrupted, Run, one_line
+from expertflow.train.saver import Saver
+from expertflow.train.step_log import flush
+
+if TYPE_CHECKING:
+    # It brings packages that a trial on packed rows does without.
+    from expertflow.train.on_the_fly import Documents
+
+# A trial that is slower than it may be is given up after so many timed steps.
+N_JUDGED = 3
+# Steps that a card may be behind the host.
+AHEAD = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What to run: a plan of one process, its model and rows, and for how long.
+
+    ``scratch`` is a folder that is made and removed. With ``documents`` they are tokenised in every
+    step. Warming up ends early after a step, not the first, that takes over ``long_step_s``. The
+    timed part ends after ``n_timed_steps``, or after the step in which ``max_timed_s`` is reached.
+    ``least_tokens_per_s``: a trial that is slower is given up early; null: none is.
+    ``with_save``: whether one checkpoint is taken at the end, and timed.
+    """
+
+    plan: TrainPlan
+    model: Path
+    rows: Path
+    scratch: Path
+    n_warmup_steps: int
+    n_timed_steps: int
+    max_timed_s: float = math.inf
+    long_step_s: float = math.inf
+    least_tokens_per_s: float | None = None
+    documents: "Documents | None" = None
+    with_save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialResult:
+    """What a trial took. All but ``outcome`` and ``problem`` mean something if it was measured.
+
+    ``n_tokens`` are those of documents in the timed steps, ``timed_s`` the seconds these took as a
+    whole, with the device waited for at both ends; ``steps_s`` are theirs one by one, on the device
+    where it is a card. ``startup_s`` is loading the model and all before the first step;
+    ``losses`` those of all steps from the first on, per target. Memory of the card is null on a
+    CPU; ``save_s`` where none was asked for.
+    """
+
+    outcome: Literal["measured", "given up", "out of memory", "failed"]
+    problem: str | None = None
+    device: str = ""
+    gpu_name: str | None = None
+    n_timed_steps: int = 0
+    n_tokens: int = 0
+    n_target_tokens: int = 0
+    n_padding_tokens: int = 0
+    timed_s: float = 0.0
+    steps_s: tuple[float, ...] = ()
+    data_wait_s: float = 0.0
+    startup_s: float = 0.0
+    first_step_s: float = 0.0
+    save_s: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_host_rss_bytes: int = 0
+    losses: tuple[float, ...] = ()
+    activated: tuple[str, ...] = field(default=())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Give tokens of documents, without padding, a second of the timed part."""
+        return self.n_tokens / self.timed_s if self.timed_s else 0.0
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Run a trial here; that it does not fit into memory, or diverges, is a result.
+
+    A process should run one only: kernels, compiled code and peaks of memory stay.
+
+    Raises:
+        Interrupted: a signal came.
+        TrainingError: the plan cannot be run at all, e.g. a kernel is missing.
+    """
+    n_steps = max(1, trial.n_warmup_steps) + trial.n_timed_steps
+    plan = replace(
+        trial.plan,
+        world_size=1,
+        n_steps=max(n_steps, trial.plan.n_steps),
+        report_to="none",
+        may_halve_micro_batch=False,
+    )
+    began_s = time.perf_counter()
+    try:
+        with _run(trial, plan) as (run, words):
+            return _timed(trial, run, words, began_s)
+    except (memory.OutOfMemory, torch.OutOfMemoryError) as error:
+        return TrialResult(outcome="out of memory", problem=one_line(error))
+    except Diverged as error:
+        return TrialResult(outcome="failed", problem=one_line(error))
+
+
+@contextmanager
+def _run(trial: Trial, plan: TrainPlan) -> Iterator[tuple[Run, tuple[str, ...]]]:
+    """Assemble a run as training does; a signal from here on leaves no folder behind."""
+    with catching_signals() as stop:
+        try:
+            remove(trial.scratch)
+            trial.scratch.mkdir(parents=True)
+            assignment = Assignment(
+                plan=plan,
+                model=read_record(ModelRecord, trial.model),
+                rows=trial.rows,
+                state=trial.scratch,
+                documents=trial.documents,
+            )
+            with Saver(trial.scratch, keep=1) as saver:
+                yield assemble(
+                    assignment,
+                    processes=processes.start(plan),
+                    saver=saver,
+                    stop=stop,
+                    directory=None,
+                )
+        finally:
+            remove(trial.scratch)
+
+
+def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> TrialResult:
+    cuda, progress = run.device.type == "cuda", run.progress
+    run.loss.train()
+    memory.rehearse(run)
+    run.clock.started()
+    run.fetched_at_s = time.perf_counter()
+    losses: list[float] = []
+    with load_batches(run.feed, 0, plan=run.plan.loader, device=run.device) as batches:
+
+        def step() -> None:
+            run.pending.append(loop.step(run, batches))
+            if run.stop():
+                raise Interrupted(f"stopped after step {progress.step} of a trial")
+
+        startup_s = time.perf_counter() - began_s
+        first_s = _warm_up(trial, run, step)
+        _fetch(run, losses)
+        _wait(run)
+        before = (progress.n_tokens, progress.n_targets, progress.n_padding)
+        waited_s, start_s = run.clock.seconds["data_wait"], time.perf_counter()
+        marks = [_mark(cuda)]
+        gave_up = _step_on(trial, run, step, marks)
+        _wait(run)
+        timed_s = time.perf_counter() - start_s
+        waited_s = run.clock.seconds["data_wait"] - waited_s
+        _fetch(run, losses)
+    n_tokens, n_targets, n_padding = (
+        now - then
+        for now, then in zip(
+            (progress.n_tokens, progress.n_targets, progress.n_padding), before, strict=True
+        )
+    )
+    save_s = _saved(run) if trial.with_save else None
+    return TrialResult(
+        outcome="given up" if gave_up else "measured",
+        problem=gave_up,
+        device=run.device.type,
+        gpu_name=torch.cuda.get_device_name() if cuda else None,
+        n_timed_steps=len(marks) - 1,
+        n_tokens=n_tokens,
+        n_target_tokens=n_targets,
+        n_padding_tokens=n_padding,
+        timed_s=timed_s,
+        steps_s=tuple(_between(a, b, cuda=cuda) for a, b in pairwise(marks)),
+        data_wait_s=waited_s,
+        startup_s=startup_s,
+        first_step_s=first_s,
+        save_s=save_s,
+        peak_memory_bytes=torch.cuda.max_memory_reserved() if cuda else None,
+        # Linux gives KiB.
+        peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        losses=tuple(losses),
+        activated=words,
+    )
+
+
+def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
+    """Do the steps that do not count; gives the seconds of the first."""
+    first_s = 0.0
+    for i in range(max(1, trial.n_warmup_steps)):
+        start_s = time.perf_counter()
+        step()
+        if i and trial.long_step_s == math.inf:
+            continue
+        _wait(run)
+        took_s = time.perf_counter() - start_s
+        if i and took_s > trial.long_step_s:
+            break
+        first_s = first_s or took_s
+    return first_s
+
+
+def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any]) -> str | None:
+    """Do the timed steps and mark where each ends; say why they were given up, if they were."""
+    cuda, start_s = run.device.type == "cuda", time.perf_counter()
+    n_before, least = run.progress.n_tokens, trial.least_tokens_per_s
+    while len(marks) <= trial.n_timed_steps:
+        step()
+        marks.append(_mark(cuda))
+        if cuda and len(marks) > AHEAD:
+            # The host runs ahead of a card; limits are on what is done, not on what is asked for.
+            marks[-AHEAD].synchronize()
+        if least is not None and len(marks) == N_JUDGED + 1:
+            _wait(run)
+            rate = (run.progress.n_tokens - n_before) / (time.perf_counter() - start_s)
+            if rate < least:
+                return f"{rate:,.0f} tokens/s after {N_JUDGED} steps, below {least:,.0f}"
+        if time.perf_counter() - start_s >= trial.max_timed_s:
+            return None
+    return None
+
+
+def _fetch(run: Run, losses: list[float]) -> None:
+    """Fetch the losses that wait on the device; raises Diverged where they say so."""
+    pending = list(run.pending)
+    flush(run)
+    losses += [float(step.loss) for step in pending]
+
+
+def _saved(run: Run) -> float:
+    """Take a checkpoint, and give the seconds for which training would have waited."""
+    start_s = time.perf_counter()
+    due.save(run)
+    waited_s = time.perf_counter() - start_s
+    run.saver.wait()
+    return waited_s
+
+
+def _wait(run: Run) -> None:
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
+
+
+def _mark(cuda: bool) -> Any:
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between(start: Any, end: Any, *, cuda: bool) -> float:
+    return float(start.elapsed_time(end) / 1000 if cuda else end - start)

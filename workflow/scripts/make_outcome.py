@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""Pack what was made from an opened bundle into one verified file, to be taken home."""
+
+import argparse
+import os
+from pathlib import Path
+
+from expertflow.core import cli
+from expertflow.rental.bundle_outcome import pack_outcome
+from expertflow.rental.bundle_tar import write_bundle
+from expertflow.report.provenance import git_commit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("expert")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake ran")
+    parser.add_argument("--output", type=Path, required=True, help="outcome.tar to write")
+    args = parser.parse_args()
+    output = args.output.absolute()
+    os.chdir(args.directory)
+    index, items = pack_outcome(args.expert, git=git_commit())
+    write_bundle(output, index, items)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Open a bundle on the box that trains, so that the same target starts at staging there.
+
+With --outcome: put what such a box made where a run on this one would have put it.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from expertflow.config.opened import manifest_here
+from expertflow.config.rule_code import other_code
+from expertflow.core import cli
+from expertflow.rental.bundle_open import Opening, open_bundle
+from expertflow.rental.bundle_outcome import land_outcome
+from expertflow.rental.bundle_tar import read_index
+
+SCRIPTS = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake will run")
+    parser.add_argument("--model", type=Path, help="folder with the base model's weights")
+    parser.add_argument("--accept-other-code", action="store_true", help="let rules run again")
+    parser.add_argument("--replace", action="store_true", help="drop results that are there")
+    parser.add_argument("--outcome", action="store_true", help="it is an outcome.tar")
+    args = parser.parse_args()
+    index = read_index(args.bundle)
+    target = f"results/{index.expert}/report.json"
+    if args.outcome:
+        land_outcome(args.bundle, index, args.directory, replace=args.replace)
+        logging.info("%s is here, checked; see report.html beside it", args.directory / target)
+        return
+    places = [args.directory / "config", SCRIPTS.parents[1] / "config"]
+    opening = Opening(
+        bundle=args.bundle,
+        index=index,
+        directory=args.directory,
+        model=args.model,
+        other_code=other_code(index.code, SCRIPTS),
+        accept_other_code=args.accept_other_code,
+        replace=args.replace,
+        settings_here=manifest_here(index.expert, places),
+    )
+    opened = open_bundle(opening)
+    for name in opened.index.unrecorded if opened else ():
+        logging.warning("%s: changes of its settings will go unnoticed", name)
+    logging.info("%s: next, snakemake %s", "opened" if opened else "was open already", target)
+
+
+if __name__ == "__main__":
+    cli.run(main)
