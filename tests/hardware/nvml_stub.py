@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import SCRIPTS
 
+PATIENCE_S = 120.0
 SOURCE = Path(__file__).parent / "data" / "nvml_stub.c"
 # A card as a scenario: everything supported. Names begin with SIMULATED, so samples are marked.
 CARD: dict[str, Any] = {
@@ -46,11 +49,27 @@ def environment(library: Path, scenario: Path, **settings: str) -> dict[str, str
     """Give an environment in which NVML is the stand-in."""
     hidden = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    own = {"LD_LIBRARY_PATH": str(library), "NVML_SCENARIO": str(scenario)}
+    # This machine's own libraries, if it needs some, come behind.
+    libraries = filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH")])
+    own = {"LD_LIBRARY_PATH": ":".join(libraries), "NVML_SCENARIO": str(scenario)}
     return {**kept, **own, "PYTHONPATH": str(SCRIPTS), **settings}
 
 
-def script(name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's scripts."""
+def script(
+    name: str, *arguments: str, env: dict[str, str], until: Callable[[], bool] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's scripts; it is told to end as soon as ``until`` is so."""
     command = [sys.executable, str(SCRIPTS / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while until is not None and process.poll() is None:
+            if until() or time.monotonic() > deadline_s:
+                process.terminate()
+                break
+            time.sleep(0.02)
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

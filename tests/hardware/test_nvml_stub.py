@@ -13,15 +13,17 @@ from support import ROOT
 
 
 def watch(
-    library: Path, folder: Path, *, arguments: tuple[str, ...] = (), s: str = "0.6", **scenario: Any
+    library: Path, folder: Path, *, arguments: tuple[str, ...] = (), n: int = 5, **scenario: Any
 ) -> dict[str, Any]:
-    """Let the monitor watch a scenario for a moment; CUDA_... keys go to its environment."""
+    """Let the monitor take some readings of a scenario; CUDA_... keys go to its environment."""
     settings = {key: scenario.pop(key) for key in list(scenario) if key.startswith("CUDA")}
     path = nvml_stub.write(folder, **scenario)
-    output = folder / "m.json"
+    output, readings = folder / "m.json", folder / "m.jsonl"
+    readings.unlink(missing_ok=True)
     done = nvml_stub.script(
-        "monitor_gpu.py", "--duration", s, "--interval", "0.12", "--output", str(output),
-        "--quiet", *arguments, env=nvml_stub.environment(library, path, **settings),
+        "monitor_gpu.py", "--interval", "0.12", "--output", str(output), "--quiet", *arguments,
+        env=nvml_stub.environment(library, path, **settings),
+        until=lambda: readings.is_file() and readings.read_bytes().count(b"\n") >= n,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(json.loads(output.read_text()))
@@ -135,7 +137,7 @@ def test_a_figure_that_always_fails_says_so(library: Path, tmp_path: Path) -> No
 
 def test_throttling_is_counted_by_the_card_where_it_can(library: Path, tmp_path: Path) -> None:
     record = watch(
-        library, tmp_path, violation__0_step=10**8, violation__1_step=2 * 10**8, reasons=0x40, s="2"
+        library, tmp_path, violation__0_step=10**8, violation__1_step=2 * 10**8, reasons=0x40, n=16
     )
     n = record["n_samples"] - 1
     assert record["throttle_source"] == "counter"

@@ -44,6 +44,9 @@ def _watch(args: argparse.Namespace, samples: Path) -> MonitorRecord:
     came: list[int] = []
     # Given, not asked for here: the parent may be gone before this process is up.
     parent: int | None = args.with_parent
+    if parent not in (None, os.getppid()):
+        # By now these files may be those of the session that goes on.
+        raise SystemExit(f"process {parent}, which was to be watched, has ended")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: came.append(received))
     if parent is not None:

@@ -61,13 +61,13 @@ def monitor(
         with output.open("a" if goes_on else "w", encoding="utf-8") as stream:
             going = True
             while going:
+                # Asked before the reading: the stretch ends with one, so that counters cover all.
+                going = not stop() and (end is None or time.monotonic() < end)
                 sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
                 stream.write(json.dumps(compact(sample)) + "\n")
                 stream.flush()
                 if watcher is not None:
                     watcher(sample, card)
-                # The stretch ends with a reading, so that counters cover all of it.
-                going = not stop() and (end is None or time.monotonic() < end)
                 taken_at = offset_s + time.monotonic() - start - sample.elapsed_s
                 if going:
                     _nap(pace.interval_s() - taken_at, end, stop)
