@@ -1,5 +1,6 @@
 """The chain of stages, read off the notes that lie beside their records."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,13 @@ def test_the_command_is_the_one_that_was_given(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("EXPERTFLOW", "")
     monkeypatch.setenv("EXPERTFLOW_COMMAND", "")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
     guard.set_environment(tmp_path, main=True)
     monkeypatch.setattr("sys.argv", ["snakemake", "--mode", "subprocess"])
     guard.set_environment(tmp_path, main=False)
     command = collect_provenance(tmp_path, token_shards)["command"]
     assert command == "snakemake --config 'hardware=H100 SXM'"
+    assert os.environ["GOMP_SPINCOUNT"] == "5", "what the user set stays"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    guard.set_environment(tmp_path, main=False)
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
