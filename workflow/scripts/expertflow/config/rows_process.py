@@ -73,6 +73,9 @@ def _stop(process: subprocess.Popen[str], patience_s: float) -> None:
             break
     # What its leader has left behind, or all of it.
     _signal_all(process, signal.SIGKILL)
+    # What was killed may still be writing; its ends of the pipes are closed when it is gone.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=patience_s)
     process.wait()
 
 

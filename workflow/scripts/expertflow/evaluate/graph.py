@@ -19,6 +19,7 @@ from typing import Any
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import graph_worker
 from expertflow.evaluate.sql_rows import Row, same_rows
+from expertflow.evaluate.worker import kept_environment
 
 PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
@@ -123,7 +124,7 @@ class GraphServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={},
+                env=kept_environment(),
             )
             theirs.close()
             self._running = process, ours

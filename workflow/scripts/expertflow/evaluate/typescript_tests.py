@@ -62,6 +62,9 @@ def hindrance() -> str | None:
             verdict = _judge(program, sandbox)
     except EvaluationError as error:
         return str(error)
+    except OSError as error:
+        # A root without other users, a temporary folder too small for a copy of Node, and the like.
+        return f"the sandbox cannot be started here: {error}"
     if verdict.correct:
         return None
     return f"the sandbox does not confine what it should: {verdict.kind} ({verdict.detail})"

@@ -19,6 +19,11 @@ from typing import Any
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
+def kept_environment() -> dict[str, str]:
+    """Give what such a process is told of the environment."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+
+
 class Worker:
     """The process, started when it is needed; ``wall_s`` is its time for each answer."""
 
@@ -64,7 +69,7 @@ class Worker:
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                env=kept_environment(),
             )
             theirs.close()
             self._running = process, ours

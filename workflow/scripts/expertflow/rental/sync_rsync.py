@@ -93,6 +93,8 @@ class RsyncStore:
 
     def _run(self, *arguments: str, text: str = "", patience_s: int = PATIENCE_S) -> list[str]:
         """Run rsync to its end, or until it is not wanted any more; give its lines."""
+        if self._cancel.is_set():
+            raise SyncFailed(f"{self.shown}: the copy was broken off")
         *options, source, target = arguments
         command = ["rsync", f"--timeout={patience_s}", *options, "--", source]
         # A listing has no target.

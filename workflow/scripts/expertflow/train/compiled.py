@@ -39,7 +39,8 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
     loops = own and attention.varlen_hindrance(device, dtype) is not None
     if loops and any(layer.gradient_checkpointing for layer in layers):
         return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
-    _check_tools(device)
+    if backend == "inductor":
+        _check_tools(device)
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
     # Layers are graphs of their own already; DDP's optimiser would cut them again at its buckets.
     torch._dynamo.config.optimize_ddp = False

@@ -28,6 +28,8 @@ def launcher(world_size: int, command: list[str]) -> list[str]:
             sys.executable,
             *TORCHRUN,
             "--standalone",
+            # By itself it takes the host's name, which need not be one that can be resolved.
+            "--local-addr=127.0.0.1",
             f"--nproc-per-node={world_size}",
             *command,
         ]

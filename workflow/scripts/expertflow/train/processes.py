@@ -29,7 +29,8 @@ PATIENCE = timedelta(minutes=30)
 # A step and a checkpoint may be under way when all are told to stop.
 SHUTDOWN_S = 300
 PR_SET_PDEATHSIG = 1
-LET_GO_S = 0.2
+# In many short naps: a machine that stands still for a while does so in one of them.
+LET_GO_S, N_NAPS = 0.3, 15
 
 
 class Processes:
@@ -94,10 +95,18 @@ class Processes:
         """Part from the other processes; the last thing that is done together."""
         if self.world_size > 1:
             self.accelerator.wait_for_everyone()
-            # gloo's threads let go of finished work under a lock, and need Python's lock for it;
-            # whoever destroys the group holds the one and waits for the other. So let them first.
-            time.sleep(LET_GO_S)
+            let_go()
         self.accelerator.end_training()
+
+
+def let_go() -> None:
+    """Give gloo's threads the time to let go of finished work, before their group is destroyed.
+
+    They do it under a lock, and need Python's lock for it; whoever destroys the group holds the one
+    and waits for the other.
+    """
+    for _ in range(N_NAPS):
+        time.sleep(LET_GO_S / N_NAPS)
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
