@@ -139,9 +139,11 @@ def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     state.mkdir()
     with steps(folder) as (plan, do):
         do(args.seconds)
+        # This process may have other children.
+        before = set(psutil.Process().children())
         with watched(state, plan(args.interval), seen_s=0.0):
-            wait_until_up(state)
-            (monitor,) = psutil.Process().children()
+            (monitor,) = set(psutil.Process().children()) - before
+            wait_until_up(state, monitor)
             for i in range(args.pairs):
                 pair = {}
                 # Which comes first changes, so that a drift of the machine falls on both.
@@ -181,7 +183,7 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
 
             def do(seconds: float) -> tuple[float, float]:
                 n, start, cpu = 0, time.perf_counter(), time.process_time()
-                while time.perf_counter() - start < seconds:
+                while not n or time.perf_counter() - start < seconds:
                     float(step(run, batches).loss)
                     n += 1
                 return (time.perf_counter() - start) / n, (time.process_time() - cpu) / n
@@ -189,9 +191,11 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
             yield lambda s: replace(assignment.plan, collection_interval_seconds=s), do
 
 
-def wait_until_up(state: Path) -> None:
+def wait_until_up(state: Path, monitor: psutil.Process) -> None:
     """Wait for the first reading: the start is measured by itself."""
     while not (state / "gpu.jsonl").is_file() or not (state / "gpu.jsonl").stat().st_size:
+        if monitor.status() == psutil.STATUS_ZOMBIE:
+            sys.exit("the monitor ended before its first reading")
         time.sleep(0.02)
 
 

@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -9,6 +10,20 @@ from support import ROOT, SHARED_DATA
 # A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup they would ignore a hangup; with a handler of their own only what they start hears it.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
+# Tests make repositories of their own; a hook of git names the one that it runs for.
+for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+    os.environ.pop(name, None)
+# Colours would stand in the texts that are compared.
+os.environ.pop("FORCE_COLOR", None)
+# What listens on loopback is asked directly, whatever proxy leads out of this machine.
+for name in ("no_proxy", "NO_PROXY"):
+    hosts = os.environ.get(name, "")
+    if hosts != "*":
+        os.environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost"]))
 
 
 @pytest.fixture

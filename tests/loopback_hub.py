@@ -197,7 +197,7 @@ def fetch(
         env={**clean, "PYTHONPATH": str(SCRIPTS), **own, **environment},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return Fetched([json.loads(line) for line in done.stdout.splitlines()], done.stderr)

@@ -25,7 +25,9 @@ SHIM = """#!/bin/bash
 start=$EPOCHREALTIME
 {python} "$@"
 code=$?
-echo "$start $EPOCHREALTIME" >> "$JOB_TIMES"
+times="$start $EPOCHREALTIME"
+# Some languages write a comma.
+echo "${{times//,/.}}" >> "$JOB_TIMES"
 exit $code
 """
 # Which of a run's files have to be the same, whoever started the jobs, where it made them.

@@ -1,8 +1,9 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,12 +115,20 @@ def test_a_number_that_was_given_away_again_is_no_run(folder: Path) -> None:
     younger.communicate()
 
 
-def test_orphans_are_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_orphans_are_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, child = start()
     run.kill()
     run.communicate()
-    timer = threading.Timer(1.0, child.kill)
-    timer.start()
+    wait = time.sleep
+
+    def end_while_waited_for(seconds: float) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+        wait(seconds)
+
+    monkeypatch.setattr(run_lock.time, "sleep", end_while_waited_for)
     hold([], main=True)
     assert orphans() == {}
     told = capsys.readouterr().err

@@ -6,8 +6,8 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Collection, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -50,8 +50,9 @@ class Surroundings:
             connection.execute("CREATE TABLE item (id, name)")
             connection.executemany("INSERT INTO item VALUES (?, ?)", [(1, "a"), (2, "b")])
         os.environ["EXPERTFLOW_HOSTILE_SECRET"] = SECRET
-        # Orphans become our children and not init's, so that they can be seen.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # What other tests of this process left running is not the predictions' doing.
+        self._before = {process for process, _ in _children().get(os.getpid(), [])}
+        _adopt_orphans(True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
@@ -60,13 +61,19 @@ class Surroundings:
     def close(self) -> None:
         self._listener.close()
         del os.environ["EXPERTFLOW_HOSTILE_SECRET"]
+        # Later tests wait until processes are gone, so the dead that were adopted are buried.
+        _adopt_orphans(False)
+        for process, state in _children().get(os.getpid(), []):
+            if state == "Z" and process not in self._before:
+                with suppress(ChildProcessError):
+                    os.waitpid(process, os.WNOHANG)
 
     def harm(self, verdict: Verdict) -> list[str]:
         """Name what changed."""
         found = []
         if self._hashes() != self._files:
             found.append("files changed")
-        if children := _children_after_a_while():
+        if children := _descendants_after_a_while(self._before):
             found.append(f"processes left: {children}")
         try:
             self._listener.accept()[0].close()
@@ -112,25 +119,44 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
     )
 
 
-def _children_after_a_while() -> list[int]:
+def _adopt_orphans(adopts: bool) -> None:
+    """Make orphans our children and not init's, so that they can be seen, or no longer."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
+
+
+def _descendants_after_a_while(spared: Collection[int]) -> list[int]:
     """Wait until all descendants have ended; what the kernel kills takes a moment to go."""
-    deadline = time.monotonic() + 20
-    while (left := _descendants()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while (left := _descendants(spared)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
 
 
-def _descendants() -> list[int]:
-    """List what this process has started and what that has started, without the dead."""
-    children: dict[int, list[int]] = {}
+def _descendants(spared: Collection[int]) -> list[int]:
+    """List what this process has started and what that has started, without the dead.
+
+    Children that are ``spared`` are left out, and so is what they have started.
+    """
+    children = _children()
+    found: list[int] = []
+    parents = [os.getpid()]
+    for parent in parents:
+        for process, state in children.get(parent, []):
+            if process not in spared:
+                parents.append(process)
+                found += [process] if state != "Z" else []
+    return found
+
+
+def _children() -> dict[int, list[tuple[int, str]]]:
+    """List all processes of the machine by their parents, each with its state."""
+    children: dict[int, list[tuple[int, str]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+            # A name may be cut within a letter.
+            stat = folder.joinpath("stat").read_bytes()
         except OSError:
             continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(folder.name))
-    found = list(children.get(os.getpid(), []))
-    for process in found:
-        found.extend(children.get(process, []))
-    return found
+        state, parent = stat.rpartition(b")")[2].split()[:2]
+        children.setdefault(int(parent), []).append((int(folder.name), state.decode()))
+    return children

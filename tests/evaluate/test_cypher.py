@@ -160,7 +160,8 @@ def test_hostile_repetition_is_quick(piece: str) -> None:
     started = time.perf_counter()
     judge_cypher(piece * (150_000 // len(piece)), QUERY)
     judge_cypher("x" * 10_000_000, QUERY)
-    assert time.perf_counter() - started < 4
+    # Time that grew with the square of the length would be hours.
+    assert time.perf_counter() - started < 60
 
 
 @settings(deadline=None, max_examples=60)

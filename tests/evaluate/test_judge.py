@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def make_spec(endpoint: str, **changes: Any) -> JudgeSpec:
         "criterion": "Which answer is more correct?",
         "n_examples": 50,
         "max_tokens": 64,
-        "timeout_s": 20.0,
+        "timeout_s": 60.0,
         "usd_per_million_input_tokens": 2.0,
         "usd_per_million_output_tokens": 10.0,
     }
@@ -224,7 +225,6 @@ def test_an_endpoint_that_hangs_or_drips_ends() -> None:
 def hanging_server(drips: bool) -> Any:
     """Serve one byte of a header after the other, or none."""
     import contextlib
-    import socket
 
     @contextlib.contextmanager
     def serve() -> Iterator[str]:
@@ -254,7 +254,10 @@ def hanging_server(drips: bool) -> Any:
 
 
 def test_nobody_at_home_is_a_failure() -> None:
-    result = judge_pairs(make_spec("http://127.0.0.1:9/v1"), pairs(2), seed=0, patience=QUICK)
+    with socket.socket() as taken:  # nobody else gets its port, and it listens to none
+        taken.bind(("127.0.0.1", 0))
+        spec = make_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     assert result.n_failed == 2
     assert result.reason is not None
     assert "no connection (ConnectionRefusedError)" in result.reason
@@ -337,7 +340,10 @@ def tls_result(folder: Path) -> JudgeResult:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate, and is not there")
-    command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost".split()
+    # The machine's own settings may be absent.
+    (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-config", str(folder / "openssl.cnf")]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     subprocess.run([*command, *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -348,7 +354,7 @@ def tls_result(folder: Path) -> JudgeResult:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        spec = make_spec(f"https://localhost:{server.server_port}/v1")
+        spec = make_spec(f"https://127.0.0.1:{server.server_port}/v1")
         return judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     finally:
         server.shutdown()

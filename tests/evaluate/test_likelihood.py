@@ -42,7 +42,10 @@ def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture
     short = tiny_qwen3(n_positions=8)
     found = log_likelihoods(short, PAIRS, pad_id=PAD, batch_size=2)
     expected = log_likelihoods(tiny_qwen3(), PAIRS, pad_id=PAD, batch_size=2)
-    assert found == [*expected[:2], (-math.inf, 9), expected[3], (-math.inf, 1)]
+    wanted = [*expected[:2], (-math.inf, 9), expected[3], (-math.inf, 1)]
+    assert [n for _, n in found] == [n for _, n in wanted]
+    # Other texts in a batch are another order of sums.
+    assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in wanted], rel=1e-5)
     assert "2 of 5 texts are longer than the model's 8 positions" in caplog.text
 
 
@@ -60,7 +63,9 @@ def test_a_batch_that_does_not_fit_is_halved(
 
     monkeypatch.setattr(likelihood, "document_losses", fits)
     with caplog.at_level(logging.WARNING):
-        assert log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32) == expected
+        found = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)
+    assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in expected], rel=1e-5)
+    assert [n for _, n in found] == [n for _, n in expected]
     assert "out of memory with 5 questions at a time; going on with 2" in caplog.text
     room = 0
     with pytest.raises(EvaluationError, match="one question at a time"):

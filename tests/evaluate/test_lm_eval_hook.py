@@ -81,13 +81,14 @@ def test_both_models_are_measured_alike(calls: list[dict[str, Any]], tokenizer: 
     score = LmEvalScore(
         task="one", metric="acc", before=0.25, after=0.5, before_stderr=0.1, after_stderr=0.1
     )
+    import datasets.config
+
+    offline_before = datasets.config.HF_HUB_OFFLINE
     assert run(SPEC, tokenizer) == [score]
     for call in calls:
         assert (call["tasks"], call["num_fewshot"], call["limit"]) == (["one"], 2, 5)
         assert call["task_manager"].include_defaults
-    import datasets.config
-
-    assert not datasets.config.HF_HUB_OFFLINE
+    assert offline_before == datasets.config.HF_HUB_OFFLINE
 
 
 def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_path: Path) -> None:

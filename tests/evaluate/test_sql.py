@@ -14,7 +14,7 @@ from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.sql import QueryPair, judge_queries
 from expertflow.evaluate.sql_worker import Limits
 
-LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=20)
+LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
 
 
@@ -146,9 +146,14 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     slow = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n LIMIT 9999) "
     slow += "SELECT sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     started = time.perf_counter()
-    kinds = _kinds(database, GOLD, slow, GOLD, limits=Limits(wall_s=1.0))
-    assert kinds == ["correct", "timed_out", "correct"]
-    assert time.perf_counter() - started < 10
+    # The clock also runs while the process starts, which a busy machine may take long for.
+    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(wall_s=8.0, cpu_s=600))
+    assert [(v.kind, v.detail) for v in verdicts] == [
+        ("correct", ""),
+        ("timed_out", "no answer within 8 s"),
+        ("correct", ""),
+    ]
+    assert time.perf_counter() - started < 300
     verdict = _judge(database, slow, limits=Limits(cpu_s=1))[0]
     assert (verdict.kind, "ended with code" in verdict.detail) == ("timed_out", True)
 

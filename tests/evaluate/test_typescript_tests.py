@@ -25,7 +25,8 @@ def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[
         TestedProgram(document_id="d7", prediction=said, prefix=prefix, tests=tests)
         for said in predictions
     ]
-    limits = SandboxLimits(cpu_s=1, wall_s=120)
+    # Node alone takes a part of the processor time, on a slow machine the more.
+    limits = SandboxLimits(cpu_s=5, wall_s=120)
     return [verdict.kind for verdict in judge_programs(programs, limits)]
 
 

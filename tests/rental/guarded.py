@@ -12,7 +12,8 @@ from typing import Any
 from support import SCRIPTS
 
 PATIENCE_S = 90.0
-# Counts steps into a file; told to stop, it finishes its step, saves, and ends as ours do.
+# Counts steps; told to stop, it finishes its step, saves, and ends as ours do. A file "hold" keeps
+# it saving.
 TRAINER = """
 import signal, sys, time
 from pathlib import Path
@@ -29,6 +30,8 @@ for step in range(n_steps):
         # Fails where the pipe of the log has ended.
         print("saving", file=sys.stderr, flush=True)
         time.sleep(save_s)
+        while Path("hold").exists():
+            time.sleep(0.02)
         Path("saved.txt").write_text(str(step))
         sys.exit(143)
 """
@@ -46,12 +49,15 @@ def trainer(folder: Path, *, save_s: float = 0.0, n_steps: int = 100_000) -> lis
 
 
 def start(
-    folder: Path, *options: str, command: list[str], env: dict[str, str] | None = None
+    folder: Path,
+    *options: str,
+    command: list[str],
+    env: dict[str, str] | None = None,
+    program: Path = SCRIPTS / "guard_run.py",
 ) -> "subprocess.Popen[str]":
     """Start a guard in a folder."""
-    words = [sys.executable, str(SCRIPTS / "guard_run.py"), *options, "--", *command]
     return subprocess.Popen(
-        words,
+        [sys.executable, str(program), *options, "--", *command],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

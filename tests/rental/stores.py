@@ -64,20 +64,24 @@ def remote_shell(folder: Path) -> Path:
 def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
     """Run rsync's daemon on loopback; give its address."""
     folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     settings = tmp_path / "rsyncd.conf"
     own = f"uid={os.getuid()}\ngid={os.getgid()}\n" if os.getuid() == 0 else ""
-    settings.write_text(f"use chroot=no\n{own}[m]\npath={folder}\nread only=no\n")
-    where = ["--address=127.0.0.1", f"--port={port}", f"--config={settings}"]
-    process = subprocess.Popen(["rsync", "--daemon", "--no-detach", *where])
-    try:
-        wait_for(lambda: _listens(port), said="rsync's daemon did not start")
-        yield f"rsync://127.0.0.1:{port}/m"
-    finally:
-        process.terminate()
-        process.wait()
+    # Nobody is asked for the name of who connects: on a machine without a network that takes long.
+    head = f"use chroot=no\nreverse lookup=no\n{own}"
+    settings.write_text(f"{head}[m]\npath={folder}\nread only=no\n")
+    with socket.socket() as free:
+        # The port stays bound, so that nobody else is given it; the daemon may bind it once more.
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        where = ["--address=127.0.0.1", f"--port={port}", f"--config={settings}"]
+        process = subprocess.Popen(["rsync", "--daemon", "--no-detach", *where])
+        try:
+            wait_for(lambda: _listens(port), said="rsync's daemon did not start")
+            yield f"rsync://127.0.0.1:{port}/m"
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _listens(port: int) -> bool:
@@ -89,7 +93,7 @@ def _listens(port: int) -> bool:
 def object_storage() -> Iterator[str]:
     """Run object storage on loopback; give its address."""
     server_module = pytest.importorskip("moto.server", reason="moto is not installed")
-    server = server_module.ThreadedMotoServer(port=0)
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
@@ -97,11 +101,15 @@ def object_storage() -> Iterator[str]:
 
 
 def set_storage(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
     for name, value in (
         ("AWS_ENDPOINT_URL", address),
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "test"),
         ("AWS_DEFAULT_REGION", "us-east-1"),
+        # Of the machine's own settings nothing counts.
+        ("AWS_CONFIG_FILE", os.devnull),
+        ("AWS_SHARED_CREDENTIALS_FILE", os.devnull),
     ):
         monkeypatch.setenv(name, value)
 

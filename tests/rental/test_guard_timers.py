@@ -24,8 +24,11 @@ def driver(library: Path, folder: Path, **card: object) -> dict[str, str]:
 
 
 def test_idle_cards_end_a_run(library: Path, tmp_path: Path) -> None:
-    env = driver(library, tmp_path, utilization=0)
-    code, out = run(tmp_path, *SHORT, command=trainer(tmp_path), **env)
+    env = driver(library, tmp_path, utilization=90)
+    guard = start(tmp_path, *SHORT, command=trainer(tmp_path), env=env)
+    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    nvml_stub.write(tmp_path, utilization=0)
+    code, out = end(guard)
     assert code == 81, out
     assert (tmp_path / "saved.txt").is_file()
     found = record(tmp_path)
@@ -82,17 +85,18 @@ def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
     assert record(tmp_path)["outcome"] == "stalled"
 
 
+# Twice as long as a standstill may last; a full disk's queue may hold a file up for seconds.
 @pytest.mark.parametrize(
-    "work",
+    ("minutes", "work"),
     [
-        "for i in $(seq 12); do sleep 0.5; echo >> results/steps.jsonl; done",
-        "end=$((SECONDS + 6)); while [ $SECONDS -lt $end ]; do :; done",
+        ("0.1", "for i in $(seq 24); do sleep 0.5; echo >> results/steps.jsonl; done"),
+        ("0.05", "end=$((SECONDS + 6)); while [ $SECONDS -lt $end ]; do :; done"),
     ],
     ids=["files", "processors"],
 )
-def test_work_is_no_standstill(tmp_path: Path, work: str) -> None:
+def test_work_is_no_standstill(tmp_path: Path, minutes: str, work: str) -> None:
     (tmp_path / "results").mkdir()
-    code, out = run(tmp_path, "--stalled-minutes", "0.05", command=["bash", "-c", work])
+    code, out = run(tmp_path, "--stalled-minutes", minutes, command=["bash", "-c", work])
     assert code == 0, out
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guarded import wait_for
 from stores import KINDS, Place, object_storage, place
 from support import SCRIPTS
 
@@ -101,10 +103,35 @@ def test_a_copy_can_be_broken_off(place: Place, folder: Path) -> None:
         store.send(folder, "results", files_below(folder))
 
 
+def test_rsync_is_ended_where_a_copy_is_broken_off(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "rsync").write_text(f'#!/bin/sh\ntouch "{tmp_path}/began"\nexec sleep 600\n')
+    (tmp_path / "rsync").chmod(0o755)
+    cancel, began = threading.Event(), tmp_path / "began"
+    store = open_store("host:path", cancel)
+
+    def break_off() -> None:
+        wait_for(began.is_file, said="rsync did not start")
+        cancel.set()
+
+    breaking = threading.Thread(target=break_off)
+    breaking.start()
+    with pytest.raises(SyncFailed, match="broken off"):
+        store.send(folder, "k", ["a.json"])
+    breaking.join()
+
+
 def test_places_that_take_nothing_are_told(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "a file").write_text("")
     with pytest.raises(SyncFailed, match="not copied"):
         open_store(str(tmp_path / "a file"), threading.Event()).send(folder, "k", ["a.json"])
+
+
+def test_a_daemon_that_is_not_there_is_told(folder: Path) -> None:
+    if shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed")
     remote = open_store("rsync://localhost:1/module", threading.Event())
     with pytest.raises(SyncFailed, match="rsync ended with exit code"):
         remote.send(folder, "k", ["a.json"])

@@ -1,5 +1,6 @@
 """The pages in a real browser: wide and narrow, light and dark, printed, without JavaScript."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,10 +24,13 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
+    # In containers /dev/shm is often too small for a page.
+    "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
 ]
+PATIENCE_MS = 180_000
 SIZES = {"desktop": 900, "phone": 390}
 PAGES = ("gpu", "cpu", "index", "ablated", "ablation")
 
@@ -79,7 +83,18 @@ def folder(
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        # A home of its own: some users have none that can be written.
+        home = str(tmp_path_factory.mktemp("home"))
+        places = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), home)
+        try:
+            found = playwright.chromium.launch(
+                executable_path=CHROMIUM,
+                args=FLAGS,
+                env={**os.environ, **places},
+                timeout=PATIENCE_MS,
+            )
+        except sync_api.Error as error:
+            pytest.skip(f"chromium does not start here: {str(error).splitlines()[0]}")
         yield found
         found.close()
 
@@ -97,6 +112,7 @@ def show(browser: Any, folder: Path) -> Iterator[Any]:
             java_script_enabled=False,
         )  # fmt: skip
         contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
 
         def guard(route: Any) -> None:
             if route.request.url == place:

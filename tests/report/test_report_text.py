@@ -52,7 +52,9 @@ def test_bar_fills_the_wall_time(gpu_report: Report, cpu_report: Report) -> None
 
 def _printed(report: Report, **about: Any) -> str:
     stream = io.StringIO()
-    print_summary(report, html_path=PAGE, console=Console(file=stream, **about))
+    # Not this machine's TERM and FORCE_COLOR.
+    console = Console(file=stream, _environ={"TERM": "xterm"}, **about)
+    print_summary(report, html_path=PAGE, console=console)
     return stream.getvalue()
 
 

@@ -26,7 +26,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel")
 PACKAGES = "munge slurmctld slurmd slurm-client"
 NODES = {"cpu1": "", "gpu1": "gpu:h100:2", "gpu2": "gpu:h100:2"}
 FIRST_PORT = 26817
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 # config_overrides: nodes may claim more than this machine has, so that jobs of 4 CPUs fit on 2.
 # cons_tres: the only selection that knows cards. linuxproc, none: no cgroups needed.
@@ -53,11 +53,12 @@ JobAcctGatherType=jobacct_gather/linux
 GresTypes=gpu
 SlurmdParameters=config_overrides
 MinJobAge=3600
-KillWait=5
+KillWait=30
+MessageTimeout=60
 ReturnToService=2
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
 SlurmctldTimeout=30
-SlurmdTimeout=30
+SlurmdTimeout=300
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=cpu Nodes=cpu1 Default=YES PreemptMode=OFF

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -87,14 +88,15 @@ def training(space: Workspace, expert: str) -> dict[str, Any]:
 
 def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight, space = sql_space(tmp_path / "straight"), sql_space(tmp_path / "cluster")
+    log = space.root / "results/expert-sql/logs/train_expert.log"
 
-    def has_done(step: int) -> bool:
+    def has_done(n_steps: int) -> bool:
         # A retry starts a new log.
         try:
-            log = (space.root / "results/expert-sql/logs/train_expert.log").read_text()
+            told = re.findall(rf"step (\d+)/{N_STEPS}", log.read_text())
         except FileNotFoundError:
             return False
-        return f"step {step}/{N_STEPS}" in log
+        return max(map(int, told), default=0) >= n_steps
 
     with on_cluster(space, "results/expert-sql/report.json", "--config", SHORT) as process:
         # While the rules before it are queued for and waited for.
@@ -103,6 +105,8 @@ def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_
         wait_for(lambda: has_done(10), process, space)
         (first,) = [entry.id for entry in queue() if entry.partition == "gpu"]
         subprocess.run(["scancel", first], check=True)
+        wait_for(lambda: first not in [entry.id for entry in queue()], process, space)
+        log.write_text("")  # what the retry tells counts from here on, wherever the first one ended
         wait_for(lambda: has_done(20), process, space)
         subprocess.run([*URGENT, "--output=/dev/null", "--wrap=sleep 1"], check=True)
 

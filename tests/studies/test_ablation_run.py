@@ -40,7 +40,7 @@ def spec_of(name: str, **changes: Any) -> dict[str, Any]:
 
 def measured(folder: Path, name: str, **changes: Any) -> VariantRecord:
     words = command(folder, spec_of(name, **changes), name)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert not (folder / f".{name}").exists()
     return read_record(VariantRecord, folder / f"{name}.json")
@@ -74,7 +74,7 @@ def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
     words += ["--model", str(folder / "model.json"), "--variants"]
     words += [str(folder / f"{record.variant.name}.json") for record in records]
     words += ["--json", str(folder / "ablation.json"), "--html", str(folder / "ablation.html")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "<html" in (folder / "ablation.html").read_text()
     assert (folder / ".ablation.json.fingerprint").is_file()
@@ -94,11 +94,11 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny: Path) -> None:
     process = subprocess.Popen(
         command(tiny, spec, "stopped"), stderr=subprocess.PIPE, text=True, env=environment
     )
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     while not (tiny / ".stopped" / "trial").exists() and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 143 and "signal 15; this variant starts anew" in said
     assert not (tiny / ".stopped").exists() and not (tiny / "stopped.json").exists()

@@ -35,7 +35,7 @@ def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.Com
     command += ["--packing", str(folder / "packing.json"), "--model", str(folder / "model.json")]
     command += ["--rows", str(folder / "packed"), "--scratch", str(folder / ".calibration")]
     command += ["--output", str(folder / "calibration.json")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -210,5 +210,5 @@ def test_what_planning_and_training_import_is_imported_before(tmp_path: Path) ->
         " print('peft' in sys.modules, 'transformers.models.qwen3.modeling_qwen3' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "model.json"), spec]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=SCRIPTS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=SCRIPTS)
     assert done.stdout.split() == ["True", "True"], done.stderr

@@ -78,9 +78,10 @@ def test_one_long_step_after_the_first_is_warm_up_enough(tiny: Path) -> None:
 
 
 def test_a_trial_that_hangs_is_ended(tiny: Path) -> None:
+    before = set(multiprocessing.active_children())
     result = Trials(limit_s=0.1).run(trial_of(tiny, n_timed_steps=10**6))
     assert result == TrialResult(outcome="failed", problem="no result after 0.1 s")
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_what_is_too_slow_is_given_up(tiny: Path) -> None:
@@ -117,12 +118,13 @@ def test_out_of_memory_is_a_result(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 KILLED = """
-import json, os, signal, sys
+import json, os, resource, signal, sys
 from pathlib import Path
 from expertflow.studies import apart
 from expertflow.train.trial import Trial
 
 def child(trial, answer):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), signal.Signals[sys.argv[1]])
 
 if __name__ == "__main__":
@@ -143,7 +145,7 @@ def test_a_killed_trial_is_a_result(tmp_path: Path) -> None:
     outcomes = {}
     for name in ("SIGKILL", "SIGSEGV"):
         command = [sys.executable, str(script), name]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr
         outcomes[name] = json.loads(done.stdout)
     assert outcomes["SIGKILL"][0] == "out of memory"
@@ -178,11 +180,12 @@ def test_a_signal_ends_the_trial_as_well(tiny: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
     command = [sys.executable, str(script), str(tiny)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while not (tiny / ".stopped").exists() and time.monotonic() < deadline:
+        assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 1 and "interrupted: signal 15" in said
     assert not (tiny / ".stopped").exists()
 
@@ -222,11 +225,11 @@ def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command, stderr=said, env=environment)
     for name in ("pid", "told"):
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while not (tmp_path / name).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-    process.wait(timeout=100)
+    process.wait(timeout=180)
     child = int((tmp_path / "pid").read_text())
     try:
         assert "Interrupted: signal 15" in (tmp_path / "said").read_text()

@@ -211,7 +211,7 @@ def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     command += ["--packing", str(tiny / "packing.json"), "--model", str(tiny / "model.json")]
     command += ["--rows", str(tiny / "packed"), "--scratch", str(tmp_path / ".tuning")]
     command += ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "tuning.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     made = read_record(TuningRecord, tmp_path / "tuning.json")
     ran = [trial for trial in made.trials if trial.outcome in ("measured", "given up")]

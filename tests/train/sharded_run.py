@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from expertflow.core.errors import TrainingError
 from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.optimizer import make_optimizer
-from expertflow.train.processes import LET_GO_S
+from expertflow.train.processes import let_go
 from expertflow.train.weights import first_not_finite, weights_sha256
 
 
@@ -69,7 +68,7 @@ def main(folder: Path) -> None:
     with pytest.raises(TrainingError, match="sharded"):
         make_optimizer(net, train_plan(optim="adamw_8bit"))
     dist.barrier()
-    time.sleep(LET_GO_S)
+    let_go()
     dist.destroy_process_group()
     # A thread of gloo that still needs Python's lock would abort an interpreter that winds down.
     os._exit(0)

@@ -16,7 +16,10 @@ from tiny_run import made, train
 from expertflow.train import job, processes
 from expertflow.train.job import TrainingJob
 
-TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TWO = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+    "--nproc-per-node=2",
+]  # fmt: skip
 PATHS = f"{SCRIPTS}:{Path(__file__).parents[1]}"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
 SETTINGS: dict[str, Any] = {"n_steps": 4, "save_steps": 2, "save_total_limit": 9, "batch_size": 2}
@@ -34,7 +37,7 @@ def test_all_go_on_from_the_checkpoint_that_the_first_one_sees(tmp_path: Path) -
     both = made(tmp_path / "both", **SETTINGS, gradient_accumulation_steps=1, world_size=2)
     shutil.copytree(alone.state, both.state, dirs_exist_ok=True)
     process = in_two(Path(__file__).with_name("agreeing.py"), str(tmp_path / "both"))
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
 
 
@@ -85,6 +88,6 @@ def test_helpers_wait_while_the_first_one_waits_for_the_lock(finished: Path) -> 
             said += (line := process.stderr.readline())
             assert line, said
         hidden.rename(outcome)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert json.loads((finished / "training.json").read_text())["n_sessions"] == 1

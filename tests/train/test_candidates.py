@@ -83,7 +83,7 @@ def test_several_processes_write_them_whole(tmp_path: Path, parallel: str) -> No
     )  # fmt: skip
     command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--results", str(folder)]
     command += ["--output", str(folder / "training.json"), "--code", "c"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     record = read_record(TrainingRecord, folder / "training.json")
     assert [c.step for c in record.candidates] == [4, 8, 12]

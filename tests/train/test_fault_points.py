@@ -1,6 +1,7 @@
 """Killed at any point of a step or of a checkpoint, a run ends with the very same weights."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -47,7 +48,7 @@ class Trainers:
         self._server = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("fault_server.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
 
     def train(self, folder: Path, fault: tuple[str, int, int] | None = None) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Trainers:
         return record
 
     def close(self) -> None:
-        self._server.communicate(timeout=30)
+        self._server.communicate(timeout=180)
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_licence_texts_and_tokenizer_models_are_downloaded_and_packed(
                 **clean, "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
                 "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
             },
-            capture_output=True, text=True, timeout=180, cwd=tmp_path,
+            capture_output=True, text=True, timeout=300, cwd=tmp_path,
         )  # fmt: skip
     finally:
         server.shutdown()

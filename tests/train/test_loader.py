@@ -43,7 +43,12 @@ def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int =
 def nothing_left() -> bool:
     """Tell whether no thread of a loader and no worker is alive."""
     names = [t.name for t in threading.enumerate() if t.name.startswith("loader")]
-    return not names and not multiprocessing.active_children()
+    return not names and not workers()
+
+
+def workers() -> list[Any]:
+    """Give the forks of this process, as workers are."""
+    return [p for p in multiprocessing.active_children() if type(p).__name__ == "ForkProcess"]
 
 
 @pytest.mark.parametrize("step", [0, 5])
@@ -115,7 +120,7 @@ def test_workers_outlive_a_signal_to_all_processes() -> None:
     wanted = [feed.collator.batch(rows) for rows in feed.between(0, N_STEPS)]
     with load_batches(feed, 0, plan=loader(2), device=CPU) as batches:
         made = [next(batches), next(batches)]  # one of each worker, so both are at work
-        for worker in multiprocessing.active_children():
+        for worker in workers():
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGTERM)
         made += batches
@@ -140,6 +145,7 @@ class Gate:
     """Stands in for a CUDA event: comes when it is let through."""
 
     through: threading.Event
+    waited_for: threading.Event
     n_recorded: int = 0
 
     def record(self) -> None:
@@ -147,12 +153,13 @@ class Gate:
 
     def synchronize(self) -> None:
         if self.n_recorded:
+            self.waited_for.set()
             self.through.wait()
 
 
 def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs behind still reads them; waiting for it is no waiting for data."""
-    gate = Gate(threading.Event())
+    gate = Gate(threading.Event(), threading.Event())
     made = BufferGroup.__init__
 
     def gated(self: BufferGroup, *arguments: Any) -> None:
@@ -169,11 +176,18 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
         # The first batch was worked off, but what reads it has only been queued.
         assert gate.n_recorded == 1
         assert same(first, wanted[0]) and same(second, wanted[1])
-        opener = threading.Timer(0.05, gate.through.set)
+
+        def open_later() -> None:
+            gate.waited_for.wait(60)
+            time.sleep(0.03)
+            gate.through.set()
+
+        opener = threading.Thread(target=open_later)
         opener.start()
         assert batches.device_wait_s == 0
         assert same(next(batches), wanted[2])
         assert gate.through.is_set() and batches.device_wait_s > 0.02
+        opener.join()
         assert [same(next(batches), expected) for expected in wanted[3:]] == [True] * (
             len(wanted) - 3
         )

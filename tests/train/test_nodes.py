@@ -28,8 +28,8 @@ def answer(squeue: Path, script: str) -> None:
 def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert launcher(4, COMMAND) == [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
-        *COMMAND,
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        "--nproc-per-node=4", *COMMAND,
     ]  # fmt: skip
 
 

@@ -115,7 +115,10 @@ def test_a_disk_without_room_for_checkpoints_is_refused(
         preflight(plan, tmp_path / "state")
 
 
-def test_a_plan_for_a_card_is_refused_without_one(plan: TrainPlan, tmp_path: Path) -> None:
+def test_a_plan_for_a_card_is_refused_without_one(
+    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(HardwareError, match="the plan is for H100 SXM and torch sees no CUDA"):
         preflight(replace(plan, gpu=H100), tmp_path / "state")
 

@@ -12,13 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+from resting import wait_for_checkpoints
 from support import LORA, SCRIPTS, write_tiny_run
 
 N_STEPS = 16
+TRAINER = SCRIPTS / "train_expert.py"
+RESTING = Path(__file__).with_name("resting.py")
 
 
-def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--results", str(folder)]
+def start(folder: Path, *flags: str, script: Path = TRAINER) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), "--results", str(folder)]
     command += ["--output", str(folder / "training.json"), "--code", "c", *flags]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -27,7 +30,7 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
 
 def finish(folder: Path, *flags: str) -> dict[str, Any]:
     process = start(folder, *flags)
-    _, stderr = process.communicate(timeout=180)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     record: dict[str, Any] = json.loads((folder / "training.json").read_text())
     return record
@@ -121,19 +124,18 @@ def test_a_wrong_number_of_processes_is_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     process = start(folder)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "the plan is for 2 processes and 1 started" in stderr.splitlines()[-1]
 
 
 def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
     """Stop a run as soon as it has written one more checkpoint."""
-    pattern = "state/*/checkpoints/step-*"
-    n_before = len(list(folder.glob(pattern)))
-    process = start(folder)
-    _wait_for(folder, pattern, process, n_before + 1)
+    n_before = len(list(folder.glob("state/*/checkpoints/step-*")))
+    process = start(folder, script=RESTING)
+    wait_for_checkpoints(folder, process, n_before + 1)
     stop(process)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode != 0
     assert not (folder / "training.json").exists()
 
@@ -143,7 +145,7 @@ def kill_all(process: subprocess.Popen[str]) -> None:
     trainers = psutil.Process(process.pid).children(recursive=True)
     for one in (process, *trainers):
         one.kill()
-    psutil.wait_procs(trainers, timeout=60)
+    wait_for_end(trainers)
 
 
 def tell(process: subprocess.Popen[str]) -> None:
@@ -155,12 +157,19 @@ def kill_launcher(process: subprocess.Popen[str]) -> None:
     """Kill the launcher alone; its trainers save and end by themselves."""
     trainers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    _, alive = psutil.wait_procs(trainers, timeout=60)
-    assert not alive
+    wait_for_end(trainers)
 
 
-def _wait_for(folder: Path, pattern: str, process: subprocess.Popen[str], n_files: int = 1) -> None:
-    deadline = time.monotonic() + 90
-    while len(list(folder.glob(pattern))) < n_files:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-        time.sleep(0.005)
+def wait_for_end(processes: list[psutil.Process]) -> None:
+    """Wait until none is at work; not every machine's first process clears dead orphans away."""
+    deadline = time.monotonic() + 180
+    while any(map(is_at_work, processes)):
+        assert time.monotonic() < deadline, processes
+        time.sleep(0.02)
+
+
+def is_at_work(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -290,7 +290,7 @@ def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
 
 def run_trainer(folder: Path) -> dict[str, Any]:
     process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=180)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     record: dict[str, Any] = json.loads((folder / "training.json").read_text())
     return record

@@ -173,7 +173,7 @@ def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
         )
         train(assignment)
         losses.append([step["loss"] for step in steps(assignment)])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_training_goes_on_while_a_snapshot_is_written(
     go_on, order = threading.Event(), []
 
     def write(state: Path, taken: Snapshot, *, keep: int) -> Path | None:
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         order.append(taken.step)
         return checkpoint.write(state, taken, keep=keep)
 
@@ -128,8 +128,9 @@ def test_a_kill_leaves_only_complete_checkpoints(
             target=write_for_ever, args=(tmp_path, first)
         )
         worker.start()
+        deadline = time.monotonic() + 120
         while not list(tmp_path.glob("checkpoints/step-*")):
-            assert worker.is_alive()
+            assert worker.is_alive() and time.monotonic() < deadline
             time.sleep(0.001)
         time.sleep(0.01 + 0.0037 * i)
         assert worker.pid is not None

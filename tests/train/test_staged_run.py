@@ -3,11 +3,11 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from resting import GO_ON, start_resting, wait_for_checkpoints
 from support import LORA, start_trainer, write_tiny_run
 
 from expertflow.core.files import sha256_file, sha256_json
@@ -43,7 +43,7 @@ def made(folder: Path, **spec: Any) -> Path:
 
 def finished(folder: Path) -> dict[str, Any]:
     process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     record: dict[str, Any] = json.loads((folder / "training.json").read_text())
     return record
@@ -94,13 +94,11 @@ def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
     in_place: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     scratch = made(tmp_path)
-    process = start_trainer(tmp_path)
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.glob("state/*/checkpoints/step-*")):
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.005)
+    process = start_resting(tmp_path)
+    wait_for_checkpoints(tmp_path, process)
     shutil.rmtree(scratch / f"expertflow-{os.geteuid()}")
-    _, stderr = process.communicate(timeout=120)
+    (tmp_path / GO_ON).touch()
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "rows went away while they were read; run again" in stderr
     assert "Traceback" not in stderr
@@ -116,7 +114,7 @@ def test_without_room_training_reads_the_source(
     scratch = made(tmp_path)
     shutil.rmtree(scratch)
     process = start_trainer(tmp_path)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert "rows are read where they are: scratch" in stderr
     assert all(note["is_fallback"] for note in noted(tmp_path).values())

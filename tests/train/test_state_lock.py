@@ -4,10 +4,12 @@ import errno
 import fcntl
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def holder(state: Path) -> subprocess.Popen[str]:
         [sys.executable, "-c", HOLD, str(state)],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(SCRIPTS)},
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
     )
     assert process.stdout and process.stdout.readline() == "held\n"
     return process
@@ -53,10 +55,18 @@ def test_one_on_this_machine_is_waited_for(
 ) -> None:
     process = holder(tmp_path)
     monkeypatch.setattr(state_lock, "TOLD_EVERY_S", 0.0)
-    timer = threading.Timer(1.5, process.kill)
-    timer.start()
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while len(caplog.records) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
     with caplog.at_level(logging.WARNING), locked(tmp_path, elsewhere_s=0):
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
+    killer.join()
     assert len(caplog.records) > 1, "it is told again and again"
     assert f"a trainer is at work there, process {process.pid}; waiting" in caplog.text
 

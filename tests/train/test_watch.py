@@ -29,13 +29,16 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def wait_for_samples(state: Path, n: int) -> None:
+def n_samples(state: Path) -> int:
     path = state / "gpu.jsonl"
-    for _ in range(600):
-        if path.is_file() and path.read_bytes().count(b"\n") >= n:
-            return
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def wait_for_samples(state: Path, n: int) -> None:
+    deadline = time.monotonic() + 120
+    while n_samples(state) < n:
+        assert time.monotonic() < deadline, "no samples came"
         time.sleep(0.05)
-    raise AssertionError("no samples came")
 
 
 def record_of(state: Path) -> MonitorRecord:
@@ -55,7 +58,8 @@ def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, state: Path) -> 
     automatic = replace(plan, collection_interval_seconds=None, n_steps_per_epoch=20)
     with watched(state, automatic, seen_s=0.0):
         (state / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        wait_for_samples(state, 4)
+        # Most of these are paced after the log was there.
+        wait_for_samples(state, n_samples(state) + 4)
     record = record_of(state)
     assert record.configured_interval_s is None
     assert record.epoch_s == pytest.approx(1.0)
@@ -86,4 +90,4 @@ def test_an_error_of_the_block_is_not_hidden(plan: TrainPlan, state: Path) -> No
     with pytest.raises(ZeroDivisionError):
         with watched(state, plan, seen_s=0.0):
             raise ZeroDivisionError
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= set(before)

@@ -75,11 +75,12 @@ def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: 
     plan = train_plan()
     net, optimizer = trained(plan)
     one = checkpoint.write(tmp_path / "one", snapshot(net, optimizer, step=3), keep=1)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--local-addr=127.0.0.1", "--nproc-per-node=2"]
     command += [str(Path(__file__).with_name("sharded_run.py")), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())

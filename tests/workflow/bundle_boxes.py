@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workflow_space import CODE, Workspace
+from workflow_space import CODE, LIMIT_S, Workspace
 
 GPU_WORK = {
     "stage_to_nvme",
@@ -54,7 +54,7 @@ class Box(Workspace):
             capture_output=True,
             text=True,
             env={**os.environ, "HOME": str(self.root / "home")},
-            timeout=300,
+            timeout=LIMIT_S,
         )
 
     def open(self, bundle: Path, *arguments: object) -> None:

@@ -28,11 +28,15 @@ def submit(folder: Path, script: str) -> None:
 def run(folder: Path, number: str) -> None:
     """Run a job and write down how it ended; stays outside of the job's process group."""
     process = subprocess.Popen(["sh", str(folder / f"{number}.job")], start_new_session=True)
-    (folder / f"{number}.pid").write_text(str(process.pid))
-    code = process.wait()
-    part = folder / f"{number}.part"
-    part.write_text(str(code))
-    part.rename(folder / f"{number}.code")
+    write(folder / f"{number}.pid", str(process.pid))
+    write(folder / f"{number}.code", str(process.wait()))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that is whole as soon as it is there."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.rename(path)
 
 
 def status(folder: Path, number: str) -> None:

@@ -18,7 +18,7 @@ from workflow_space import SNAKEMAKE, Workspace, make_workspace, manifest
 TARGET = "results/tiny/training.json"
 # Long enough to be hit in its middle: a step takes milliseconds.
 N_STEPS = 300
-PATIENCE_S = 240
+PATIENCE_S = 900
 RUN = "EXPERTFLOW_RUN"
 
 
@@ -144,6 +144,13 @@ def jobs(space: Workspace) -> list[psutil.Process]:
     return found
 
 
+def kill_jobs(space: Workspace) -> None:
+    """Kill the processes that a run in this folder started; some end with those before them."""
+    for process in jobs(space):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def weights(record: dict[str, Any]) -> str:
     sha256: str = record["weights_sha256"]
     return sha256
@@ -155,5 +162,4 @@ def never_left(space: Workspace) -> Any:
     try:
         yield
     finally:
-        for process in jobs(space):
-            process.kill()
+        kill_jobs(space)

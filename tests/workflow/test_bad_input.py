@@ -85,7 +85,7 @@ def test_a_data_set_that_cannot_be_had(fresh: Workspace) -> None:
 def test_the_full_preset_needs_a_card_or_its_name(finished: Workspace, tmp_path: Path) -> None:
     space = finished.copy(tmp_path / "copy")
     arguments = ("results/tiny/plan.json", "--config", "preset=full", "allow_preset_change=true")
-    done = space.snakemake(*arguments)
+    done = space.snakemake(*arguments, CUDA_VISIBLE_DEVICES="")
     assert done.returncode != 0
     assert "this machine has no NVIDIA GPU (" in done.stderr
     assert "plan for a card by name" in done.stderr

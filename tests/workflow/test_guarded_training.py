@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import SCRIPTS
-from workflow_space import SNAKEMAKE, Workspace, manifest
+from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, manifest
 
 pytestmark = pytest.mark.chain
 TARGET = "results/tiny/training.json"
@@ -58,7 +58,7 @@ def plain(space: Workspace) -> "subprocess.Popen[str]":
 
 def end(process: "subprocess.Popen[str]", *, code: int) -> str:
     try:
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=LIMIT_S)
     finally:
         # Its keeper ends what it has started.
         process.kill()

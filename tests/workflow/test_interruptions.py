@@ -11,11 +11,23 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from interrupted import N_STEPS, TARGET, Run, jobs, make_prepared, never_left, rerun, weights
+from interrupted import (
+    N_STEPS,
+    TARGET,
+    Run,
+    kill_jobs,
+    make_prepared,
+    never_left,
+    rerun,
+    until_gone,
+    weights,
+)
 from workflow_space import Workspace
 
 pytestmark = pytest.mark.chain
@@ -49,6 +61,9 @@ def stopped(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wo
     space = prepared.copy(tmp_path_factory.mktemp("stopped") / "space")
     run = Run(space)
     run.wait_for_training(n_checkpoints=2)
+    # The monitor starts beside the training, and may be later than its first checkpoints.
+    readings = "state/tiny/*/gpu.jsonl"
+    run.until(lambda: any(path.stat().st_size for path in space.root.glob(readings)))
     kill_everything(run)
     return space
 
@@ -61,9 +76,11 @@ def space(prepared: Workspace, tmp_path: Path) -> Iterator[Workspace]:
 
 
 def kill_everything(run: Run) -> None:
-    for process in [*jobs(run.space), run.process]:
-        process.kill()
+    # Snakemake first: it would start a job again that it sees killed.
+    run.process.kill()
     run.end()
+    kill_jobs(run.space)
+    until_gone(run.space)
 
 
 def steps(space: Workspace) -> list[int]:
@@ -158,7 +175,7 @@ def small_disk(space: Workspace) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as stream:
+    with path.open("ab", buffering=0) as stream:
         try:
             while stream.write(bytes(1 << 12)):
                 pass
@@ -169,8 +186,15 @@ def fill(path: Path) -> None:
 def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
     run = Run(space)
     run.wait_for_training()
+    trainer = run.trainer()
+    assert trainer is not None
+    while psutil.pid_exists(trainer):
+        # Again and again: it may just have made room by removing its oldest checkpoint.
+        fill(small_disk / "filler")
+        time.sleep(0.02)
     fill(small_disk / "filler")
     assert run.end() == 1, "it is full for the retries, too"
+    until_gone(space)  # what writes the log ends after the trainer
     last = space.root / "results/tiny/logs/train_expert.log"
     assert "free" in last.read_text().splitlines()[-1]
     assert list(small_disk.glob("tiny/*/checkpoints/step-*")), "earlier ones stay"
@@ -208,7 +232,8 @@ def test_a_power_cut_spoils_the_newest_checkpoint(
     stopped: Workspace, tmp_path: Path, expected: str, spoil: Callable[[Workspace], None]
 ) -> None:
     space = stopped.copy(tmp_path / "space")
-    before, _ = sorted(space.root.glob("state/tiny/*/checkpoints/step-*"))
+    # Of three, the oldest was about to be removed.
+    *_, before, _ = sorted(space.root.glob("state/tiny/*/checkpoints/step-*"))
     spoil(space)
     record = rerun(space)
     assert weights(record) == expected

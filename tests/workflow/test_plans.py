@@ -18,7 +18,10 @@ EXPERTS = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Give the code as it stands, with a history, as the repository expert reads it."""
     root = tmp_path_factory.mktemp("clone") / "c"
-    ignored = shutil.ignore_patterns("results", "state", ".venv", ".snakemake", ".git", ".*_cache")
+    # Compiled files come and go while other tests run.
+    ignored = shutil.ignore_patterns(
+        "results", "state", ".venv", ".snakemake", ".git", ".*_cache", "__pycache__"
+    )
     shutil.copytree(ROOT, root, ignore=ignored)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):

@@ -19,6 +19,8 @@ from expertflow.data.layout import CHATML
 
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+# A whole chain takes a minute; this is for what hangs, also on a slow machine.
+LIMIT_S = 1200
 
 
 def manifest(**training: Any) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class Workspace:
             capture_output=True,
             text=True,
             env={**os.environ, **environment},
-            timeout=300,
+            timeout=LIMIT_S,
         )
 
     def planned(self, *arguments: str) -> set[str]:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ N_DOCUMENTS = {"facts": 25, "git_repository": 90}
 def make(
     name: str, directory: Path, *, seed: int = 3
 ) -> tuple[list[dict[str, Any]], dict[str, Path]]:
+    if name == "git_repository" and shutil.which("git") is None:
+        pytest.skip("git is not installed")
     module = importlib.import_module(f"expertflow.data.sources.generated.{name}")
     n_documents = N_DOCUMENTS.get(name, 400)
     artefacts = module.generate(n_documents=n_documents, seed=seed, directory=directory)

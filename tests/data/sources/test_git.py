@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from expertflow.core.errors import DataError
 from expertflow.data.secrets import replace_emails
 from expertflow.data.sources.git import extract_commits, head
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
 def git(place: Path, *arguments: str, day: int = 1, who: str = "Ann <ann@a.org>") -> str:
