@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
-from expertflow.train.masks import document_mask
+from expertflow.train.model.masks import document_mask
 
 CASES = [(8, 256, 4), (8, 512, 4), (4, 2048, 8), (2, 2048, 2)]
 REPEATS, LAYERS, HEADS, KEY_HEADS, WIDTH = 9, 2, 4, 2, 32

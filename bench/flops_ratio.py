@@ -23,9 +23,9 @@ import torch
 from memory_trace import ADAPTERS, facts_of, save_config
 
 from expertflow.plan.flops import flops_per_token
-from expertflow.train.trace_batch import sample_batch
-from expertflow.train.trace_flops import count_step_flops
-from expertflow.train.trace_model import TracedRun, as_on_card, build, materialise, read_config
+from expertflow.train.trace.batch import sample_batch
+from expertflow.train.trace.flops import count_step_flops
+from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise, read_config
 
 SUPERVISED = 0.3
 

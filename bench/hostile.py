@@ -14,7 +14,7 @@ from pathlib import Path
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, Trial, try_task
 
-from expertflow.evaluate import typescript_tests
+from expertflow.evaluate.typescript import by_tests as typescript_tests
 
 # A prediction of this size is longer than a model's answer ever is; some are many times longer.
 SIZE = 30_000

@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scrip
 from expertflow.plan.records import LoaderPlan
 from expertflow.tokens.arrow import PackedRows, RowBatch, read_rows, write_rows
 from expertflow.tokens.ragged import ragged
-from expertflow.train.batches import Buffers, Collator
-from expertflow.train.loader import Feed, load_batches
-from expertflow.train.order import RowOrder
+from expertflow.train.feed.batches import Buffers, Collator
+from expertflow.train.feed.loader import Feed, load_batches
+from expertflow.train.feed.order import RowOrder
 
 LENGTH, BATCH, PREFETCHES = 2048, 16, (1, 2, 4, 8)
 MEDIAN_TOKENS, SPREAD, SHORTEST = 180.0, 0.8, 8

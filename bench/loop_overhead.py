@@ -30,8 +30,8 @@ from tiny_run import made
 
 from expertflow.train import loop, processes
 from expertflow.train.assemble import assemble
-from expertflow.train.loader import load_batches
-from expertflow.train.saver import Saver
+from expertflow.train.feed.loader import load_batches
+from expertflow.train.saved.saver import Saver
 from expertflow.train.step_log import flush
 
 STEP_S = (0.1, 1.0)

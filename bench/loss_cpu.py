@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
 from expertflow.tokens.targets import IGNORE
-from expertflow.train.loss import summed_loss
+from expertflow.train.model.loss import summed_loss
 
 ROWS, LENGTH, SUPERVISED, CHUNK = 2, 1024, 0.3, 256
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -23,8 +23,8 @@ import torch
 from transformers import Qwen3Config
 
 from expertflow.plan.records import LoraSpec, ModelFacts
-from expertflow.train.trace_memory import follow_step, trace, whole_model
-from expertflow.train.trace_model import TracedRun, build, materialise, read_config
+from expertflow.train.trace.memory import follow_step, trace, whole_model
+from expertflow.train.trace.model import TracedRun, build, materialise, read_config
 
 GIB, MIB = 1 << 30, 1 << 20
 # Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.

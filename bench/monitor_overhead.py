@@ -45,9 +45,9 @@ from tiny_run import made
 from expertflow.hardware.nvml import open_gpus
 from expertflow.train import processes
 from expertflow.train.assemble import assemble
-from expertflow.train.loader import load_batches
+from expertflow.train.feed.loader import load_batches
 from expertflow.train.loop import step
-from expertflow.train.saver import Saver
+from expertflow.train.saved.saver import Saver
 from expertflow.train.watch import watched
 
 ROOT = Path(__file__).resolve().parents[1]

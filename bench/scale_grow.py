@@ -24,7 +24,7 @@ from expertflow.tokens.arrow import INDEX, index_batch, read_rows
 from expertflow.tokens.pack import pack_sequences
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import PackingSpec, TokenShardRecord
-from expertflow.train.order import RowOrder
+from expertflow.train.feed.order import RowOrder
 
 SHARD_DOCUMENTS, BATCH = 500_000, 50_000
 REPEATED_FRACTION = 0.01
@@ -124,7 +124,7 @@ def opening(folder: Path, n: int) -> Callable[[], Row]:
     """Pack documents; give what every training process does with the rows before its first step."""
     apart(packing(folder, n))
     # Imported here, so that its own memory is not counted.
-    from expertflow.train.batches import Collator
+    from expertflow.train.feed.batches import Collator
 
     def work() -> Row:
         collator = Collator(read_rows(folder / "packed" / "train"))

@@ -188,8 +188,8 @@ def _checkpoints(folder: Path, n_bytes: int, repeats: int) -> list[float]:
     """Write a checkpoint of so many bytes by the code of the training."""
     import torch
 
-    from expertflow.train.checkpoint import Snapshot, write
-    from expertflow.train.checkpoint_files import OURS
+    from expertflow.train.saved.checkpoint import Snapshot, write
+    from expertflow.train.saved.checkpoint_files import OURS
 
     tensors = {f"{i}": torch.full((BLOCK // 4,), float(i)) for i in range(n_bytes // BLOCK)}
     step = iter(range(1, repeats + 1))

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from expertflow.tokens.arrow import read_rows
-from expertflow.train import attention, checkpoint_files
-from expertflow.train.batches import Batch, Collator
 from expertflow.train.due import save
-from expertflow.train.load import DTYPES, load_base
-from expertflow.train.model import causal_lm, head_weight, hidden_states
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.model import attention
+from expertflow.train.model.load import DTYPES, load_base
+from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
+from expertflow.train.model.weights import weights_sha256
 from expertflow.train.processes import start
-from expertflow.train.weights import weights_sha256
+from expertflow.train.saved import checkpoint_files
 from gpu_kit.training import Session, Variant, Work, plan_of
 
 N_STEPS, STOP_AT = 6, 3

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from expertflow.report.profile_kinds import kind_of
-from expertflow.train.profile_table import ANNOTATIONS, busy_us
+from expertflow.report.sections.profile_kinds import kind_of
+from expertflow.train.profile.table import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
 
 

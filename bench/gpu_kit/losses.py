@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.targets import IGNORE
-from expertflow.train.batches import Batch
-from expertflow.train.model import causal_lm, head_weight, hidden_states
+from expertflow.train.feed.batches import Batch
+from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 
 
 class AllRowsLoss(torch.nn.Module):

@@ -21,10 +21,10 @@ from expertflow.plan.resolve import plan_training
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
 from expertflow.train.assemble import Assignment, assemble
-from expertflow.train.loader import load_batches
+from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import Processes, start
-from expertflow.train.saver import Saver
+from expertflow.train.saved.saver import Saver
 from expertflow.train.step_log import flush
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait

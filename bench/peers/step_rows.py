@@ -12,7 +12,7 @@ from expertflow.tokens.ragged import ragged
 
 def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[RowBatch]:
     """Give the rows of every step; ``shift`` begins with a later one."""
-    from expertflow.train.loader import feed_of
+    from expertflow.train.feed.loader import feed_of
 
     rows = read_rows(packed)
     order = feed_of(plan, rows).order

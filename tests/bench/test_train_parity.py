@@ -10,7 +10,7 @@ from support import ROOT, write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import read_rows
-from expertflow.train.loader import feed_of
+from expertflow.train.feed.loader import feed_of
 
 sys.path.insert(0, str(ROOT / "bench"))
 

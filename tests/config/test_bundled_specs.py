@@ -14,7 +14,7 @@ from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.opened import Case
 from expertflow.config.rule_specs import RuleSpecs
 from expertflow.data.lock import HashCache
-from expertflow.rental.bundle_records import BundleIndex, BundleSpec, Opened
+from expertflow.rental.bundle.records import BundleIndex, BundleSpec, Opened
 from expertflow.tokens.records import TokenSpec
 
 MODEL = "~/a model"

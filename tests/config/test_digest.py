@@ -46,3 +46,12 @@ def test_generators_are_outside_of_the_script_that_loads_them() -> None:
     found = reachable(SCRIPTS / "generate_source.py", SCRIPTS)
     assert not [path for path in found if "generated" in path.parts]
     assert SCRIPTS / "expertflow" / "data" / "fetch.py" in found
+
+
+@pytest.mark.parametrize("room", ["tokens", "train", "evaluate", "export", "studies", "report"])
+def test_every_module_counts_as_code_of_a_script(room: str) -> None:
+    seen = {path for script in SCRIPTS.glob("*.py") for path in reachable(script, SCRIPTS)}
+    library = SCRIPTS / "expertflow"
+    modules = {path for path in (library / room).rglob("*.py") if path.name != "__init__.py"}
+    only_measured_with = {library / "train" / "trace" / "flops.py"}
+    assert modules - seen - only_measured_with == set()

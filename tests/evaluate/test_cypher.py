@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.cypher import judge_cypher, normalise
+from expertflow.evaluate.cypher.scorer import judge_cypher, normalise
 
 QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q.name AS n LIMIT 5"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from expertflow.evaluate.cypher import judge_cypher
+from expertflow.evaluate.cypher.scorer import judge_cypher
 
 SAME = [
     # A map in a pattern is a condition.

@@ -3,8 +3,8 @@
 import pytest
 
 from expertflow.data.sources.generated.text_to_cypher import GRAPHS
-from expertflow.evaluate.cypher import judge_cypher
-from expertflow.evaluate.cypher_schema import read_schema
+from expertflow.evaluate.cypher.schema import read_schema
+from expertflow.evaluate.cypher.scorer import judge_cypher
 
 SECTIONS = """Node properties:
 - **Person**

@@ -14,13 +14,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
-from expertflow.evaluate import (
-    expert,
-    expert_extras,
-    expert_models,
-    expert_sides,
-    statistics,
-)
+from expertflow.evaluate import expert, expert_extras, expert_models, expert_sides, statistics
 from expertflow.evaluate.expert import Case, evaluate_expert
 from expertflow.evaluate.expert_models import Models
 from expertflow.evaluate.generate import Answer

@@ -11,7 +11,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import generate
 from expertflow.evaluate.generate import Answer, Draws, answers, finished, pad_left
 from expertflow.evaluate.records import Decoding
-from expertflow.train import attention
+from expertflow.train.model import attention
 
 ENGINE = Pairs()
 SAMPLED = Decoding(temperature=0.9, top_p=0.95, top_k=20)

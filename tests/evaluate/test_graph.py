@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate import cypher, cypher_rows
-from expertflow.evaluate import graph as engine
-from expertflow.evaluate.cypher_rows import CypherPair, judge_by_rows
-from expertflow.evaluate.graph import GraphAnswer, GraphServer
+from expertflow.evaluate.cypher import scorer as cypher
+from expertflow.evaluate.graph import engine
+from expertflow.evaluate.graph import rows as cypher_rows
+from expertflow.evaluate.graph.engine import GraphAnswer, GraphServer
+from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
 from expertflow.evaluate.tasks import hindrance, metric_of, score, tools
 

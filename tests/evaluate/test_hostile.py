@@ -7,7 +7,7 @@ import pytest
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, score_all
 
-from expertflow.evaluate import typescript_tests
+from expertflow.evaluate.typescript import by_tests as typescript_tests
 
 SIZE = 3_000
 # They run until a limit of many seconds; others that stay reach the same limits.

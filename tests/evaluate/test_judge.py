@@ -12,9 +12,9 @@ import pytest
 from judge_server import Answer, Answering, Asked, judge_server
 
 from expertflow.core.records import write_record
-from expertflow.evaluate.judge import JudgedPair, judge_pairs
-from expertflow.evaluate.judge_client import Patience
-from expertflow.evaluate.judge_prompt import make_messages, read_verdict
+from expertflow.evaluate.judge.client import Patience
+from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
+from expertflow.evaluate.judge.prompt import make_messages, read_verdict
 from expertflow.evaluate.records import JudgeResult, JudgeSpec
 
 QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)

@@ -8,7 +8,7 @@ import pytest
 from judge_server import Answer, Asked
 from test_judge import judged, pairs, prefers
 
-from expertflow.evaluate.judge_client import MAX_COUNT
+from expertflow.evaluate.judge.client import MAX_COUNT
 
 CONTENT = '{"winner": "A"}'
 

@@ -9,9 +9,9 @@ from transformers import Qwen3ForCausalLM
 from expertflow.evaluate import losses
 from expertflow.evaluate.losses import document_losses
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train import attention
 from expertflow.train.heldout import held_out_loss
-from expertflow.train.model import PackedLoss
+from expertflow.train.model import attention
+from expertflow.train.model.packed import PackedLoss
 
 
 @pytest.fixture(scope="module", params=[attention.NAME, "sdpa"])

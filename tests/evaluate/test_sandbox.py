@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate import sandbox as sandbox_module
-from expertflow.evaluate import typescript_tests
-from expertflow.evaluate.node import find_node
-from expertflow.evaluate.sandbox import Ended, Sandbox, SandboxLimits
+from expertflow.evaluate.apart import sandbox as sandbox_module
+from expertflow.evaluate.apart.sandbox import Ended, Sandbox, SandboxLimits
+from expertflow.evaluate.typescript import by_tests as typescript_tests
+from expertflow.evaluate.typescript.node import find_node
 
 pytestmark = pytest.mark.skipif(
     typescript_tests.hindrance() is not None, reason=str(typescript_tests.hindrance())

@@ -11,8 +11,8 @@ import pytest
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.sql import QueryPair, judge_queries
-from expertflow.evaluate.sql_worker import Limits
+from expertflow.evaluate.sql.scorer import QueryPair, judge_queries
+from expertflow.evaluate.sql.worker import Limits
 
 LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expertflow.evaluate import serving, sql_rows, sql_worker
-from expertflow.evaluate.sql_rows import same_rows
-from expertflow.evaluate.sql_worker import Limits, Reader, clean_query, is_ordered
+from expertflow.evaluate.apart import serving
+from expertflow.evaluate.sql import rows as sql_rows
+from expertflow.evaluate.sql import worker as sql_worker
+from expertflow.evaluate.sql.rows import same_rows
+from expertflow.evaluate.sql.worker import Limits, Reader, clean_query, is_ordered
 
 
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:

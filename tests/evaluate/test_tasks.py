@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.apart import Judged, judge_apart
+from expertflow.evaluate.judging import Judged, judge_apart
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Task, Verdict
 from expertflow.evaluate.tasks import METRICS, hindrance, metric_of, score, tools
 

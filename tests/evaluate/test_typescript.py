@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.typescript import judge_typescript, syntax
+from expertflow.evaluate.typescript.syntax import judge_typescript, syntax
 
 FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; };"
 

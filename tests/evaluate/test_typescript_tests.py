@@ -7,9 +7,10 @@ import pytest
 from hostile_predictions import HEAP
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate import node, typescript_tests
-from expertflow.evaluate.sandbox import Ended, SandboxLimits
-from expertflow.evaluate.typescript_tests import TestedProgram, judge_programs
+from expertflow.evaluate.apart.sandbox import Ended, SandboxLimits
+from expertflow.evaluate.typescript import by_tests as typescript_tests
+from expertflow.evaluate.typescript import node
+from expertflow.evaluate.typescript.by_tests import TestedProgram, judge_programs
 
 TestedProgram.__test__ = False  # type: ignore[attr-defined]
 TESTS = "import * as assert from 'assert';\nassert.equal(f(2), 4);\n"

@@ -34,8 +34,8 @@ from expertflow.export.merge_check import (
     sample_rows,
 )
 from expertflow.export.merge_files import written_dtype
-from expertflow.train import quantise
-from expertflow.train.load import load_base
+from expertflow.train.model import quantise
+from expertflow.train.model.load import load_base
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from expertflow.export.merge_check import ATTENTION
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.records import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train.load import add_adapter, load_base, load_for_export
-from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
-from expertflow.train.weights import weights_sha256
+from expertflow.train.model.load import add_adapter, load_base, load_for_export
+from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.weights import weights_sha256
 
 VOCAB_SIZE = 300
 LAYOUT = chatml_layout()

@@ -15,9 +15,9 @@ from expertflow.plan.flops import (
     mlp_matrices,
 )
 from expertflow.plan.records import LoraSpec, ModelFacts
-from expertflow.train.trace_batch import sample_batch
-from expertflow.train.trace_flops import count_step_flops
-from expertflow.train.trace_model import TracedRun, as_on_card, build, materialise
+from expertflow.train.trace.batch import sample_batch
+from expertflow.train.trace.flops import count_step_flops
+from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise
 
 FACTS = ModelFacts(
     n_layers=3, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=512,

@@ -61,7 +61,7 @@ def test_a_6_gb_card_gets_four_rows_in_system_bs_setting() -> None:
 def test_a_6_gb_card_gets_four_rows_by_a_traced_step(expert: str, tmp_path: Path) -> None:
     from transformers import Qwen3Config
 
-    from expertflow.train.trace_memory import trace_memory
+    from expertflow.train.trace.memory import trace_memory
 
     shape = QWEN_06B
     Qwen3Config(

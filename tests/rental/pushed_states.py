@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from expertflow.rental.sync import Store, SyncFailed
-from expertflow.rental.sync_push import push_state
-from expertflow.train import checkpoint_files
+from expertflow.rental.sync.push import push_state
+from expertflow.rental.sync.store import Store, SyncFailed
+from expertflow.train.saved import checkpoint_files
 
 KEY = "state/sums/abc"
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from guarded import wait_for
 
-from expertflow.rental.sync import Store, open_store
+from expertflow.rental.sync.open import open_store
+from expertflow.rental.sync.store import Store
 
 KINDS = ("local", "rsync", "daemon", "s3")
 BUCKET = "expertflow-tests"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import DataError, TrainingError
-from expertflow.rental.bundle_model import find_weights, lay_out_weights
-from expertflow.rental.bundle_records import ModelToFetch
-from expertflow.train.base import hash_weights
+from expertflow.rental.bundle.model import find_weights, lay_out_weights
+from expertflow.rental.bundle.records import ModelToFetch
+from expertflow.train.model.base import hash_weights
 
 
 @pytest.fixture

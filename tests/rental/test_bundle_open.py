@@ -13,10 +13,10 @@ import pytest
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.rental.bundle_open import Opening, open_bundle
-from expertflow.rental.bundle_outcome import land_outcome
-from expertflow.rental.bundle_records import BundleIndex, ModelToFetch
-from expertflow.rental.bundle_tar import Item, describe, read_index, write_bundle
+from expertflow.rental.bundle.open import Opening, open_bundle
+from expertflow.rental.bundle.outcome import land_outcome
+from expertflow.rental.bundle.records import BundleIndex, ModelToFetch
+from expertflow.rental.bundle.tar import Item, describe, read_index, write_bundle
 
 LOCK = Path(".snakemake", "expertflow", "e.lock")
 ITEMS = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.rental.bundle_provenance import write_provenance
+from expertflow.rental.bundle.provenance import write_provenance
 
 RECORD: dict[str, Any] = {
     "rule": "plan_training", "input": ["results/e/packing.json"], "log": [], "params": ["'x'"],

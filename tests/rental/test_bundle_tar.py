@@ -11,8 +11,8 @@ import pytest
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_text
-from expertflow.rental.bundle_records import BundleIndex, Member
-from expertflow.rental.bundle_tar import Item, describe, read_bundle, read_index, write_bundle
+from expertflow.rental.bundle.records import BundleIndex, Member
+from expertflow.rental.bundle.tar import Item, describe, read_bundle, read_index, write_bundle
 
 LONG = "results/e/" + "a-long-folder/" * 20 + "naïve.json"
 

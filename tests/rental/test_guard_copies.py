@@ -11,9 +11,10 @@ from stores import Place, place
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import write_record
-from expertflow.rental.guard_copies import Copies
+from expertflow.rental.guard.copies import Copies
 from expertflow.rental.money import Ledger, Session, read_ledger
-from expertflow.rental.sync import Store, SyncFailed, open_store
+from expertflow.rental.sync.open import open_store
+from expertflow.rental.sync.store import Store, SyncFailed
 
 __all__ = ["place"]
 
@@ -36,7 +37,7 @@ def finished(state: Path, weights: str) -> None:
 
 
 def unfinished(state: Path) -> None:
-    from expertflow.train import checkpoint_files
+    from expertflow.train.saved import checkpoint_files
 
     folder = state / "checkpoints" / "step-00000040"
     folder.mkdir(parents=True)

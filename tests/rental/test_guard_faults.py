@@ -11,13 +11,13 @@ from guarded import end, record, run, start, started, trainer, wait_for
 from support import SCRIPTS
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental import guard as guard_module
-from expertflow.rental.guard import Guard
-from expertflow.rental.guard_hook import TIMED_OUT, run_hook
-from expertflow.rental.guard_options import Settings, settings_from
-from expertflow.rental.guard_session import Session
-from expertflow.rental.guard_timers import Notice
-from expertflow.rental.guard_tree import send
+from expertflow.rental.guard import run as guard_module
+from expertflow.rental.guard.hook import TIMED_OUT, run_hook
+from expertflow.rental.guard.options import Settings, settings_from
+from expertflow.rental.guard.run import Guard
+from expertflow.rental.guard.session import Session
+from expertflow.rental.guard.timers import Notice
+from expertflow.rental.guard.tree import send
 
 HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {scripts!r})
-from expertflow.rental.guard_timers import Stalled
+from expertflow.rental.guard.timers import Stalled
 
 def poll(stalled):
     if Path("starts.txt").is_file():

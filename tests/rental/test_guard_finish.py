@@ -9,7 +9,7 @@ import pytest
 from guarded import end, record, run, start, started, trainer, wait_for
 from stores import KINDS, Place, object_storage, place, remote_shell
 
-from expertflow.rental import guard_finish
+from expertflow.rental.guard import finish as guard_finish
 
 __all__ = ["object_storage", "place"]
 

@@ -13,7 +13,7 @@ import pytest
 from guarded import end, n_starts, record, run, start, started, trainer, wait_for, write_trainer
 from support import SCRIPTS
 
-from expertflow.rental import guard_session
+from expertflow.rental.guard import session as guard_session
 
 SNAKEFILE = """
 rule all:
@@ -115,7 +115,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {scripts!r})
-from expertflow.rental import guard_session
+from expertflow.rental.guard import session as guard_session
 
 guard_session.ECHO_S = 60.0
 sys.argv[0] = {program!r}

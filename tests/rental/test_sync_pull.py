@@ -8,10 +8,10 @@ import pytest
 from pushed_states import KEY, Flaky, push, save, state
 from stores import Place, place
 
-from expertflow.rental import sync_pull
-from expertflow.rental.sync import SyncFailed, files_below
-from expertflow.rental.sync_pull import pull_states
-from expertflow.train import checkpoint_files
+from expertflow.rental.sync import pull as sync_pull
+from expertflow.rental.sync.pull import pull_states
+from expertflow.rental.sync.store import SyncFailed, files_below
+from expertflow.train.saved import checkpoint_files
 
 __all__ = ["place", "state"]
 

@@ -8,11 +8,11 @@ from pushed_states import KEY, Failing, finish, push, save, state
 from stores import KINDS, Place, object_storage, place
 
 from expertflow.core.files import sha256_directory
-from expertflow.rental import sync_push
-from expertflow.rental.sync import SyncFailed, files_below
-from expertflow.rental.sync_pull import pull_states
-from expertflow.rental.sync_push import push_state, states_below
-from expertflow.train import checkpoint_files
+from expertflow.rental.sync import push as sync_push
+from expertflow.rental.sync.pull import pull_states
+from expertflow.rental.sync.push import push_state, states_below
+from expertflow.rental.sync.store import SyncFailed, files_below
+from expertflow.train.saved import checkpoint_files
 
 __all__ = ["object_storage", "place", "state"]
 

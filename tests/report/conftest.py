@@ -8,7 +8,7 @@ import made_up_runs
 import pytest
 
 from expertflow.report.build import build_report
-from expertflow.report.check import read_schema
+from expertflow.report.check.report import read_schema
 from expertflow.report.inputs import ReportInputs
 
 SCHEMA_PATH = Path(__file__).parents[2] / "workflow" / "schemas" / "report.schema.yaml"

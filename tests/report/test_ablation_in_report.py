@@ -13,11 +13,11 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, to_json
 from expertflow.hardware.probe import probe_machine
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
+from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs, ReportPaths, read_inputs
 from expertflow.report.page import render_page
-from expertflow.report.rules_ablation import ONE_PROCESS, OTHER_HARDWARE, switch_costs
-from expertflow.report.rules_time import recomputed_s
+from expertflow.report.rules.ablation import ONE_PROCESS, OTHER_HARDWARE, switch_costs
+from expertflow.report.rules.time import recomputed_s
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar, ClaimVerdict, Estimate
 

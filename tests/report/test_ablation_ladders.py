@@ -8,9 +8,10 @@ import pytest
 from made_up_ablation import LADDER, PLAN_TOKENS_PER_S, estimate, make_ablation, make_bar
 
 from expertflow.core.errors import DataError
-from expertflow.report import charts_waterfall, format
+from expertflow.report import format
+from expertflow.report.ablation import waterfall as charts_waterfall
+from expertflow.report.ablation.view import lines
 from expertflow.report.ablation_facts import Ladder, changes, is_faster, ladders
-from expertflow.report.view_ablation import lines
 from expertflow.studies.records import AblationRecord, Bar
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from made_up_ablation import NO_FP8, ONE_DISK, SHORT, estimate, make_ablation, make_bar
 
-from expertflow.report import charts_waterfall
+from expertflow.report.ablation import waterfall as charts_waterfall
+from expertflow.report.ablation.page import render_ablation
+from expertflow.report.ablation.view import claim_lines
+from expertflow.report.ablation.words import in_a_line, tiles, verdict
 from expertflow.report.ablation_facts import changes, ladders
-from expertflow.report.ablation_page import render_ablation
-from expertflow.report.ablation_words import in_a_line, tiles, verdict
 from expertflow.report.page import MAX_PAGE_BYTES
-from expertflow.report.view_ablation import claim_lines
 from expertflow.studies.records import AblationRecord
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></svg> 0.123456 \u202e"

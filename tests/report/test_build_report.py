@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report, measurable_nulls
+from expertflow.report.check.report import check_report, measurable_nulls
 from expertflow.report.diagnose import MISSING, look_up
 from expertflow.report.inputs import ReportInputs
 

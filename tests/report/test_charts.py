@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from made_up_runs import PROVENANCE
 
-from expertflow.report import charts, charts_frame
 from expertflow.report.build import build_report
-from expertflow.report.chart_data import ChartData, as_json, chart_data
+from expertflow.report.charts import drawing as charts
+from expertflow.report.charts import frame as charts_frame
+from expertflow.report.charts.data import ChartData, as_json, chart_data
 from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import LengthHistogram
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.report.check import check_report
+from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]

@@ -7,8 +7,8 @@ import pytest
 
 from expertflow.core.errors import DataError
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
-from expertflow.report.check_run import check_against_records, check_tokens
+from expertflow.report.check.report import check_report
+from expertflow.report.check.run import check_against_records, check_tokens
 from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]

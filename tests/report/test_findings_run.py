@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from expertflow.report.diagnose import find
-from expertflow.report.plan_section import plan_against_actual
 from expertflow.report.records import Finding
+from expertflow.report.sections.plan import plan_against_actual
 
 Report = dict[str, Any]
 

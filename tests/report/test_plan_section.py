@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
+from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]

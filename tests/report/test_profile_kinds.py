@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up_profile import make_profile
 
-from expertflow.report.profile_kinds import by_kind, kind_of, sorted_kernels
+from expertflow.report.sections.profile_kinds import by_kind, kind_of, sorted_kernels
 from expertflow.train.records import Kernel
 
 

@@ -8,10 +8,10 @@ from made_up_profile import make_profile, not_profiled
 from made_up_runs import PROVENANCE
 
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
+from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
-from expertflow.report.profile_view import kernels
+from expertflow.report.view.profile import kernels
 
 HOSTILE = "void f<A<int>, B&><script>alert(1)</script>\" onload='x'"
 

@@ -16,7 +16,7 @@ from expertflow.core.records import read_record
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report
+from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs, read_lines
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import KernelProfile, StepRecord, TrainingRecord

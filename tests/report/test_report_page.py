@@ -9,12 +9,12 @@ import pytest
 from made_up_runs import PROVENANCE
 
 from expertflow.report.build import build_report
-from expertflow.report.charts_frame import _themed
+from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import MAX_PAGE_BYTES, render_page
 from expertflow.report.sheet import style
-from expertflow.report.view_chain import chain_rows
+from expertflow.report.view.chain import chain_rows
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \u2028"
 PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from expertflow.report import format as f
-from expertflow.report import view, view_hardware, view_plan, view_staging
+from expertflow.report.view import hardware as view_hardware
+from expertflow.report.view import plan as view_plan
+from expertflow.report.view import report as view
+from expertflow.report.view import staging as view_staging
 
 Report = dict[str, Any]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up_records import STEP_S, TOKENS_PER_STEP
 
-from expertflow.report import series
+from expertflow.report.charts import series
 from expertflow.report.inputs import ReportInputs
 
 

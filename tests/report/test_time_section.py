@@ -7,7 +7,7 @@ import pytest
 
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.time_section import split, time_section
+from expertflow.report.sections.time import split, time_section
 from expertflow.train.records import MemoryRetry, SampledSteps
 
 

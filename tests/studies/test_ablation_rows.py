@@ -11,7 +11,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.studies.rows_unpacked import apart, first_rows, write_unpacked
 from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.batches import Collator, targets_per_row
+from expertflow.train.feed.batches import Collator, targets_per_row
 
 Document = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -22,7 +22,7 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import _samples, pretokenize_shard
 from expertflow.tokens.tokenise import TokenBatch, tokenise, tokenise_draft
-from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
     "known": CHATML,

@@ -17,7 +17,7 @@ from expertflow.tokens import take_away as module
 from expertflow.tokens.arrow import ROWS_FILE, PackedRows, RowBatch, packed_rows, write_rows
 from expertflow.tokens.ragged import ragged
 from expertflow.tokens.take_away import supervised, take_away
-from expertflow.train.batches import Collator
+from expertflow.train.feed.batches import Collator
 
 LENGTH = 8
 # The first span holds the first token of its document, the second crosses into the next document,

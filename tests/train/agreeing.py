@@ -11,8 +11,9 @@ import pytest
 from tiny_run import assigned
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import agree, checkpoint_files, expert
+from expertflow.train import expert
 from expertflow.train.processes import start
+from expertflow.train.saved import agree, checkpoint_files
 
 
 def main(folder: Path) -> None:

@@ -23,8 +23,9 @@ from typing import Any
 from support import SCRIPTS
 
 from expertflow.core import files
-from expertflow.train import candidates, checkpoint, checkpoint_files, expert, job
+from expertflow.train import candidates, expert, job
 from expertflow.train.clock import Clock
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 # What a checkpoint goes through, and how a run ends.
 FUNCTIONS: dict[str, tuple[Any, str]] = {

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint, checkpoint_files
+from expertflow.train.model.weights import first_not_finite, weights_sha256
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.processes import let_go
-from expertflow.train.weights import first_not_finite, weights_sha256
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 
 def main(folder: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
-from expertflow.train import attention, masks
-from expertflow.train.batches import Batch, Collator
-from expertflow.train.model import document_kwargs
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.model import attention, masks
+from expertflow.train.model.packed import document_kwargs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BOUNDS = torch.tensor([0, 10, 17, 32, 52, 57, 64, 64, 64], dtype=torch.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from expertflow.tokens.arrow import PackedRows, RowBatch, packed_rows, read_rows, write_rows
 from expertflow.tokens.targets import IGNORE
-from expertflow.train.batches import Batch, Buffers, Collator, targets_per_row
+from expertflow.train.feed.batches import Batch, Buffers, Collator, targets_per_row
 
 LENGTH = 24
 
@@ -97,7 +97,7 @@ def test_targets_of_a_step_are_known_before_its_batches(seed: int) -> None:
 def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int, known: int) -> None:
     rows = made_up_rows(9, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("expertflow.train.batches.MAX_BATCH_ROWS", known)
+        patch.setattr("expertflow.train.feed.batches.MAX_BATCH_ROWS", known)
         collator = Collator(rows)
     chosen = np.random.default_rng(seed).permutation(9)[:n_rows]
     batch = collator.batch(chosen)
@@ -110,7 +110,7 @@ def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int, known: in
 def test_targets_are_counted_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = made_up_rows(20)
     whole = targets_per_row(rows)
-    monkeypatch.setattr("expertflow.train.batches.COUNTED_ROWS", 7)
+    monkeypatch.setattr("expertflow.train.feed.batches.COUNTED_ROWS", 7)
     assert targets_per_row(rows).tolist() == whole.tolist()
 
 

@@ -14,10 +14,11 @@ from support import LORA, SCRIPTS, write_tiny_run
 from tiny_run import made, train
 
 from expertflow.core.records import read_record
-from expertflow.train import candidates, checkpoint_files
-from expertflow.train.load import load_trained
+from expertflow.train import candidates
+from expertflow.train.model.load import load_trained
+from expertflow.train.model.weights import trained_parameters
 from expertflow.train.records import TrainingRecord
-from expertflow.train.weights import trained_parameters
+from expertflow.train.saved import checkpoint_files
 
 
 def saved(state: Path, step: int) -> dict[str, torch.Tensor]:

@@ -13,9 +13,9 @@ import torch
 from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint, checkpoint_files
+from expertflow.train.model.weights import weights_sha256
 from expertflow.train.optimizer import make_optimizer
-from expertflow.train.weights import weights_sha256
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 PLAN = train_plan()
 EIGHT_BIT = pytest.mark.skipif(

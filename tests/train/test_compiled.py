@@ -14,10 +14,10 @@ from test_families import FAMILIES, made
 
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train import attention
-from expertflow.train.batches import Collator
-from expertflow.train.compiled import compile_layers
-from expertflow.train.model import PackedLoss
+from expertflow.train.feed.batches import Collator
+from expertflow.train.model import attention
+from expertflow.train.model.compiled import compile_layers
+from expertflow.train.model.packed import PackedLoss
 
 FP32 = torch.float32
 LENGTHS = [[10, 7, 15], [20, 5], [3, 3, 3, 3, 3, 3], [32]]

@@ -13,11 +13,11 @@ from torch.nn import functional
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train import attention
-from expertflow.train.batches import Batch, Collator
-from expertflow.train.load import add_adapter
-from expertflow.train.model import PackedLoss, causal_lm
-from expertflow.train.self_check import check_model
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.model import attention
+from expertflow.train.model.load import add_adapter
+from expertflow.train.model.packed import PackedLoss, causal_lm
+from expertflow.train.model.self_check import check_model
 
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.

@@ -12,14 +12,14 @@ import pytest
 from loopback_hub import Handler, Hub, Repository
 from support import SCRIPTS
 
-from expertflow.train.base import prepare_model, wanted_files
+from expertflow.train.model.base import prepare_model, wanted_files
 from expertflow.train.records import ModelSpec
 
 TEXTS = ("LICENSE", "LICENCE.md", "License-en", "NOTICE", "COPYING", "USE_POLICY.md")
 FETCH = """
 import sys
 from expertflow.core.records import from_json, to_json
-from expertflow.train.base import prepare_model
+from expertflow.train.model.base import prepare_model
 from expertflow.train.records import ModelSpec
 from pathlib import Path
 import json

@@ -11,7 +11,7 @@ from support import LORA, write_tiny_run
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train.load import load_base, load_for_training, loaded_words
+from expertflow.train.model.load import load_base, load_for_training, loaded_words
 from expertflow.train.records import ModelRecord
 
 CPU = torch.device("cpu")

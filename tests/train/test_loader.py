@@ -14,9 +14,9 @@ import torch
 from test_batches import LENGTH, made_up_rows, same
 
 from expertflow.plan.records import LoaderPlan
-from expertflow.train.batches import Batch, Collator
-from expertflow.train.loader import BufferGroup, Feed, ThreadLoader, load_batches
-from expertflow.train.order import RowOrder
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.feed.loader import BufferGroup, Feed, ThreadLoader, load_batches
+from expertflow.train.feed.order import RowOrder
 
 CPU = torch.device("cpu")
 N_ROWS, N_STEPS = 23, 9

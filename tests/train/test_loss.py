@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.targets import IGNORE
-from expertflow.train.loss import CHUNK, loss_route, summed_loss, targets_of
+from expertflow.train.model.loss import CHUNK, loss_route, summed_loss, targets_of
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -111,7 +111,7 @@ def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
 def test_no_gradient_is_made_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[torch.Size] = []
     monkeypatch.setattr(
-        "expertflow.train.loss._add_product", lambda total, *_: added.append(total.shape)
+        "expertflow.train.model.loss._add_product", lambda total, *_: added.append(total.shape)
     )
     hidden, head, labels, n = case(10, frozen=True)
     summed_loss(hidden, head, labels, n_targets=n)

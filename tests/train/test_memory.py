@@ -13,11 +13,12 @@ from support import LORA
 from tiny_run import made, train
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train import checkpoint_files, expert, memory, processes
+from expertflow.train import expert, memory, processes
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.memory import OutOfMemory, advice, halved
-from expertflow.train.model import PackedLoss
-from expertflow.train.saver import Saver
+from expertflow.train.model.packed import PackedLoss
+from expertflow.train.saved import checkpoint_files
+from expertflow.train.saved.saver import Saver
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from expertflow.train.load import ADAPTER_FILE, name_base
+from expertflow.train.model.load import ADAPTER_FILE, name_base
 from expertflow.train.records import ModelRecord
 
 

@@ -16,10 +16,10 @@ from expertflow.data.render import Renderer
 from expertflow.tokens.document_rows import DocumentRows
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
-from expertflow.train.batches import Collator
-from expertflow.train.on_the_fly import Documents, OnTheFlyFeed
-from expertflow.train.order import RowOrder
-from expertflow.train.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.feed.batches import Collator
+from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
+from expertflow.train.feed.order import RowOrder
+from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 
 LENGTH = 40
 N_BY_SHARD = (30, 25)

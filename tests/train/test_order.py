@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expertflow.train.order import RowOrder
+from expertflow.train.feed.order import RowOrder
 
 
 def made_up_order(n_rows: int, global_batch: int, *, grouped: bool = False) -> RowOrder:

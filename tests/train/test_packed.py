@@ -13,10 +13,10 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.records import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.tokens.targets import IGNORE
-from expertflow.train import attention
-from expertflow.train.batches import Collator
-from expertflow.train.load import add_adapter, load_base
-from expertflow.train.model import PackedLoss, document_kwargs, padded_bounds
+from expertflow.train.feed.batches import Collator
+from expertflow.train.model import attention
+from expertflow.train.model.load import add_adapter, load_base
+from expertflow.train.model.packed import PackedLoss, document_kwargs, padded_bounds
 
 LENGTH = 32
 # Two rows; the second is padded. Supervised: the tails of the documents.

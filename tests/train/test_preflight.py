@@ -11,8 +11,8 @@ from expertflow.core.records import read_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train import preflight as module
-from expertflow.train.base import read_facts
-from expertflow.train.load import load_base
+from expertflow.train.model.base import read_facts
+from expertflow.train.model.load import load_base
 from expertflow.train.preflight import preflight
 
 Usage = namedtuple("Usage", "total used free")

@@ -17,9 +17,12 @@ from test_processes import made as made_for_two
 from tiny_run import assigned, made, train
 
 from expertflow.core.records import read_record, write_record
-from expertflow.report.profile_kinds import by_kind
-from expertflow.train import loop, profile, profile_trace, profile_window, publish
-from expertflow.train.profile_files import (
+from expertflow.report.sections.profile_kinds import by_kind
+from expertflow.train import loop, publish
+from expertflow.train.profile import steps as profile
+from expertflow.train.profile import trace as profile_trace
+from expertflow.train.profile import window as profile_window
+from expertflow.train.profile.files import (
     AFTERWARDS,
     BEGUN,
     KERNELS,
@@ -29,7 +32,7 @@ from expertflow.train.profile_files import (
     nothing_watched,
     publish_profile,
 )
-from expertflow.train.profile_window import choose_window, cut_short
+from expertflow.train.profile.window import choose_window, cut_short
 from expertflow.train.records import KernelProfile
 from expertflow.train.run import Interrupted
 
@@ -125,7 +128,7 @@ def no_memory(*_: Any, **__: Any) -> None:
 def test_a_profiler_that_fails_is_said_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(f"expertflow.train.profile.{name}", value)
+    monkeypatch.setattr(f"expertflow.train.profile.steps.{name}", value)
     assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
     assert train(assignment)["n_steps"] == 8
     record = profile_of(assignment.state)

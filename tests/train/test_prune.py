@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.files import remove
-from expertflow.train.prune import prunable
+from expertflow.train.saved.prune import prunable
 
 
 def state(root: Path, name: str, *, finished: bool, age: int) -> Path:

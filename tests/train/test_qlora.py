@@ -15,13 +15,13 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train import quantise
-from expertflow.train.batches import Batch, Collator
+from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.heldout import held_out_loss
-from expertflow.train.load import load_for_scoring, load_for_training, loaded_words
-from expertflow.train.model import PackedLoss, causal_lm
+from expertflow.train.model import quantise
+from expertflow.train.model.load import load_for_scoring, load_for_training, loaded_words
+from expertflow.train.model.packed import PackedLoss, causal_lm
+from expertflow.train.model.weights import load_trainable_state, trainable_state, weights_sha256
 from expertflow.train.records import ModelRecord
-from expertflow.train.weights import load_trainable_state, trainable_state, weights_sha256
 
 needs_bitsandbytes = pytest.mark.skipif(
     quantise.find_spec("bitsandbytes") is None,

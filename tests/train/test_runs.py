@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from support import LORA
 from tiny_run import made, train
 
-from expertflow.train import checkpoint, checkpoint_files, expert, loop, processes
+from expertflow.train import expert, loop, processes
 from expertflow.train.assemble import Assignment, assemble
-from expertflow.train.model import PackedLoss
+from expertflow.train.model.packed import PackedLoss
 from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged, PendingStep
-from expertflow.train.saver import Saver
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.saver import Saver
 from expertflow.train.step_log import flush
 
 

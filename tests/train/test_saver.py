@@ -13,9 +13,9 @@ from tiny_net import snapshot, train_plan, trained
 
 from expertflow.core import files
 from expertflow.core.errors import HardwareError
-from expertflow.train import checkpoint, checkpoint_files, saver
-from expertflow.train.checkpoint import Snapshot
-from expertflow.train.saver import Saver
+from expertflow.train.saved import checkpoint, checkpoint_files, saver
+from expertflow.train.saved.checkpoint import Snapshot
+from expertflow.train.saved.saver import Saver
 
 
 def taken(step: int) -> Snapshot:

@@ -7,9 +7,9 @@ import torch
 from test_families import FAMILIES, made
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import attention
-from expertflow.train.model import PackedLoss
-from expertflow.train.self_check import check_model
+from expertflow.train.model import attention
+from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.self_check import check_model
 
 
 def test_nothing_is_changed_by_the_check() -> None:
@@ -49,7 +49,7 @@ def test_documents_that_see_each_other_are_refused(
     loss = PackedLoss(made(FAMILIES["qwen3"], "packed"))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         check_model(loss)
-        monkeypatch.setattr("expertflow.train.model.padded_bounds", whole_rows)
+        monkeypatch.setattr("expertflow.train.model.packed.padded_bounds", whole_rows)
         with pytest.raises(TrainingError, match="qwen3 does not keep packed documents apart"):
             check_model(loss)
 
@@ -61,7 +61,7 @@ def test_a_model_that_sees_the_future_is_refused(monkeypatch: pytest.MonkeyPatch
         return sdpa(*tensors, **{**options, "is_causal": False})
 
     loss = PackedLoss(made(FAMILIES["llama"], "packed"))
-    monkeypatch.setattr("expertflow.train.attention.scaled_dot_product_attention", not_causal)
+    monkeypatch.setattr("expertflow.train.model.attention.scaled_dot_product_attention", not_causal)
     with pytest.raises(TrainingError, match="llama does not keep packed documents apart"):
         check_model(loss)
 

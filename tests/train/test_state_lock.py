@@ -17,13 +17,13 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import state_lock
-from expertflow.train.state_lock import locked
+from expertflow.train.saved import lock as state_lock
+from expertflow.train.saved.lock import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from expertflow.train.state_lock import locked
+from expertflow.train.saved.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -13,9 +13,10 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import MemoryTrace
 from expertflow.plan.memory import step_bytes_at
 from expertflow.plan.records import LoraSpec
-from expertflow.train import attention, loss, trace_memory
-from expertflow.train.trace_live import LiveBytes
-from expertflow.train.trace_model import TracedRun, as_on_card, build, materialise
+from expertflow.train.model import attention, loss
+from expertflow.train.trace import memory as trace_memory
+from expertflow.train.trace.live import LiveBytes
+from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise
 
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,

@@ -12,14 +12,14 @@ from support import SCRIPTS
 from tiny_net import content, snapshot, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint, checkpoint_files
-from expertflow.train.optimizer import make_optimizer
-from expertflow.train.weights import (
+from expertflow.train.model.weights import (
     first_not_finite,
     load_trainable_state,
     trainable_state,
     weights_sha256,
 )
+from expertflow.train.optimizer import make_optimizer
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 
 def test_only_what_is_trained_is_kept() -> None:

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train.checkpoint import Snapshot, take
-from expertflow.train.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 from expertflow.train.optimizer import learning_rate, make_optimizer
+from expertflow.train.saved.checkpoint import Snapshot, take
+from expertflow.train.saved.checkpoint_files import OPTIMIZER, PROGRESS, WEIGHTS
 
 WIDTH = 64  # 64 x 64 is the smallest matrix whose moments 8-bit AdamW keeps in 8 bits
 

@@ -13,8 +13,8 @@ from workflow_space import Workspace, manifest
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import read_record
-from expertflow.rental.bundle_check import check_made
-from expertflow.rental.bundle_tar import read_index
+from expertflow.rental.bundle.check import check_made
+from expertflow.rental.bundle.tar import read_index
 from expertflow.train.records import ModelRecord
 
 pytestmark = pytest.mark.chain

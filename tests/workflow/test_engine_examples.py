@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.rental.guard_options import settings_from
+from expertflow.rental.guard.options import settings_from
 
 EXAMPLES = {name: ROOT / "docs/examples/rented" / name for name in ("skypilot.yaml", "dstack.yml")}
 

@@ -50,7 +50,7 @@ def edit_report(space: Workspace) -> None:
 
 
 def edit_page_style(space: Workspace) -> None:
-    space.edit(f"{LIBRARY}/report/style.css", "{", " {")
+    space.edit(f"{LIBRARY}/report/templates/style.css", "{", " {")
 
 
 def change_learning_rate(space: Workspace) -> None:

@@ -7,7 +7,7 @@ from expertflow.core import cli
 from expertflow.core.files import write_text
 from expertflow.core.records import read_part, read_record, write_record
 from expertflow.plan.records import TrainPlan
-from expertflow.report.ablation_page import render_ablation
+from expertflow.report.ablation.page import render_ablation
 from expertflow.studies.ablate import Measured, ablation
 from expertflow.studies.records import AblationSpec, VariantRecord
 

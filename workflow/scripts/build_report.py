@@ -8,7 +8,7 @@ from expertflow.core import cli
 from expertflow.core.files import write_text
 from expertflow.data.shards import token_shards
 from expertflow.report.build import build_report
-from expertflow.report.check import check_report, read_schema
+from expertflow.report.check.report import check_report, read_schema
 from expertflow.report.inputs import ReportPaths, read_inputs
 from expertflow.report.page import render_page
 from expertflow.report.provenance import collect_provenance

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import write_text
-from expertflow.report.check import read_report, read_schema
+from expertflow.report.check.report import read_report, read_schema
 from expertflow.report.compare import build_index, render_index
 
 SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"

@@ -13,7 +13,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.stage.ensure import staged
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.load import load_for_scoring
+from expertflow.train.model.load import load_for_scoring
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 # Records, and places to read from or to write to, by the names of the rule.

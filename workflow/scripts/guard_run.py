@@ -15,8 +15,8 @@ Exit code: the command's own; 128 + n after signal n; 80 budget, 81 idle cards, 
 import sys
 
 from expertflow.core import cli
-from expertflow.rental.guard import Guard
-from expertflow.rental.guard_options import settings_from
+from expertflow.rental.guard.options import settings_from
+from expertflow.rental.guard.run import Guard
 
 
 def main() -> None:

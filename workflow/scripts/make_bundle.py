@@ -4,9 +4,9 @@
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.rental.bundle_contents import pack
-from expertflow.rental.bundle_records import BundleSpec
-from expertflow.rental.bundle_tar import write_bundle
+from expertflow.rental.bundle.contents import pack
+from expertflow.rental.bundle.records import BundleSpec
+from expertflow.rental.bundle.tar import write_bundle
 from expertflow.report.provenance import git_commit
 
 

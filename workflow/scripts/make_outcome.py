@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.rental.bundle_outcome import pack_outcome
-from expertflow.rental.bundle_tar import write_bundle
+from expertflow.rental.bundle.outcome import pack_outcome
+from expertflow.rental.bundle.tar import write_bundle
 from expertflow.report.provenance import git_commit
 
 

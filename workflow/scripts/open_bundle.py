@@ -11,9 +11,9 @@ from pathlib import Path
 from expertflow.config.opened import manifest_here
 from expertflow.config.rule_code import other_code
 from expertflow.core import cli
-from expertflow.rental.bundle_open import Opening, open_bundle
-from expertflow.rental.bundle_outcome import land_outcome
-from expertflow.rental.bundle_tar import read_index
+from expertflow.rental.bundle.open import Opening, open_bundle
+from expertflow.rental.bundle.outcome import land_outcome
+from expertflow.rental.bundle.tar import read_index
 
 SCRIPTS = Path(__file__).resolve().parent
 

@@ -9,7 +9,7 @@ from expertflow.data.documents import iter_kept
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, training_texts
-from expertflow.train.base import prepare_model
+from expertflow.train.model.base import prepare_model
 from expertflow.train.records import ModelSpec
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.files import remove
 from expertflow.tokens import store
-from expertflow.train.prune import TOKENS, prunable
+from expertflow.train.saved.prune import TOKENS, prunable
 
 
 def main() -> None:

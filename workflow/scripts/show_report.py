@@ -5,7 +5,7 @@ import argparse
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.report.check import read_report, read_schema
+from expertflow.report.check.report import read_report, read_schema
 from expertflow.report.summary import print_summary
 
 SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"

@@ -9,9 +9,9 @@ import logging
 import sys
 
 from expertflow.core import cli
+from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.flags import changes_of, parsed, trainer_parser
 from expertflow.train.job import TrainingJob, replay_job, run_job
-from expertflow.train.on_the_fly import Documents
 from expertflow.train.run import Interrupted
 
 

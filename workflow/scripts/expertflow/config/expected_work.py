@@ -185,7 +185,7 @@ def _facts(case: Case) -> ModelFacts:
     if not (folder / "config.json").is_file():
         raise Unknown(f"model {model} is neither a folder here nor downloaded")
     # Imported here: it brings tokenizers along, for a shape that is needed once.
-    from expertflow.train.base import read_facts
+    from expertflow.train.model.base import read_facts
 
     try:
         return read_facts(folder)

@@ -51,7 +51,7 @@ def set_environment(scripts: Path, *, main: bool) -> None:
     os.environ["EXPERTFLOW"] = str(scripts)
     # As in the jobs: cards are counted as the driver counts them.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    # How long a CPU's threads spin at a barrier before they sleep (libgomp reads it as torch loads).
+    # How long a CPU's threads spin at a barrier before they sleep (libgomp reads it at load).
     # Its default of 300,000 rounds keeps the thread that is waited for from its core as soon as
     # anything else runs on the machine; a thousand is what it takes itself where it knows of that.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -14,7 +14,7 @@ from expertflow.config.load import Schemas, find_manifest, load_config, merge
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import read_record
-from expertflow.rental.bundle_records import CARRIED, OPENED, BundleSpec, Opened
+from expertflow.rental.bundle.records import CARRIED, OPENED, BundleSpec, Opened
 
 Settings = dict[str, Any]
 # Keys of the configuration that decide what a bundle holds. The others belong to a box.

@@ -14,29 +14,29 @@ CHAIN = (
     "stage_to_nvme", "train_expert", "evaluate_expert", "export_model", "build_report",
 )  # fmt: skip
 # Files that a script reads beside its imports: a change of theirs is a change of its code.
-REPORT = "scripts/expertflow/report"
+TEMPLATES = "scripts/expertflow/report/templates"
 RESOURCES = {
     "build_report": (
         "schemas/report.schema.yaml",
-        f"{REPORT}/page.html.j2",
-        f"{REPORT}/macros.html.j2",
-        f"{REPORT}/evaluation.html.j2",
-        f"{REPORT}/answers.html.j2",
-        f"{REPORT}/comparison.html.j2",
-        f"{REPORT}/ablation_parts.html.j2",
-        f"{REPORT}/profile.html.j2",
-        f"{REPORT}/style.css",
+        f"{TEMPLATES}/page.html.j2",
+        f"{TEMPLATES}/macros.html.j2",
+        f"{TEMPLATES}/evaluation.html.j2",
+        f"{TEMPLATES}/answers.html.j2",
+        f"{TEMPLATES}/comparison.html.j2",
+        f"{TEMPLATES}/ablation_parts.html.j2",
+        f"{TEMPLATES}/profile.html.j2",
+        f"{TEMPLATES}/style.css",
     ),
     "ablate_expert": (
-        f"{REPORT}/ablation.html.j2",
-        f"{REPORT}/ablation_parts.html.j2",
-        f"{REPORT}/macros.html.j2",
-        f"{REPORT}/style.css",
+        f"{TEMPLATES}/ablation.html.j2",
+        f"{TEMPLATES}/ablation_parts.html.j2",
+        f"{TEMPLATES}/macros.html.j2",
+        f"{TEMPLATES}/style.css",
     ),
     "compare_experts": (
         "schemas/report.schema.yaml",
-        f"{REPORT}/index.html.j2",
-        f"{REPORT}/style.css",
+        f"{TEMPLATES}/index.html.j2",
+        f"{TEMPLATES}/style.css",
     ),
 }
 

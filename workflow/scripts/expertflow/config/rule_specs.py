@@ -14,7 +14,7 @@ from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.lock import HashCache
 from expertflow.data.settings import SourceSpec
-from expertflow.rental.bundle_records import BundleSpec, SettingsFile, own_artefact
+from expertflow.rental.bundle.records import BundleSpec, SettingsFile, own_artefact
 from expertflow.studies.records import AblationSpec
 from expertflow.tokens.records import TokenSpec
 
@@ -221,7 +221,7 @@ def _model_folder(place: str) -> list[Path]:
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return []
-    from expertflow.train.base import wanted_files
+    from expertflow.train.model.base import wanted_files
 
     return [Path(place) / file.name for file in wanted_files(folder)]
 

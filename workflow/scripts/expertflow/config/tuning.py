@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.config import specs
 from expertflow.core.errors import ConfigError
 from expertflow.plan.records import PlanSpec
-from expertflow.rental.bundle_records import BundleSpec, own_tuning
+from expertflow.rental.bundle.records import BundleSpec, own_tuning
 
 # What tune_expert makes.
 MADE = re.compile(r"results/[^/]+/tuning\.json")

@@ -9,10 +9,10 @@ from expertflow.data.documents import Document
 from expertflow.data.records import Layout
 from expertflow.evaluate import lm_eval_hook
 from expertflow.evaluate.ask import Held, examples
-from expertflow.evaluate.baselines import Baseline, make_baselines
+from expertflow.evaluate.baselines.answering import Baseline, make_baselines
 from expertflow.evaluate.expert_models import Place
 from expertflow.evaluate.expert_sides import Asker, Outcome
-from expertflow.evaluate.judge import JudgedPair, judge_pairs
+from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.records import (
     BaselineScore,
     EvaluationRecord,

@@ -29,7 +29,7 @@ from expertflow.evaluate.statistics import mean_interval
 from expertflow.evaluate.tasks import metric_of, score
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
-from expertflow.train.load import ADAPTER_FILE
+from expertflow.train.model.load import ADAPTER_FILE
 
 log = logging.getLogger(__name__)
 # Beyond it exp() leaves the range of floats.

@@ -29,7 +29,7 @@ from expertflow.core.progress import Progress
 from expertflow.evaluate.ask import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding
 from expertflow.tokens.engine import Encoder
-from expertflow.train.model import causal_lm
+from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
 # Generation pads on the left and masks, which the packed route of training does not know.

@@ -11,7 +11,7 @@ import torch
 from expertflow.evaluate.generate import halved, positions_of
 from expertflow.evaluate.losses import document_losses
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train.model import causal_lm
+from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
 

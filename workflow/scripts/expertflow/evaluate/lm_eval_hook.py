@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.generate import end_ids, generating
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
-from expertflow.train.model import causal_lm
+from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
 # Of metrics without a formula for their standard error.

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.ragged import offsets_of
-from expertflow.train.batches import Batch, Buffers, Collator
-from expertflow.train.loss import chunk_rows, targets_of
-from expertflow.train.model import causal_lm, head_weight, hidden_states
+from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.model.loss import chunk_rows, targets_of
+from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 
 
 @dataclass(frozen=True, slots=True)

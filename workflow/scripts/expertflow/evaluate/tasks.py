@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate import graph, typescript_tests
-from expertflow.evaluate.apart import Judged, judge_apart
-from expertflow.evaluate.cypher_rows import CypherPair, judge_by_rows
+from expertflow.evaluate.graph import engine as graph
+from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
+from expertflow.evaluate.judging import Judged, judge_apart
 from expertflow.evaluate.options import judge_choice
 from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
-from expertflow.evaluate.sql import QueryPair, judge_queries
+from expertflow.evaluate.sql.scorer import QueryPair, judge_queries
 from expertflow.evaluate.task_fields import FIELDS
 from expertflow.evaluate.text import judge_exact_match, judge_final_answer
-from expertflow.evaluate.typescript_tests import TestedProgram, judge_programs
+from expertflow.evaluate.typescript import by_tests as typescript_tests
+from expertflow.evaluate.typescript.by_tests import TestedProgram, judge_programs
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from expertflow.core.files import sha256_file
 from expertflow.data.records import Layout
 from expertflow.export.gguf_vocabulary import NotWritable, Vocabulary, read_vocabulary
 from expertflow.export.records import GgufFile
-from expertflow.train.base import weight_files
+from expertflow.train.model.base import weight_files
 
 EXTRA = "envs/requirements-gguf.lock"
 # Architectures whose files were run by llama.cpp and gave the same answers: docs/exporting.md.

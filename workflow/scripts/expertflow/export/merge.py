@@ -33,9 +33,9 @@ from expertflow.export.merge_files import (
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
-from expertflow.train.base import weight_files
-from expertflow.train.load import load_base, load_for_export, mergeable
-from expertflow.train.model import causal_lm
+from expertflow.train.model.base import weight_files
+from expertflow.train.model.load import load_base, load_for_export, mergeable
+from expertflow.train.model.packed import causal_lm
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 log = logging.getLogger(__name__)

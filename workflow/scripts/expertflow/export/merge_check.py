@@ -10,7 +10,7 @@ import torch
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.heldout import held_out_loss
-from expertflow.train.model import PackedLoss, causal_lm
+from expertflow.train.model.packed import PackedLoss, causal_lm
 
 # Attention of the comparison: it takes plain text as well as packed rows.
 ATTENTION = "sdpa"

@@ -9,10 +9,10 @@ import torch
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.data.records import Layout
 from expertflow.evaluate.records import Published
-from expertflow.train.base import LICENCE_FILES, weight_files
-from expertflow.train.load import DTYPES
+from expertflow.train.model.base import LICENCE_FILES, weight_files
+from expertflow.train.model.load import DTYPES
+from expertflow.train.model.weights import weights_sha256
 from expertflow.train.records import TrainingRecord
-from expertflow.train.weights import weights_sha256
 
 # What a tokenizer consists of, by the names that transformers gives its files.
 TOKENIZER_FILES = (

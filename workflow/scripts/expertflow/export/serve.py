@@ -22,7 +22,7 @@ from expertflow.export.decoding import end_ids
 from expertflow.export.merge_files import read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
-from expertflow.train.load import load_base
+from expertflow.train.model.load import load_base
 
 MERGED = "merged"
 THINK = "<think>"

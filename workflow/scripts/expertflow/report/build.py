@@ -10,16 +10,16 @@ from typing import Any
 from expertflow.core.records import to_json
 from expertflow.report import derive
 from expertflow.report.bottleneck import bottleneck
-from expertflow.report.data_section import data_section
 from expertflow.report.diagnose import accept, find
-from expertflow.report.evaluation_section import evaluation_section
-from expertflow.report.hardware_section import hardware_section
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.plan_section import plan_against_actual, plan_section
-from expertflow.report.profile_section import profile_section
 from expertflow.report.reasons import explain
-from expertflow.report.staging_section import staging_section
-from expertflow.report.time_section import split, time_section
+from expertflow.report.sections.data import data_section
+from expertflow.report.sections.evaluation import evaluation_section
+from expertflow.report.sections.hardware import hardware_section
+from expertflow.report.sections.plan import plan_against_actual, plan_section
+from expertflow.report.sections.profile import profile_section
+from expertflow.report.sections.staging import staging_section
+from expertflow.report.sections.time import split, time_section
 from expertflow.report.verdict import verdict
 
 SCHEMA_VERSION = 2

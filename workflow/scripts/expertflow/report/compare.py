@@ -3,11 +3,11 @@
 from typing import Any
 
 from expertflow.report import format as f
-from expertflow.report import view
 from expertflow.report.diagnose import look_up
 from expertflow.report.learned import NO_CHANGE, best_baseline, deciding_change
 from expertflow.report.sheet import style, templates
-from expertflow.report.view_evaluation import COLOURS
+from expertflow.report.view import report as view
+from expertflow.report.view.evaluation import COLOURS
 
 Report = dict[str, Any]
 

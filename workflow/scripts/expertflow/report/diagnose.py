@@ -11,16 +11,18 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
-from expertflow.report import rules_ablation as ablation
-from expertflow.report import rules_answers as answers
-from expertflow.report import rules_card as card
-from expertflow.report import rules_compared as compared
-from expertflow.report import rules_data as data
-from expertflow.report import rules_learned as learned
-from expertflow.report import rules_plan as plan
-from expertflow.report import rules_run as run
-from expertflow.report import rules_time as time
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Finding
+from expertflow.report.rules import (
+    ablation,
+    answers,
+    card,
+    compared,
+    data,
+    learned,
+    plan,
+    run,
+    time,
+)
 
 Report = dict[str, Any]
 MISSING = object()

@@ -7,19 +7,17 @@ them. Only the charts are trusted; they hold numbers and texts of this package.
 from typing import Any
 
 from expertflow.report import format as f
-from expertflow.report import (
-    profile_view,
-    view,
-    view_chain,
-    view_comparison,
-    view_evaluation,
-    view_hardware,
-    view_plan,
-    view_staging,
-)
-from expertflow.report.chart_data import chart_data
+from expertflow.report.ablation import comparison as view_comparison
+from expertflow.report.charts.data import chart_data
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.sheet import N_CHARS, N_ROWS, style, templates, trusted
+from expertflow.report.view import chain as view_chain
+from expertflow.report.view import evaluation as view_evaluation
+from expertflow.report.view import hardware as view_hardware
+from expertflow.report.view import plan as view_plan
+from expertflow.report.view import profile as profile_view
+from expertflow.report.view import report as view
+from expertflow.report.view import staging as view_staging
 
 Report = dict[str, Any]
 
@@ -29,7 +27,7 @@ MAX_PAGE_BYTES = 400_000
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
     """Render the report with its charts; the series for them come from the inputs."""
-    from expertflow.report import charts  # loads altair, which takes a second
+    from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
     data = chart_data(report, inputs)
     evaluation, training = report["evaluation"], report["training_report"]["training"]

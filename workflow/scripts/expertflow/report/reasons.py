@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expertflow.report import derive, hardware_section
+from expertflow.report import derive
 from expertflow.report.evaluation_reasons import evaluation_reasons
 from expertflow.report.finding import NO_PRICE
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.plan_section import COMPARED
-from expertflow.report.profile_section import profile_reasons
-from expertflow.report.staging_section import staging_reasons
-from expertflow.report.time_section import THROWN_AWAY, split
+from expertflow.report.sections import hardware as hardware_section
+from expertflow.report.sections.plan import COMPARED
+from expertflow.report.sections.profile import profile_reasons
+from expertflow.report.sections.staging import staging_reasons
+from expertflow.report.sections.time import THROWN_AWAY, split
 from expertflow.train.records import NOT_ON_CPU
 
 HARDWARE = "training_report.hardware"

@@ -1,4 +1,4 @@
-"""What all pages share: the templates beside this module, their filters, and one style sheet."""
+"""What all pages share: the templates, their filters, and one style sheet."""
 
 from functools import cache
 from pathlib import Path
@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from expertflow.report import format as f
 
+TEMPLATES = Path(__file__).with_name("templates")
 N_ROWS = 60  # longer tables end with a hint at the JSON beside the page
 N_CHARS = 1_200
 N_DETAIL_CHARS = 300
@@ -16,9 +17,9 @@ N_DETAIL_CHARS = 300
 
 @cache
 def templates() -> Environment:
-    """Open the templates beside this module, with escaping on for all of them."""
+    """Open the templates, with escaping on for all of them."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -35,7 +36,7 @@ def templates() -> Environment:
 
 def style() -> Markup:
     """Read the style sheet that all pages carry inside."""
-    return Markup(Path(__file__).with_name("style.css").read_text(encoding="utf-8"))
+    return Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
 
 
 def trusted(chart: Any) -> dict[str, Any] | None:

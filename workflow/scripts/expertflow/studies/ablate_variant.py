@@ -28,7 +28,7 @@ from expertflow.studies.variants import (
 )
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.on_the_fly import Documents
+from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.trial import Trial, TrialResult
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate")

@@ -92,7 +92,7 @@ def import_code(model: Path, spec: PlanSpec) -> None:
     Raises:
         TrainingError: the model's architecture is not known.
     """
-    from expertflow.train import trace_memory
+    from expertflow.train.trace import memory as trace_memory
 
     base = Path(json.loads(model.read_text(encoding="utf-8"))["path"])
     trace_memory.import_code(base, adapter=spec.lora is not None)
@@ -105,7 +105,7 @@ def traced(
     if gpu is None:
         return None
     # Here, as a plan for a CPU is made without the seconds that torch takes to be imported.
-    from expertflow.train.trace_memory import trace_memory
+    from expertflow.train.trace.memory import trace_memory
 
     return trace_memory(
         base,

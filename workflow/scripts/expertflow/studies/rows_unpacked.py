@@ -15,7 +15,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PAD_ID, PackedRows, RowBatch, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ragged, offsets_of, runs
-from expertflow.train.order import RowOrder
+from expertflow.train.feed.order import RowOrder
 
 # Packed rows that are taken apart at a time.
 BLOCK_ROWS = 256

@@ -14,25 +14,25 @@ from tqdm import tqdm
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.train import checkpoint, checkpoint_files
 from expertflow.train.activate import activate
-from expertflow.train.attention import activate_flash_3, describe
 from expertflow.train.clock import Clock, process_age_s
-from expertflow.train.compiled import compile_layers
-from expertflow.train.load import DTYPES, load_for_training, loaded_words
-from expertflow.train.loader import AnyFeed, feed_of
-from expertflow.train.loss import loss_route
-from expertflow.train.model import PackedLoss, causal_lm, head_weight
+from expertflow.train.feed.loader import AnyFeed, feed_of
+from expertflow.train.model.attention import activate_flash_3, describe
+from expertflow.train.model.compiled import compile_layers
+from expertflow.train.model.load import DTYPES, load_for_training, loaded_words
+from expertflow.train.model.loss import loss_route
+from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
+from expertflow.train.model.self_check import check_model
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.processes import Processes, wrap
 from expertflow.train.records import ModelRecord
 from expertflow.train.run import Progress, Run
-from expertflow.train.saver import Saver
-from expertflow.train.self_check import check_model
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.saver import Saver
 from expertflow.train.timing import StepTimer
 
 if TYPE_CHECKING:
-    from expertflow.train.on_the_fly import Documents
+    from expertflow.train.feed.on_the_fly import Documents
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, Packed
             f"{rows}: holds no packed rows, and {plan.world_size} processes cannot tokenise on the"
             " fly; run pack_sequences again"
         )
-    from expertflow.train.on_the_fly import read_on_the_fly
+    from expertflow.train.feed.on_the_fly import read_on_the_fly
 
     said = f"data tokenised on the fly, {rows} holds no packed rows"
     log.warning("%s", said)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from expertflow.core.files import replacing
-from expertflow.train import agree, checkpoint, checkpoint_files
-from expertflow.train.checkpoint_files import OURS, WEIGHTS
-from expertflow.train.load import name_base
+from expertflow.train.model.load import name_base
+from expertflow.train.model.weights import gathered, weights_sha256
 from expertflow.train.records import Candidate, ModelRecord
 from expertflow.train.run import Run
-from expertflow.train.weights import gathered, weights_sha256
+from expertflow.train.saved import agree, checkpoint, checkpoint_files
+from expertflow.train.saved.checkpoint_files import OURS, WEIGHTS
 
 log = logging.getLogger(__name__)
 HERE = "."

@@ -11,14 +11,15 @@ import torch
 
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
-from expertflow.train import agree, checkpoint, checkpoint_files, loop, memory
+from expertflow.train import loop, memory
 from expertflow.train.activate import catching_signals
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.candidates import HERE, write_candidates
 from expertflow.train.processes import Processes
-from expertflow.train.profile_files import ASKED
+from expertflow.train.profile.files import ASKED
 from expertflow.train.run import Run
-from expertflow.train.saver import Saver
+from expertflow.train.saved import agree, checkpoint, checkpoint_files
+from expertflow.train.saved.saver import Saver
 from expertflow.train.step_log import cut
 from expertflow.train.timing import PARTS
 

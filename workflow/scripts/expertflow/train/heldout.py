@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.batches import Buffers, Collator
-from expertflow.train.order import Rows, micro_batch_rows
+from expertflow.train.feed.batches import Buffers, Collator
+from expertflow.train.feed.order import Rows, micro_batch_rows
 
 
 def alone(sums: torch.Tensor) -> torch.Tensor:

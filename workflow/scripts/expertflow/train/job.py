@@ -16,15 +16,17 @@ from expertflow.stage.ensure import Places, staged
 from expertflow.stage.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import agree, checkpoint_files, processes, publish, state_lock
+from expertflow.train import processes, publish
 from expertflow.train.assemble import Assignment
 from expertflow.train.expert import train_expert
-from expertflow.train.on_the_fly import Documents
+from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import preflight
-from expertflow.train.profile_files import PROFILE, publish_profile
+from expertflow.train.profile.files import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord
 from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged
+from expertflow.train.saved import agree, checkpoint_files
+from expertflow.train.saved import lock as state_lock
 from expertflow.train.watch import watched
 
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"

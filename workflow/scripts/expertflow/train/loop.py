@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from expertflow.train.batches import Batch
 from expertflow.train.due import after_step, evaluate
-from expertflow.train.loader import load_batches
+from expertflow.train.feed.batches import Batch
+from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.processes import adding_up
-from expertflow.train.profile import StepProfiler
+from expertflow.train.profile.steps import StepProfiler
 from expertflow.train.run import PendingStep, Run
 
 

@@ -13,7 +13,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import write_text
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
-from expertflow.train.loader import Feed
+from expertflow.train.feed.loader import Feed
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import Run
 

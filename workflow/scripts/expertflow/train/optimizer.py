@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
-from expertflow.train.quantise import EXTRA
-from expertflow.train.weights import Copy, distributed, gathered, to_cpu, trained_parameters
+from expertflow.train.model.quantise import EXTRA
+from expertflow.train.model.weights import Copy, distributed, gathered, to_cpu, trained_parameters
 
 
 def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
-from expertflow.train.model import PackedLoss, causal_lm, decoder_layers
+from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 from expertflow.train.nodes import launcher
 
 # What a launcher sets for each of its processes.

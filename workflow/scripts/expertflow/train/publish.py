@@ -20,8 +20,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.candidates import candidates_of
-from expertflow.train.checkpoint_files import difference, fingerprints
-from expertflow.train.profile_files import ASKED
+from expertflow.train.profile.files import ASKED
 from expertflow.train.records import (
     NOT_ON_CPU,
     EpochSummary,
@@ -33,6 +32,7 @@ from expertflow.train.records import (
     TimeSpent,
     TrainingRecord,
 )
+from expertflow.train.saved.checkpoint_files import difference, fingerprints
 from expertflow.train.timing import is_sampled
 
 log = logging.getLogger(__name__)

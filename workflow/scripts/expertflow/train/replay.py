@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import checkpoint_files, memory
+from expertflow.train import memory
 from expertflow.train.assemble import Assignment, assemble
-from expertflow.train.batches import Batch
-from expertflow.train.loader import load_batches
+from expertflow.train.feed.batches import Batch
+from expertflow.train.feed.loader import load_batches
 from expertflow.train.loop import on_device, step
+from expertflow.train.model.weights import gathered
 from expertflow.train.processes import Processes, adding_up
 from expertflow.train.run import Run
-from expertflow.train.saver import Saver
-from expertflow.train.weights import gathered
+from expertflow.train.saved import checkpoint_files
+from expertflow.train.saved.saver import Saver
 
 
 def replay_step(assignment: Assignment, processes: Processes, number: int) -> Iterator[str]:

@@ -12,10 +12,10 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.clock import Clock
-from expertflow.train.loader import AnyFeed
+from expertflow.train.feed.loader import AnyFeed
 from expertflow.train.processes import Processes
 from expertflow.train.records import EvalPoint, SavePoint
-from expertflow.train.saver import Saver
+from expertflow.train.saved.saver import Saver
 from expertflow.train.timing import StepTimer
 
 

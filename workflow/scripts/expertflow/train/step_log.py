@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from expertflow.core.files import read_json_lines, write_text
-from expertflow.train import checkpoint_files
 from expertflow.train.records import StepRecord
 from expertflow.train.run import Diverged, PendingStep, Run
+from expertflow.train.saved import checkpoint_files
 from expertflow.train.timing import PARTS
 
 log = logging.getLogger(__name__)

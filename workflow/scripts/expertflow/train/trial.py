@@ -22,15 +22,15 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train import due, loop, memory, processes
 from expertflow.train.activate import catching_signals
 from expertflow.train.assemble import Assignment, assemble
-from expertflow.train.loader import load_batches
+from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord
 from expertflow.train.run import Diverged, Interrupted, Run, one_line
-from expertflow.train.saver import Saver
+from expertflow.train.saved.saver import Saver
 from expertflow.train.step_log import flush
 
 if TYPE_CHECKING:
     # It brings packages that a trial on packed rows does without.
-    from expertflow.train.on_the_fly import Documents
+    from expertflow.train.feed.on_the_fly import Documents
 
 # A trial that is slower than it may be is given up after so many timed steps.
 N_JUDGED = 3

@@ -1,0 +1,200 @@
+"""Let a judge compare answers before and after training, each pair in both orders.
+
+A judge tends to prefer a position. So each pair is asked twice with positions swapped, and a
+preference that does not follow the answer is a tie.
+"""
+
+import logging
+import math
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from expertflow.core.errors import ConfigError
+from expertflow.evaluate.judge.address import shown
+from expertflow.evaluate.judge.client import JudgeClient, JudgeError, Patience, Reply
+from expertflow.evaluate.judge.prompt import make_messages, read_verdict
+from expertflow.evaluate.records import JudgeResult, JudgeSpec
+from expertflow.evaluate.scores import wilson_interval
+
+LOG = logging.getLogger(__name__)
+
+Side = Literal["before", "after", "tie"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedPair:
+    """What both models wrote on one question."""
+
+    prompt: str
+    reference: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    """What one request came to: a side, or nothing with the reason."""
+
+    side: Side | None
+    reply: Reply | None = None
+    reason: str | None = None
+
+
+def judge_pairs(
+    spec: JudgeSpec,
+    questions: Sequence[JudgedPair],
+    *,
+    seed: int,
+    patience: Patience | None = None,
+) -> JudgeResult:
+    """Ask the judge about ``spec.n_examples`` of the questions, chosen by the seed.
+
+    The seed also says which order a pair is shown in first. Nothing that the judge or its endpoint
+    does raises: pairs without two verdicts are counted as failed, and ``reason`` says why. The
+    whole ends within twice the time that all requests may take one after the other in each thread,
+    besides what the look-up of the endpoint's name takes, which has no limit here.
+    """
+    started = time.monotonic()
+    patience = patience or Patience()
+    chosen = random.Random(seed).sample(list(questions), min(spec.n_examples, len(questions)))
+    opinions: list[tuple[_Opinion, _Opinion]] = []
+    reason = None
+    rounds = math.ceil(2 * len(chosen) / patience.n_at_once)
+    try:
+        deadline = started + 2 * spec.timeout_s * (1 + rounds)
+        client = JudgeClient(spec, patience, deadline=deadline)
+        LOG.info("judge: %d pairs go to %s (%s)", len(chosen), shown(spec.endpoint), spec.model)
+        opinions = _Asking(client, spec, patience).about(chosen, seed)
+    except ConfigError as error:
+        reason = str(error)
+    result = _count(spec, opinions, n_pairs=len(chosen), reason=reason, started=started)
+    if result.n_failed:
+        LOG.warning("judge: %d of %d pairs failed: %s", result.n_failed, len(chosen), result.reason)
+    return result
+
+
+class _Asking:
+    """Asks about pairs, several at once, until too many requests have failed in a row."""
+
+    def __init__(self, client: JudgeClient, spec: JudgeSpec, patience: Patience) -> None:
+        self._client, self._spec, self._patience = client, spec, patience
+        self._lock = threading.Lock()
+        self._n_failures = 0
+        self._ended: str | None = None
+
+    def about(self, pairs: Sequence[JudgedPair], seed: int) -> list[tuple[_Opinion, _Opinion]]:
+        swaps = random.Random(seed + 1)
+        orders = [(first, not first) for first in (swaps.random() < 0.5 for _ in pairs)]
+        with ThreadPoolExecutor(self._patience.n_at_once) as pool:
+            try:
+                asked = [
+                    tuple(pool.submit(self._ask, pair, after_is_a) for after_is_a in order)
+                    for pair, order in zip(pairs, orders, strict=True)
+                ]
+                return [(first.result(), second.result()) for first, second in asked]
+            finally:
+                self._ended = self._ended or "the judging was stopped"
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, pair: JudgedPair, after_is_a: bool) -> _Opinion:
+        if pair.before.strip() == pair.after.strip():
+            return _Opinion("tie")
+        if self._ended is not None:
+            return _Opinion(None, reason=self._ended)
+        a, b = (pair.after, pair.before) if after_is_a else (pair.before, pair.after)
+        messages = make_messages(
+            criterion=self._spec.criterion, question=pair.prompt, reference=pair.reference, a=a, b=b
+        )
+        try:
+            reply = self._client.ask(messages)
+        except JudgeError as error:
+            self._note_failure(str(error), is_final=error.is_final)
+            return _Opinion(None, reason=str(error))
+        with self._lock:
+            self._n_failures = 0
+        winner = read_verdict(reply.text)
+        if winner is None:
+            return _Opinion(None, reply, "a reply without a verdict")
+        if winner == "tie":
+            return _Opinion("tie", reply)
+        return _Opinion("after" if (winner == "A") == after_is_a else "before", reply)
+
+    def _note_failure(self, reason: str, *, is_final: bool) -> None:
+        with self._lock:
+            self._n_failures += 1
+            if self._ended is None and (is_final or self._n_failures >= self._patience.n_failures):
+                self._ended = reason if is_final else f"given up after failures in a row: {reason}"
+
+
+def _count(
+    spec: JudgeSpec,
+    opinions: Sequence[tuple[_Opinion, _Opinion]],
+    *,
+    n_pairs: int,
+    reason: str | None,
+    started: float,
+) -> JudgeResult:
+    sides = [(first.side, second.side) for first, second in opinions]
+    judged = [(first, second) for first, second in sides if first and second]
+    agreed = Counter(first for first, second in judged if first == second)
+    n_inconsistent = sum(first != second for first, second in judged)
+    n_wins, n_losses, n_ties = agreed["after"], agreed["before"], agreed["tie"] + n_inconsistent
+    requests = [opinion for pair in opinions for opinion in pair]
+    replies = [opinion.reply for opinion in requests if opinion.reply is not None]
+    unheard = bool(n_pairs - len(judged)) and not replies  # what was sent may still be billed
+    n_input = None if unheard else _total([reply.n_input_tokens for reply in replies])
+    n_output = None if unheard else _total([reply.n_output_tokens for reply in replies])
+    return JudgeResult(
+        model=spec.model,
+        endpoint=shown(spec.endpoint),
+        n_pairs=n_pairs,
+        n_wins=n_wins,
+        n_losses=n_losses,
+        n_ties=n_ties,
+        n_inconsistent=n_inconsistent,
+        n_failed=n_pairs - len(judged),
+        win_fraction=(n_wins + n_ties / 2) / len(judged) if judged else None,
+        ci95=_interval(n_wins, n_losses, n_ties),
+        n_input_tokens=n_input,
+        n_output_tokens=n_output,
+        usd=_usd(spec, n_input, n_output),
+        wall_s=time.monotonic() - started,
+        reason=reason or _commonest([o.reason for o in requests if o.reason is not None]),
+    )
+
+
+def _interval(n_wins: int, n_losses: int, n_ties: int) -> tuple[float, float] | None:
+    """Give the interval of wins among decided pairs, moved by the ties; null if none is decided."""
+    n_decided = n_wins + n_losses
+    if not n_decided:
+        return None
+    low, high = wilson_interval(n_wins, n_decided)
+    n = n_decided + n_ties
+    return (low * n_decided + n_ties / 2) / n, (high * n_decided + n_ties / 2) / n
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    """Add up; unknown where one is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _usd(spec: JudgeSpec, n_input: int | None, n_output: int | None) -> float | None:
+    prices = spec.usd_per_million_input_tokens, spec.usd_per_million_output_tokens
+    if n_input is None or n_output is None or prices[0] is None or prices[1] is None:
+        return None
+    return (n_input * prices[0] + n_output * prices[1]) / 1e6
+
+
+def _commonest(reasons: Sequence[str]) -> str | None:
+    """Name the most frequent reason, with how often it came; of equals the first by name."""
+    if not reasons:
+        return None
+    reason, n = min(Counter(reasons).items(), key=lambda entry: (-entry[1], entry[0]))
+    return f"{reason} ({n} of {len(reasons)} requests that came to nothing)"

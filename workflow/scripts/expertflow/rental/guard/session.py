@@ -1,0 +1,147 @@
+"""One guarded run: its settings, its clock, its money, its copies, and what happened to it."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from expertflow.core.errors import ConfigError
+from expertflow.rental.guard.copies import Copies
+from expertflow.rental.guard.ledger import LEDGER
+from expertflow.rental.guard.options import Settings
+from expertflow.rental.guard.records import Outcome
+from expertflow.rental.money import Meter
+from expertflow.rental.sync.store import SyncFailed
+
+log = logging.getLogger(__name__)
+# A closed terminal and a launcher that passes signals on send one twice.
+ECHO_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Why a run is stopped, and how long it may take to save."""
+
+    outcome: Outcome
+    why: str
+    grace_s: float
+
+
+class Session:
+    """What the guard and its end share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.signals: list[int] = []
+        self._signals_s: list[float] = []
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.copies = Copies(
+            state=settings.state,
+            results=settings.results,
+            push=settings.push,
+            sync_to=settings.sync_to,
+            skip=settings.skip,
+        )
+        self.meter: Meter | None = None
+        self._zero_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Give the seconds since the guard started."""
+        return time.monotonic() - self._zero_s
+
+    def start_meter(self) -> None:
+        """Begin to count dollars, where the price is known.
+
+        Raises:
+            ConfigError: the budget is spent.
+        """
+        settings = self.settings
+        if settings.usd_per_hour is None:
+            return
+        self.meter = Meter(
+            self.copies.own / LEDGER,
+            usd_per_hour=settings.usd_per_hour,
+            since_s=settings.paid_since_s,
+        )
+        spent, limit = self.meter.usd(), settings.max_usd
+        if limit is not None and self.meter.usd(ahead_s=settings.reserve_s) >= limit:
+            raise ConfigError(
+                f"${spent:.2f} of ${limit:.2f} are spent, and {settings.reserve_s:g} s are kept for"
+                " save and sync; raise --max-usd, or begin a new budget with --forget-spent"
+            )
+        self.meter.note()
+
+    def usd(self) -> float | None:
+        """Give what is spent by now; null without a price."""
+        return None if self.meter is None else self.meter.usd()
+
+    def has_usd_for(self, wait_s: float) -> bool:
+        """Tell whether the budget lasts that long."""
+        limit = self.settings.max_usd
+        return self.meter is None or limit is None or self.meter.usd(ahead_s=wait_s) < limit
+
+    def note(self) -> bool:
+        """Write down what is spent; tell whether that went well."""
+        try:
+            if self.meter is not None:
+                self.meter.note()
+        except OSError as error:
+            log.error("what is spent could not be written down: %s", error)
+            return False
+        return True
+
+    def came(self, number: int) -> None:
+        """Remember a signal."""
+        self.signals.append(number)
+        self._signals_s.append(time.monotonic())
+
+    @property
+    def is_echo(self) -> bool:
+        """Tell whether the last signal is the first one, come twice."""
+        return len(self.signals) > 1 and not self.is_insisted
+
+    @property
+    def is_insisted(self) -> bool:
+        """Tell whether a signal was repeated by somebody who had the time to wait."""
+        times_s = self._signals_s
+        return bool(times_s) and times_s[-1] - times_s[0] >= ECHO_S
+
+    @contextmanager
+    def within_budget(self, what: str) -> Iterator[None]:
+        """Break copies of a block off when what is left of the budget is the reserve.
+
+        Raises:
+            ConfigError: it came to that.
+        """
+        meter, limit, reserve_s = self.meter, self.settings.max_usd, self.settings.reserve_s
+        if meter is None or limit is None:
+            yield
+            return
+        spent = threading.Event()
+
+        def break_off() -> None:
+            spent.set()
+            self.copies.cancel.set()
+
+        timer = threading.Timer(meter.lasts_s(limit) - reserve_s, break_off)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self.note()
+            if spent.is_set():
+                self.copies.cancel.clear()
+                with suppress(SyncFailed):
+                    # A fresh machine would pay for the same again.
+                    self.copies.send_ledger()
+                raise ConfigError(
+                    f"${meter.usd():.2f} of ${limit:.2f} were spent while {what}; nothing was"
+                    " started; raise --max-usd"
+                )

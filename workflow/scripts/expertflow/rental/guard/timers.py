@@ -1,0 +1,183 @@
+"""What ends a run besides its budget: idle cards, a standstill, a notice of the provider."""
+
+import contextlib
+import logging
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from expertflow.hardware.nvml import open_gpus
+from expertflow.hardware.nvml_device import Device
+from expertflow.rental.guard.hook import kill_group
+from expertflow.rental.sync.store import files_below
+
+log = logging.getLogger(__name__)
+GPU_EVERY_S, NOTICE_EVERY_S, NOTICE_PATIENCE_S = 2.0, 1.0, 5.0
+STALLED_CHECKS = 20
+# A training that hangs is still watched: the monitor's readings are no sign of life.
+WATCHERS = frozenset({"gpu.jsonl", "monitor.json", "guard.json", ".guard"})
+MONITOR = "monitor_gpu.py"
+# Less than this share of one core, and less traffic (a slow download), is waiting.
+ALIVE_CPU_FRACTION = 0.02
+ALIVE_BYTES_PER_S = 10_000
+
+
+class IdleGpu:
+    """Says when no card has been busy for ``limit_s``; what it cannot read, it does not judge."""
+
+    def __init__(
+        self, devices: tuple[Device, ...], *, limit_s: float, busy_percent: float, words: str
+    ) -> None:
+        self.words = words
+        self._devices, self._limit_s, self._busy_percent = devices, limit_s, busy_percent
+        self._busy_s = self._due_s = time.monotonic()
+
+    def poll(self) -> str | None:
+        """Give the reason to stop, if there is one."""
+        now_s = time.monotonic()
+        if not self._devices or now_s < self._due_s:
+            return None
+        self._due_s = now_s + GPU_EVERY_S
+        shares = [device.utilization_percent() for device in self._devices]
+        known = [share for share in shares if share is not None]
+        if not known:
+            self._devices, self.words = (), "off: the cards stopped telling how busy they are"
+            log.warning("idle timer %s", self.words)
+            return None
+        # A card that does not tell may be busy.
+        if len(known) < len(shares) or max(known) >= self._busy_percent:
+            self._busy_s = now_s
+        idle_s = now_s - self._busy_s
+        if idle_s < self._limit_s:
+            return None
+        return f"no card was {self._busy_percent:g} % busy for {idle_s / 60:.1f} min"
+
+
+@contextmanager
+def idle_gpu(*, minutes: float, busy_percent: float) -> Iterator[IdleGpu]:
+    """Watch the visible cards for a block; where that cannot be done, the timer says why."""
+    if minutes <= 0:
+        yield _off(busy_percent, "off: --idle-minutes 0")
+        return
+    with open_gpus() as gpus:
+        if gpus.reason is not None:
+            yield _off(busy_percent, f"off: {gpus.reason}")
+            return
+        words = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
+        yield IdleGpu(gpus.devices, limit_s=60 * minutes, busy_percent=busy_percent, words=words)
+
+
+def _off(busy_percent: float, words: str) -> IdleGpu:
+    return IdleGpu((), limit_s=0.0, busy_percent=busy_percent, words=words)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What a process has done: processor seconds, bytes read and written, sockets included."""
+
+    cpu_s: float
+    n_bytes: int
+
+    def since(self, before: "_Work | None") -> "_Work":
+        if before is None:
+            return self
+        return _Work(cpu_s=self.cpu_s - before.cpu_s, n_bytes=self.n_bytes - before.n_bytes)
+
+
+class Stalled:
+    """Says when no file changed, no processor was used, nothing was moved; 0 minutes: never."""
+
+    def __init__(self, *, minutes: float, folders: Iterable[Path], pid: int) -> None:
+        self._limit_s, self._folders, self._pid = 60 * minutes, tuple(folders), pid
+        self._alive_s = self._checked_s = time.monotonic()
+        self._files: dict[Path, tuple[int, int]] = {}
+        self._work_before: dict[psutil.Process, _Work] = {}
+
+    def poll(self) -> str | None:
+        """Give the reason to stop, if there is one."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._checked_s
+        if not self._limit_s or passed_s < self._limit_s / STALLED_CHECKS:
+            return None
+        self._checked_s = now_s
+        files, work = self._look(), self._work()
+        done = [now.since(self._work_before.get(process)) for process, now in work.items()]
+        used_s, n_bytes = sum(d.cpu_s for d in done), sum(d.n_bytes for d in done)
+        works = used_s > ALIVE_CPU_FRACTION * passed_s or n_bytes > ALIVE_BYTES_PER_S * passed_s
+        if works or files != self._files:
+            self._alive_s = now_s
+        self._files, self._work_before = files, work
+        still_s = now_s - self._alive_s
+        if still_s < self._limit_s:
+            return None
+        return (
+            f"no file changed, no processor was used, nothing was moved for {still_s / 60:.1f} min"
+        )
+
+    def _look(self) -> dict[Path, tuple[int, int]]:
+        found = {}
+        for folder in self._folders:
+            for name in files_below(folder, skip=WATCHERS, only_a_look=True):
+                # Gone meanwhile, or a disk that does not answer for once.
+                with contextlib.suppress(OSError):
+                    stat = (folder / name).stat()
+                    found[folder / name] = (stat.st_size, stat.st_mtime_ns)
+        return found
+
+    def _work(self) -> dict[psutil.Process, _Work]:
+        found = {}
+        for process in psutil.Process(self._pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
+                    found[process] = _work_of(process)
+        return found
+
+
+def _work_of(process: psutil.Process) -> _Work:
+    times = process.cpu_times()
+    try:
+        moved = process.io_counters()
+        n_bytes = moved.read_chars + moved.write_chars
+    except psutil.AccessDenied:
+        # Some containers do not tell; then processors and files have to do.
+        n_bytes = 0
+    return _Work(cpu_s=times.user + times.system, n_bytes=n_bytes)
+
+
+class Notice:
+    """Asks a command of the user whether the provider takes the machine away: exit code 0."""
+
+    def __init__(self, command: str | None) -> None:
+        self._command = command
+        self._asking: subprocess.Popen[bytes] | None = None
+        self._due_s = self._asked_s = 0.0
+
+    def poll(self) -> str | None:
+        """Give the reason to stop, if there is one; never waits."""
+        now_s = time.monotonic()
+        if self._asking is not None:
+            code = self._asking.poll()
+            if code is None:
+                if now_s - self._asked_s > NOTICE_PATIENCE_S:
+                    self.close()
+                return None
+            self._asking = None
+            return "the notice command said so" if code == 0 else None
+        if self._command is not None and now_s >= self._due_s:
+            self._due_s, self._asked_s = now_s + NOTICE_EVERY_S, now_s
+            null = subprocess.DEVNULL
+            self._asking = subprocess.Popen(
+                self._command, shell=True, stdout=null, stderr=null, start_new_session=True
+            )
+        return None
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            kill_group(self._asking)
+            self._asking = None

@@ -1,0 +1,212 @@
+"""What all charts share: sizes, axes, layers, and SVG that takes its colours from the page.
+
+Each chart is drawn twice, for a page and for a phone, since text in a scaled SVG shrinks with it.
+"""
+
+import html
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from expertflow.report.charts.series import Point
+
+# A colour that no chart would choose by chance -> the CSS variable that takes its place.
+COLOURS = {
+    "#2d6cb6": "blue",
+    "#3f8f5c": "green",
+    "#c4602e": "orange",
+    "#8a5fb1": "purple",
+    "#c9a228": "yellow",
+    "#98a2ae": "grey",
+    "#d8d5cd": "rule",
+    "#6b7281": "muted",
+    "#a8481b": "limit",
+    "#fbfaf8": "page",
+    "#b3393e": "red",
+    "#1b2331": "text",
+}
+BLUE, GREEN, ORANGE, PURPLE, YELLOW, GREY, RULE, MUTED, LIMIT, PAGE, RED, TEXT = COLOURS
+NAMED = {name: colour for colour, name in COLOURS.items()}
+Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
+TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (0, "s", 1.0))
+ALIKE = re.compile(
+    r'(<path d="[^"]+"( fill="[^"]+"(?: opacity="[^"]+")?)/>)(?:<path d="[^"]+"\2/>)+'
+)
+TAG = re.compile(r"<[^>]+>")
+NUMBER = "format(datum.value, ',.12~g')"
+THOUSANDS = "datum.value === 0 ? '0' : format(datum.value, '~s')"
+ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
+ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axes:
+    """The two axes that the layers of a chart share."""
+
+    x: alt.X
+    y: alt.Y
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """A chart in both sizes, as inline SVG. Title, unit and note are written by the page."""
+
+    title: str
+    unit: str
+    wide: str
+    narrow: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """What a size of screen allows. ``n_*_ticks`` are upper bounds."""
+
+    width_px: int
+    stretch: float
+    n_x_ticks: int
+    n_y_ticks: int
+
+
+WIDE = Form(width_px=720, stretch=1.0, n_x_ticks=10, n_y_ticks=5)
+NARROW = Form(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
+
+
+def both_sizes(
+    draw: Callable[[Form], list[alt.Chart]],
+    *,
+    title: str,
+    unit: str,
+    label: str,
+    height_px: int,
+    note: str = "",
+) -> Chart:
+    """Draw a chart for a page and for a phone; ``label`` says in words what it shows."""
+    wide, narrow = (_svg(draw(form), form, height_px, label) for form in (WIDE, NARROW))
+    return Chart(title=title, unit=unit, wide=wide, narrow=narrow, note=note)
+
+
+def round_ticks(
+    low: float, high: float, n_max: int, rounds: Sequence[float] = ROUND_STEPS
+) -> list[float]:
+    """Give at most ``n_max`` multiples of a round number from ``low`` to ``high``.
+
+    >>> round_ticks(0, 44.6, 4, ROUND_TIMES), round_ticks(0, 100, 5)
+    ([0.0, 15.0, 30.0], [0.0, 25.0, 50.0, 75.0, 100.0])
+    """
+    span = max(high - low, 1e-9)
+    power = 10.0 ** (math.floor(math.log10(span)) - 1)
+    for step in (power * scale * size for scale in (1, 10, 100) for size in rounds):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 <= n_max:
+            return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
+    return [low]
+
+
+def rounded_up(high: float, n_max: int) -> float:
+    """Give the first round number from ``high`` on that a tick would stand at."""
+    ticks = round_ticks(0.0, high, n_max)
+    if len(ticks) < 2 or ticks[-1] >= high * (1 - 1e-9):
+        return high
+    return ticks[-1] + ticks[1]
+
+
+def time_unit(end_s: float) -> tuple[str, float]:
+    """Choose the unit that a stretch of time reads best in, with its seconds."""
+    return next(
+        (unit, scale) for least_s, unit, scale in TIME_UNITS if end_s > least_s or not scale
+    )
+
+
+def x_axis(values: Sequence[float], unit: str, scale: alt.Scale) -> alt.X:
+    """Make an x axis that writes its unit beside the first label alone."""
+    first = values[0] if values else 0
+    axis = _axis(values, f"{NUMBER} + (datum.value === {first:g} ? ' {unit}' : '')")
+    return alt.X("x:Q", axis=axis, scale=scale)
+
+
+def y_axis(values: Sequence[float], scale: alt.Scale) -> alt.Y:
+    """Make a y axis; from ten thousand on it counts in thousands."""
+    short = max(values, default=0.0) >= 10_000
+    return alt.Y("y:Q", axis=_axis(values, THOUSANDS if short else NUMBER), scale=scale)
+
+
+def _axis(values: Sequence[float], label: str) -> alt.Axis:
+    # The ticks were chosen to fit. Left to itself, the library drops some before it knows the size.
+    return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
+
+
+def curve(points: Sequence[Point], colour: str, axes: Axes) -> list[alt.Chart]:
+    """Make a line of means over a band from least to greatest."""
+    base = alt.Chart(rows([asdict(point) for point in points])).encode(x=axes.x)
+    line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=axes.y)
+    if all(point.low == point.high for point in points):
+        return [line]
+    band = base.mark_area(color=colour, opacity=0.25)
+    # The band's y is the axis of the line: one of its own would stretch the scale to zero.
+    low = alt.Y("low:Q", axis=axes.y["axis"], scale=axes.y["scale"])
+    return [band.encode(y=low, y2="high:Q"), line]
+
+
+def lettering(base: alt.Chart, y: Any = alt.Undefined, **mark: Any) -> list[alt.Chart]:
+    """Write the ``label`` of each row, over a rim in the page's colour: lines may run below."""
+    rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
+    text = base.mark_text(color=LIMIT, **mark)
+    return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
+
+
+def rows(values: list[dict[str, Any]]) -> alt.InlineData:
+    """Wrap rows as the data of a layer."""
+    return alt.InlineData(values=values)
+
+
+def _svg(layers: list[alt.Chart], form: Form, height_px: int, label: str) -> str:
+    chart = (
+        alt.layer(*layers)
+        .properties(
+            width=form.width_px,
+            height=round(height_px * form.stretch),
+            autosize=alt.AutoSizeParams(type="fit", contains="padding"),
+            padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
+        )
+        .configure(aria=False, background="transparent", font="sans-serif")
+        .configure_view(stroke=None)
+        .configure_axis(
+            domain=False, ticks=False, grid=True, gridColor=RULE, labelColor=MUTED,
+            labelFontSize=11, labelPadding=6,
+        )
+        .configure_axisX(grid=False)
+        .configure_axisY(minExtent=Y_AXIS_PX, maxExtent=Y_AXIS_PX)
+        .configure_text(fontSize=11)
+    )  # fmt: skip
+    return _themed(vl_convert.vegalite_to_svg(chart.to_json()), label)
+
+
+def _themed(svg: str, label: str) -> str:
+    """Hand the colours over to the page, name the picture, and drop what no reader needs.
+
+    Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
+    """
+    svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
+    svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
+    svg = ALIKE.sub(_as_one, svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+
+
+def _lean(tag: str) -> str:
+    for colour, name in COLOURS.items():
+        tag = tag.replace(f'"{colour}"', f'"var(--{name})"')
+    tag = re.sub(r'\s(?:font-family|pointer-events|aria-[a-z]+|role|class)="[^"]*"', "", tag)
+    tag = re.sub(r'\s(?:opacity="1"|xmlns:xlink="[^"]*"|version="[^"]*")', "", tag)
+    return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
+
+
+def _as_one(paths: re.Match[str]) -> str:
+    """Join rectangles that look alike into one path: hundreds of bands would fill the page."""
+    places = "".join(re.findall(r'd="([^"]+)"', paths[0]))
+    return f'<path d="{places}"{paths[2]}/>'

@@ -1,0 +1,289 @@
+"""Make batches from packed rows, in numpy and in int32.
+
+Labels, position ids and document bounds are derived here and stored nowhere.
+
+Shapes: N rows in all, B rows of a batch or of several, L tokens a row, P batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.ragged import Ragged, offsets_of
+from expertflow.tokens.targets import IGNORE, count_targets
+from expertflow.train.feed.order import Rows
+
+# Rows of one document are cut to a multiple of this, which keeps matrix products on fast paths.
+MULTIPLE = 8
+# Rows whose targets are counted at a time, so that a large data set needs little memory.
+COUNTED_ROWS = 1 << 16
+# Rows of a micro-batch up to which the most documents it can hold are known exactly.
+MAX_BATCH_ROWS = 1 << 10
+# Views that buffers remember, as making one takes longer than to fill a short one.
+MAX_VIEWS = 64
+Ints = NDArray[np.integer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One micro-batch on the host, in int32.
+
+    ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
+    documents and paddings; no batch of so many rows has more than ``max_documents`` of them.
+    """
+
+    input_ids_BL: torch.Tensor
+    position_ids_BL: torch.Tensor
+    labels_BL: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_documents: int
+    max_length: int
+    n_tokens: int
+    n_target_tokens: int
+    rows: tuple[int, ...]
+
+    @property
+    def n_padding_tokens(self) -> int:
+        """Count the positions that hold no document."""
+        return self.input_ids_BL.numel() - self.n_tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave a worker as one tensor, since each one that is sent costs a connection."""
+        tensors = (self.input_ids_BL, self.position_ids_BL, self.labels_BL, self.cu_seqlens)
+        whole = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        rest = (self.n_tokens, self.n_target_tokens, self.rows)
+        return _received, (whole, self.max_documents, self.max_length, *rest)
+
+    def pin_memory(self) -> "Batch":
+        """Copy the tensors to memory that a GPU can read; called by torch's DataLoader."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {k: v.pin_memory() for k, v in values.items() if isinstance(v, torch.Tensor)}
+        return Batch(**{**values, **tensors})
+
+
+def _received(
+    whole: torch.Tensor,
+    max_documents: int,
+    length: int,
+    n_tokens: int,
+    n_target_tokens: int,
+    rows: tuple[int, ...],
+) -> Batch:
+    """Take apart what a batch was sent as."""
+    n = len(rows) * length
+    sizes = [n, n, n, len(whole) - 3 * n]
+    ids, positions, labels, cu_seqlens = whole.split(sizes)  # type: ignore[no-untyped-call]
+    return Batch(
+        input_ids_BL=ids.view(-1, length),
+        position_ids_BL=positions.view(-1, length),
+        labels_BL=labels.view(-1, length),
+        cu_seqlens=cu_seqlens,
+        max_documents=max_documents,
+        max_length=length,
+        n_tokens=n_tokens,
+        n_target_tokens=n_target_tokens,
+        rows=rows,
+    )
+
+
+class Buffers:
+    """Room for some micro-batches, to be filled again and again; pinned if a GPU is to read it."""
+
+    def __init__(
+        self, n_rows: int, length: int, *, n_batches: int = 1, pinned: bool = False
+    ) -> None:
+        n = n_rows * length * n_batches
+        sizes = (n, n, n, n + n_batches)
+        self._tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
+        self.ids, self.positions, self.labels, self.bounds = (t.numpy() for t in self._tensors)
+        self._views: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+
+    def tensors(self, start: int, n_rows: int, length: int) -> list[torch.Tensor]:
+        """Give ids, positions and labels of rows that begin at ``start``, as [n_rows, length]."""
+        key = (start, n_rows, length)
+        if key not in self._views:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            end = start + n_rows * length
+            self._views[key] = [t[start:end].view(n_rows, length) for t in self._tensors[:3]]
+        return self._views[key]
+
+    def cu_seqlens(self, start: int, end: int) -> torch.Tensor:
+        """Give a part of the bounds as a tensor."""
+        return self._tensors[3][start:end]
+
+
+class Collator:
+    """Makes micro-batches from packed rows; what does not depend on the batch is counted once.
+
+    Padding is one more document at the end of its row, so that every position belongs to a document
+    and shapes stay fixed; its labels are ignored. The first token of a document is never a target.
+    Where all rows hold one document each, padding beyond the longest of a batch is cut off.
+    """
+
+    def __init__(self, rows: PackedRows) -> None:
+        self.rows = rows
+        self.n_tokens_N = rows.seq_lengths.sums()
+        self.n_targets_N = targets_per_row(rows)
+        self.cuts = len(rows.seq_lengths.values) == len(rows)
+        self._max_documents = _max_documents(rows, self.n_tokens_N)
+
+    def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
+        """Build one micro-batch."""
+        return self.batches([chosen], buffers)[0]
+
+    def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
+        """Build a micro-batch of each part, all in one go: most of the cost is in calls.
+
+        With ``buffers``, they hold until the buffers are filled again.
+        """
+        if buffers is None:
+            n_rows = max(map(len, parts))
+            buffers = Buffers(n_rows, self.rows.length, n_batches=len(parts))
+        chosen = np.concatenate(parts)
+        n_tokens_B, n_targets_B = self.n_tokens_N[chosen], self.n_targets_N[chosen]
+        n_rows_P = np.array([len(part) for part in parts])
+        first_rows_P = offsets_of(n_rows_P)[:-1]
+        lengths_P = self._lengths(n_tokens_B, first_rows_P)
+        starts = offsets_of(n_rows_P * lengths_P).tolist()
+        for part, length, start in zip(parts, lengths_P.tolist(), starts[:-1], strict=True):
+            out = buffers.ids[start : start + len(part) * length].reshape(-1, length)
+            self._cut(length).take_ids(part, out=out)
+        bounds = self._derive(buffers, chosen, n_tokens_B, np.repeat(lengths_P, n_rows_P))
+        at = np.searchsorted(bounds, starts).tolist()
+        n_tokens = np.add.reduceat(n_tokens_B, first_rows_P).tolist()
+        n_targets = np.add.reduceat(n_targets_B, first_rows_P).tolist()
+        made = []
+        for i, (part, length) in enumerate(zip(parts, lengths_P.tolist(), strict=True)):
+            # Bounds count from 0 in every batch, so each has one more than documents and paddings.
+            first, last = at[i] + i, at[i + 1] + i + 1
+            np.subtract(bounds[at[i] : at[i + 1] + 1], starts[i], out=buffers.bounds[first:last])
+            ids_BL, positions_BL, labels_BL = buffers.tensors(starts[i], len(part), length)
+            made.append(
+                Batch(
+                    input_ids_BL=ids_BL,
+                    position_ids_BL=positions_BL,
+                    labels_BL=labels_BL,
+                    cu_seqlens=buffers.cu_seqlens(first, last),
+                    max_documents=self.max_documents(len(part)),
+                    max_length=length,
+                    n_tokens=n_tokens[i],
+                    n_target_tokens=n_targets[i],
+                    rows=tuple(part.tolist()),
+                )
+            )
+        return made
+
+    def max_documents(self, n_rows: int) -> int:
+        """Give the most documents and paddings that so many rows can hold together."""
+        known = self._max_documents
+        if n_rows < len(known):
+            return known[n_rows]
+        return known[-1] + (n_rows - len(known) + 1) * (known[-1] - known[-2])
+
+    def _lengths(self, n_tokens_B: Ints, first_rows_P: Ints) -> Ints:
+        """Give the row length of every batch."""
+        full = self.rows.length
+        if not self.cuts:
+            return np.full(len(first_rows_P), full)
+        longest_P: Ints = np.maximum.reduceat(n_tokens_B, first_rows_P)
+        return np.minimum(-(-longest_P // MULTIPLE) * MULTIPLE, full)
+
+    def _cut(self, length: int) -> PackedRows:
+        """Give views of the first ``length`` tokens of every row."""
+        if length == self.rows.length:
+            return self.rows
+        parts = tuple(part[:, :length] for part in self.rows.parts_NL)
+        return replace(self.rows, parts_NL=parts)
+
+    def _derive(self, buffers: Buffers, chosen: Rows, n_tokens_B: Ints, length_B: Ints) -> Ints:
+        """Fill in positions and labels; give the bounds of all documents and paddings."""
+        lengths = _document_lengths(self.rows.seq_lengths, chosen, length_B - n_tokens_B)
+        bounds = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        size, starts = int(bounds[-1]), bounds[:-1]
+        np.subtract(_counting(size), np.repeat(starts, lengths), out=buffers.positions[:size])
+        cap = _label_cap(self.rows.spans, chosen, length_B)
+        cap[starts] = IGNORE
+        np.minimum(buffers.ids[:size], cap, out=buffers.labels[:size])
+        return bounds
+
+
+def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
+    """Count the targets of every row, [N]: supervised tokens that are not first of a document.
+
+    The loss is divided by the targets of a whole step, so they must be known before its first
+    micro-batch is made.
+    """
+    counts = np.zeros(len(rows), np.int64)
+    for start in range(0, len(rows), COUNTED_ROWS):
+        part = np.arange(start, min(start + COUNTED_ROWS, len(rows)))
+        counts[part] = count_targets(rows.seq_lengths.take(part), rows.spans.take(part))
+    return counts
+
+
+def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[int]:
+    """Give the most documents and paddings of 0, 1, 2 ... rows together."""
+    n_N = np.diff(rows.seq_lengths.offsets) + (n_tokens_N < rows.length)
+    rest = len(n_N) - MAX_BATCH_ROWS
+    most = np.partition(n_N, rest)[rest:] if rest > 0 else n_N
+    sums: list[int] = offsets_of(np.sort(most)[::-1]).tolist()
+    return sums
+
+
+def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.integer]) -> Ints:
+    """List the lengths of the documents of some rows, each row's padding, if any, after them."""
+    first = documents.offsets[chosen]
+    n = documents.offsets[1:][chosen] - first + 1
+    ends = np.cumsum(n)
+    # One place more than a row has documents; what stands there is of the next row.
+    lengths = documents.values.take(_places(first, n, ends), mode="clip")
+    lengths[ends - 1] = padding_B
+    return lengths[lengths > 0]
+
+
+def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
+    """Give what caps the ids of some rows to labels: IGNORE, or more than any id.
+
+    Ids are not negative and IGNORE is, so the smaller one is the label.
+    """
+    first = spans.offsets[chosen]
+    n = spans.offsets[1:][chosen] - first
+    ends, row_ends = np.cumsum(n), np.cumsum(length_B)
+    edges = np.empty(int(ends[-1]) + 2, np.int32)
+    edges[0], edges[-1] = 0, row_ends[-1]
+    inner = edges[1:-1]
+    spans.values.take(_places(first, n, ends), mode="clip", out=inner)
+    inner += np.repeat((row_ends - length_B).astype(np.int32), n)
+    # Stretches that are not supervised and stretches that are take turns.
+    return np.repeat(_turns(len(edges) - 1), edges[1:] - edges[:-1])
+
+
+def _places(first: Ints, n: Ints, ends: Ints) -> Ints:
+    """List the places of runs: ``n`` from each ``first`` on; ``ends`` are the sums of ``n``."""
+    places = np.repeat(first - ends + n, n)
+    places += _counting(len(places))
+    return places
+
+
+def _counting(n: int) -> Ints:
+    """Give 0, 1 ... n - 1."""
+    return _tables(n.bit_length())[0][:n]
+
+
+def _turns(n: int) -> Ints:
+    """Give IGNORE and the highest number in turns."""
+    return _tables(n.bit_length())[1][:n]
+
+
+@lru_cache
+def _tables(n_bits: int) -> tuple[Ints, Ints]:
+    counting = np.arange(1 << n_bits, dtype=np.int32)
+    turns = np.where(counting % 2 == 1, np.iinfo(np.int32).max, IGNORE).astype(np.int32)
+    return counting, turns

@@ -1,0 +1,266 @@
+"""Bring micro-batches to the trainer ahead of time: by one thread, or by worker processes.
+
+What a batch holds is a pure function of the feed and the step, whatever loads it. A batch is valid
+until the next one is asked for.
+"""
+
+import queue
+import signal
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.tokens.arrow import PackedRows
+from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
+
+if TYPE_CHECKING:  # it brings all that reads and renders documents
+    from expertflow.train.feed.on_the_fly import OnTheFlyFeed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """What a run reads: the rows of every micro-batch of every step."""
+
+    collator: Collator
+    order: RowOrder
+    micro_batch_size: int
+    n_steps: int
+    n_steps_per_epoch: int
+    world_size: int = 1
+    rank: int = 0
+
+    def n_targets(self, step: int) -> int:
+        """Count the targets of a step over all ranks: what its loss is divided by."""
+        return int(self.collator.n_targets_N[self.order.rows_of_step(step)].sum())
+
+    def n_tokens(self, step: int) -> int:
+        """Count the tokens of a step over all ranks."""
+        return int(self.collator.n_tokens_N[self.order.rows_of_step(step)].sum())
+
+    def micro_batches(self, step: int) -> list[Rows]:
+        """Give the rows of every micro-batch of a step that this rank runs: as many on every rank.
+
+        Where an epoch's last step leaves a rank fewer, or none, it runs one of the step's rows
+        again, which does not count.
+        """
+        own = self._own(step)
+        missing = len(self.weights(step)) - len(own)
+        return own + [self.order.rows_of_step(step)[:1]] * missing
+
+    def weights(self, step: int) -> list[float]:
+        """Give what every micro-batch of a step counts on this rank: 1, or 0 for one run again."""
+        # The first rank is given rows first, so none has more.
+        n_rows = len(self.order.rows_of_step(step, world_size=self.world_size, rank=0))
+        n_most = -(-n_rows // self.micro_batch_size)
+        n_own = len(self._own(step))
+        return [1.0] * n_own + [0.0] * (n_most - n_own)
+
+    def _own(self, step: int) -> list[Rows]:
+        rows = self.order.rows_of_step(step, world_size=self.world_size, rank=self.rank)
+        return list(micro_batch_rows(rows, self.micro_batch_size))
+
+    def between(self, step: int, end: int) -> Iterator[Rows]:
+        """Give the rows of every micro-batch of some steps."""
+        return chain.from_iterable(self.micro_batches(s) for s in range(step, end))
+
+
+def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
+    """Give what a process of a planned run reads."""
+    collator = Collator(rows)
+    order = RowOrder(
+        n_rows=len(rows),
+        global_batch=plan.global_batch_sequences,
+        seed=plan.seed,
+        lengths_N=collator.n_tokens_N if plan.group_by_length else None,
+    )
+    return Feed(
+        collator=collator,
+        order=order,
+        micro_batch_size=plan.micro_batch_size,
+        n_steps=plan.n_steps,
+        n_steps_per_epoch=plan.n_steps_per_epoch,
+        world_size=plan.world_size,
+        rank=rank,
+    )
+
+
+AnyFeed: TypeAlias = "Feed | OnTheFlyFeed"
+
+
+def load_batches(
+    feed: AnyFeed, step: int, *, plan: LoaderPlan, device: torch.device
+) -> AbstractContextManager[Iterator[Batch]]:
+    """Load all micro-batches from a step on; nothing is left running after the block."""
+    if not isinstance(feed, Feed):
+        return closing(feed.batches_from(step))
+    if plan.kind == "thread":
+        return ThreadLoader(feed, step, n_prefetch=plan.n_prefetch_batches, device=device)
+    return closing(_by_workers(feed, step, plan=plan, device=device))
+
+
+class BufferGroup:
+    """Buffers of some micro-batches that are filled and given back together.
+
+    A GPU may copy from them later than the host asks it to, so an event is recorded behind all that
+    was queued, and they are filled again only when it has come.
+    """
+
+    def __init__(self, feed: Feed, n_batches: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._n_batches, length = n_batches, feed.collator.rows.length
+        self._buffers = Buffers(feed.micro_batch_size, length, n_batches=n_batches, pinned=cuda)
+        self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
+
+    def fill(self, collator: Collator, todo: Iterator[Rows]) -> list[Batch]:
+        """Make the next micro-batches; fewer, down to none, at the end."""
+        parts = list(islice(todo, self._n_batches))
+        return collator.batches(parts, self._buffers) if parts else []
+
+    def wait(self) -> None:
+        """Wait until the device has done all that reads the buffers."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def used(self) -> None:
+        """Note that whatever reads the buffers has been queued."""
+        if self._done is not None:
+            self._done.record()
+
+
+class ThreadLoader(Iterator[Batch]):
+    """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
+
+    Groups of buffers take turns: the thread fills one while the trainer works off the other, and
+    the device, which runs behind, a third. What fails in the thread is raised in the trainer.
+
+    ``device_wait_s`` are the seconds in which the trainer waited for the device to be done with a
+    group: it is busy then, and short of nothing.
+    """
+
+    def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
+        self._collator, self._todo = feed.collator, feed.between(step, feed.n_steps)
+        self._free: queue.SimpleQueue[BufferGroup | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._on_cpu, self.device_wait_s = device.type == "cpu", 0.0
+        for _ in range(2 if device.type == "cpu" else 3):
+            self._free.put(BufferGroup(feed, n_prefetch, device))
+        self._batches = self._in_turn()
+
+    def __enter__(self) -> "ThreadLoader":
+        self._pool = ThreadPoolExecutor(1, "loader")
+        self._filling: Future[None] = self._pool.submit(self._fill)
+        self._filling.add_done_callback(lambda _: self._filled.put(None))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._free.put(None)
+        self._pool.shutdown()
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def _in_turn(self) -> Iterator[Batch]:
+        before: BufferGroup | None = None
+        while (filled := self._filled.get()) is not None:
+            group, batches = filled
+            yield from batches
+            group.used()
+            if self._on_cpu:
+                self._free.put(group)
+                continue
+            if before is not None:
+                # The device has all of this group still to do, so it does not idle meanwhile.
+                start = time.perf_counter()
+                before.wait()
+                self.device_wait_s += time.perf_counter() - start
+                self._free.put(before)
+            before = group
+        self._filling.result()
+
+    def _fill(self) -> None:
+        while (group := self._free.get()) is not None:
+            batches = group.fill(self._collator, self._todo)
+            if not batches:
+                return
+            self._filled.put((group, batches))
+
+
+class _MadeByWorkers(Dataset[Batch]):
+    """Micro-batches by the rows they are made of: what worker processes are asked for."""
+
+    def __init__(self, collator: Collator) -> None:
+        self._collator = collator
+
+    def __getitem__(self, rows: Rows) -> Batch:
+        return self._collator.batch(rows)
+
+
+def _leave_signals_to_the_trainer(_: int) -> None:
+    """Let a worker live on when all processes are told to stop: the trainer ends its step first."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _Epoch:
+    """The rows of every micro-batch from ``step`` to ``end``, as often as torch's loader asks."""
+
+    def __init__(self, feed: Feed, step: int) -> None:
+        self.feed, self.step = feed, step
+
+    @property
+    def end(self) -> int:
+        """Give the first step of the next epoch, or the end of the run."""
+        per_epoch = self.feed.n_steps_per_epoch
+        return min(self.feed.n_steps, (self.step // per_epoch + 1) * per_epoch)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return self.feed.between(self.step, self.end)
+
+
+def _by_workers(
+    feed: Feed, step: int, *, plan: LoaderPlan, device: torch.device
+) -> Generator[Batch, None, None]:
+    """Load through torch's DataLoader; without workers it makes each batch when it is asked."""
+    epoch = _Epoch(feed, step)
+    workers = plan.n_workers > 0
+    loader: DataLoader[Batch] = DataLoader(
+        _MadeByWorkers(feed.collator),
+        sampler=epoch,
+        batch_size=None,
+        num_workers=plan.n_workers,
+        prefetch_factor=plan.n_prefetch_batches if workers else None,
+        persistent_workers=plan.persistent_workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_leave_signals_to_the_trainer,
+        # A fork shares the mapped rows; another start would send a copy of them.
+        multiprocessing_context="fork" if workers else None,
+        # Its own, for the loader draws from it: dropout must not depend on what loads the batches.
+        generator=torch.Generator(),
+    )
+    made: Any = None
+    try:
+        while epoch.step < feed.n_steps:
+            made = iter(loader)
+            yield from made
+            epoch.step = epoch.end
+    finally:
+        # Without this they would live on with the traceback of an error, which holds the iterator.
+        if workers and made is not None:
+            made._shutdown_workers()

@@ -1,0 +1,147 @@
+"""Feed a run with documents that are tokenised in its own time, where packed rows are missing."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from expertflow.core.errors import TrainingError
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import read_record
+from expertflow.data.keep_list import iter_keep
+from expertflow.data.records import ShardRecord
+from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.document_rows import DocumentRows
+from expertflow.train.feed.batches import Batch, Collator, targets_per_row
+from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
+from expertflow.train.records import ModelRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Documents:
+    """Where the documents of a run are: records of their shards, and the keep-list."""
+
+    shards: tuple[Path, ...]
+    keep: Path
+
+    @property
+    def sha256(self) -> str:
+        """Hash what the documents are and which count."""
+        records = [read_record(ShardRecord, path).sha256 for path in self.shards]
+        return sha256_json([records, sha256_file(self.keep)])
+
+    def planned(self, plan: TrainPlan) -> TrainPlan:
+        """Give the plan for rows of one document each, made when they are asked for.
+
+        The number of steps stays, so a step sees fewer tokens than the plan says.
+        """
+        own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
+        n_rows = sum(
+            int(rows.n_copies[~rows.held_out].sum())
+            for rows in iter_keep(self.keep)
+            if (rows.source, rows.shard) in own
+        )
+        per_epoch = max(1, -(-n_rows // plan.global_batch_sequences))
+        inline = LoaderPlan(
+            kind="workers", n_workers=0, n_prefetch_batches=0, persistent_workers=False
+        )
+        n_epochs = plan.n_steps / per_epoch
+        return replace(
+            plan,
+            n_steps_per_epoch=per_epoch,
+            n_epochs=n_epochs,
+            loader=inline,
+            eval_steps=per_epoch if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
+            # Rows are of many lengths, and in the order of their numbers.
+            torch_compile=False,
+            group_by_length=False,
+        )
+
+    def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
+        """Give the documents of one split.
+
+        Raises:
+            TrainingError: there are none.
+        """
+        rows = DocumentRows(
+            [read_record(ShardRecord, path) for path in self.shards],
+            self.keep,
+            held_out=held_out,
+            tokenizer=Path(model.path),
+            layout=model.layout,
+            length=length,
+        )
+        if not len(rows):
+            raise TrainingError(f"{self.keep}: keeps no documents; name the expert's own files")
+        return rows
+
+
+@dataclass(kw_only=True, slots=True)
+class OnTheFlyFeed:
+    """What a run reads when nothing is packed: each step's documents, tokenised as it begins."""
+
+    documents: DocumentRows
+    order: RowOrder
+    micro_batch_size: int
+    n_steps: int
+    _tokenised: tuple[int, Collator] | None = field(default=None)
+
+    def n_targets(self, step: int) -> int:
+        """Count the targets of a step: what its loss is divided by."""
+        return int(self._collator(step).n_targets_N.sum())
+
+    def n_tokens(self, step: int) -> int:
+        """Count the tokens of a step."""
+        return int(self._collator(step).n_tokens_N.sum())
+
+    def weights(self, step: int) -> list[float]:
+        """Give what every micro-batch of a step counts: all of them 1."""
+        return [1.0] * len(self.micro_batches(step))
+
+    def micro_batches(self, step: int) -> list[Rows]:
+        """Give the rows of every micro-batch, counted within the step."""
+        n_rows = len(self.order.rows_of_step(step))
+        return list(micro_batch_rows(np.arange(n_rows), self.micro_batch_size))
+
+    def batches_from(self, step: int) -> Generator[Batch, None, None]:
+        """Make the micro-batches from a step on."""
+        for number in range(step, self.n_steps):
+            collator = self._collator(number)
+            for rows in self.micro_batches(number):
+                yield collator.batch(rows)
+
+    def _collator(self, step: int) -> Collator:
+        made = self._tokenised
+        if made is None or made[0] != step:
+            rows = self.documents.take(self.order.rows_of_step(step))
+            self._tokenised = made = step, Collator(rows)
+        return made[1]
+
+
+def read_on_the_fly(
+    plan: TrainPlan, model: ModelRecord, documents: Documents
+) -> tuple[OnTheFlyFeed, PackedRows]:
+    """Give the feed of a run, and its held-out rows.
+
+    Raises:
+        TrainingError: there are no documents, or nothing is to be learned of those held out.
+    """
+    length = plan.sequence_length_tokens
+    train = documents.rows(model, held_out=False, length=length)
+    held_out = documents.rows(model, held_out=True, length=length)
+    rows = held_out.take(np.arange(len(held_out)))
+    if not targets_per_row(rows).any():
+        raise TrainingError(
+            f"{documents.keep}: the held-out documents hold nothing to learn in their first"
+            f" {length} tokens; raise training.max_seq_length"
+        )
+    order = RowOrder(n_rows=len(train), global_batch=plan.global_batch_sequences, seed=plan.seed)
+    feed = OnTheFlyFeed(
+        documents=train,
+        order=order,
+        micro_batch_size=plan.micro_batch_size,
+        n_steps=plan.n_steps,
+    )
+    return feed, rows

@@ -1,0 +1,254 @@
+"""Attention that keeps the documents of a packed row apart.
+
+Our own is registered with transformers under a name that has no mask function: transformers then
+builds no mask and passes our keyword arguments through to every layer. Nothing is inferred from
+position ids, and missing lengths are an error, never full attention. The kernels of transformers
+are there to compare with; they get a mask.
+
+Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from expertflow.core.errors import TrainingError
+from expertflow.train.model.masks import FLEX, causal_mask, check_flex
+
+NAME = "packed"
+# What transformers calls the routes of a plan; the rest is called alike.
+IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
+# Oldest cards that the variable-length kernel runs on (Ampere).
+KERNEL_CAPABILITY = (8, 0)
+# The only ones for which torch has FlashAttention-3 (Hopper).
+FLASH_3_CAPABILITY = (9, 0)
+HALF = (torch.bfloat16, torch.float16)
+# What some families add to the scores; a kernel that takes no notice would train another model.
+REFUSED = ("softcap", "s_aux", "position_bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """Torch's variable-length kernel, with the keywords that this release of it takes."""
+
+    call: Callable[..., Any]
+    keywords: frozenset[str]
+
+    @classmethod
+    def of(cls, call: Callable[..., Any]) -> "Kernel":
+        """Read the keywords from the signature."""
+        return cls(call=call, keywords=frozenset(inspect.signature(call).parameters))
+
+
+KERNEL = Kernel.of(varlen.varlen_attn)
+
+
+def implementation(attention: str) -> str:
+    """Give the name by which transformers knows a route of the plan."""
+    return IMPLEMENTATIONS.get(attention, attention)
+
+
+def register() -> None:
+    """Make our route known to transformers as ``attn_implementation="packed"``."""
+    AttentionInterface.register(NAME, attend)
+
+
+def attend(
+    module: torch.nn.Module,
+    query_BHLD: torch.Tensor,
+    key_BKLD: torch.Tensor,
+    value_BKLD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    document_bounds: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally within each document; return values as [B, L, H, D].
+
+    ``cu_seq_lens_q`` drives torch's variable-length kernel, which needs CUDA, half precision and
+    Ampere or newer. ``document_bounds`` (the same figures, on the host) drive one SDPA call per
+    document: the route of the CPU, where it beats a masked call per row (bench/attention_cpu.py).
+    Both may end in bounds of empty documents. With a sliding window, query i sees the keys j
+    with i - j < window.
+
+    Raises:
+        TrainingError: the batch came without document lengths, or the model asks for what neither
+            route does.
+    """
+    name = type(module).__name__
+    for other in REFUSED:
+        if others.get(other) is not None:
+            raise TrainingError(f"{name} needs {other}, which packed attention does not know")
+    if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
+        raise TrainingError(f"{name} is not causal; only causal language models can be trained")
+    heads = query_BHLD, key_BKLD, value_BKLD
+    length = query_BHLD.shape[2]
+    window = sliding_window if sliding_window is not None and sliding_window < length else None
+    if cu_seq_lens_q is not None:
+        if dropout:
+            raise TrainingError(
+                f"{name} wants attention dropout {dropout:g}, which the variable-length kernel has"
+                " not; set attention_dropout to 0 in the model's config.json"
+            )
+        longest = length if max_length_q is None else max_length_q
+        return _attend_varlen(heads, cu_seq_lens_q, longest, scaling, window), None
+    if document_bounds is None:
+        raise TrainingError(
+            f"{name} got no document lengths: its model does not pass them on; set"
+            " training.attention to sdpa"
+        )
+    return _attend_documents(heads, document_bounds, scaling, window, dropout), None
+
+
+# A loop over lengths that differ from batch to batch: compiled, it would be compiled for each.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_documents(
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    bounds: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    dropout: float,
+) -> torch.Tensor:
+    batch, _heads, length, _width = heads[0].shape
+    query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
+    key, value = ungrouped(query, key, value, on_cuda=query.is_cuda)
+    documents = []
+    for start, end in pairwise(bounds.tolist()):
+        if start == end:
+            continue
+        cut = window is not None and end - start > window
+        out_1HND = scaled_dot_product_attention(
+            query[start:end].transpose(0, 1)[None],
+            key[start:end].transpose(0, 1)[None],
+            value[start:end].transpose(0, 1)[None],
+            attn_mask=causal_mask(end - start, window, query.device) if cut else None,
+            is_causal=not cut,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        documents.append(out_1HND[0].transpose(0, 1))
+    out = torch.cat(documents)
+    return out.view(batch, length, *out.shape[1:])
+
+
+def ungrouped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, on_cuda: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Repeat keys and values, [L, K, D], for query heads that share them, where SDPA needs it.
+
+    On CUDA memory-efficient attention refuses shared ones, and flash attention does not run where
+    this route is taken: what is left keeps N x N scores. The CPU's kernel takes them as they are.
+    """
+    return _repeated(query, key, value) if on_cuda else (key, value)
+
+
+def _repeated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give every query head a key and a value head of its own."""
+    n_times = query.shape[1] // key.shape[1]
+    if n_times == 1:
+        return key, value
+    return key.repeat_interleave(n_times, dim=1), value.repeat_interleave(n_times, dim=1)
+
+
+def _attend_varlen(
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Run the variable-length kernel over all rows as one list of documents.
+
+    It is not causal unless told: a window of (-1, 0), or a flag in releases without windows.
+    """
+    batch, n_heads, length, width = heads[0].shape
+    # Under autocast the norms of Qwen3 leave queries and keys in fp32, which the kernel refuses.
+    dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
+    query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
+    known = KERNEL.keywords
+    options: dict[str, Any] = {}
+    if "window_size" in known:
+        options["window_size"] = (-1 if window is None else window - 1, 0)
+    elif window is None:
+        options["is_causal"] = True
+    else:
+        raise TrainingError(
+            f"torch {torch.__version__}: its variable-length kernel has no sliding window, which"
+            f" the model sets to {window}; use training.attention sdpa, or a newer torch"
+        )
+    if "scale" in known:
+        options["scale"] = scaling
+    elif scaling is not None:
+        query = query * (scaling * width**0.5)
+    if "enable_gqa" in known:
+        options["enable_gqa"] = n_heads != key.shape[1]
+    else:
+        key, value = _repeated(query, key, value)
+    out = KERNEL.call(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
+    result: torch.Tensor = out.view(batch, length, *out.shape[1:])
+    return result
+
+
+def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
+    """Say which kernel computes attention, where products are done in ``dtype``.
+
+    Raises:
+        TrainingError: the route that the manifest insists on does not run here.
+    """
+    if attention in (NAME, "varlen"):
+        hindrance = varlen_hindrance(device, dtype)
+        if hindrance is None:
+            return "variable-length kernel over all documents of a micro-batch"
+        if attention == "varlen":
+            raise TrainingError(f"training.attention varlen: {hindrance}; use auto, or sdpa")
+        return f"one SDPA call a document, as {hindrance}"
+    if attention == "flex":
+        check_flex(device)
+    return f"{implementation(attention)} of transformers, documents apart by a mask"
+
+
+def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why the variable-length kernel cannot run; null if it can."""
+    if device.type != "cuda":
+        return f"the variable-length kernel does not run on a {device.type.upper()}"
+    if dtype not in HALF:
+        return f"the variable-length kernel takes bf16 and fp16, not {dtype}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < KERNEL_CAPABILITY:
+        return f"the variable-length kernel needs Ampere or newer, not {capability}"
+    return None
+
+
+def activate_flash_3(device: torch.device) -> str:
+    """Use FlashAttention-3 where torch knows it, the card has it and it is installed; say so."""
+    hindrance = _flash_3_hindrance(device)
+    return "FlashAttention-3" if hindrance is None else f"no FlashAttention-3: {hindrance}"
+
+
+def _flash_3_hindrance(device: torch.device) -> str | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
+        return "it is for Hopper cards"
+    known: Callable[[], list[str]] = getattr(torch.nn.attention, "list_flash_attention_impls", list)
+    if "FA3" not in known():
+        return f"torch {torch.__version__} does not know it"
+    try:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+    except (ImportError, RuntimeError) as error:
+        return f"it cannot be loaded ({' '.join(str(error).split())[:120]})"
+    return None

@@ -1,0 +1,66 @@
+"""Compile a model layer by layer: the same layer many times over is compiled once."""
+
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+import torch
+
+from expertflow.core.errors import TrainingError
+from expertflow.train.model import attention
+from expertflow.train.model.packed import causal_lm, decoder_layers
+
+# Kinds of layer, by training and evaluation, by full and last micro-batch, by the few numbers of
+# documents that bounds are padded to: beyond so many graphs torch would run a layer uncompiled and
+# only warn.
+MAX_GRAPHS = 32
+
+
+def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
+    """Compile each decoder layer in place for the shapes it meets; say in a line what was done.
+
+    Names of parameters stay, and so does checkpointing. Attention that loops over documents cannot
+    be in a graph; it splits that of each layer, and a checkpointed layer cannot be split. Whether
+    it loops follows from ``dtype``, in which the run does its products.
+
+    Raises:
+        TrainingError: there are no layers, or nothing to compile with.
+    """
+    lm = causal_lm(model)
+    layers = decoder_layers(lm)
+    if not layers:
+        raise TrainingError(
+            f"training.torch_compile: {lm.config.model_type} has no decoder layers that are known;"
+            " set it to false"
+        )
+    device = next(lm.parameters()).device
+    own = lm.config._attn_implementation == attention.NAME
+    loops = own and attention.varlen_hindrance(device, dtype) is not None
+    if loops and any(layer.gradient_checkpointing for layer in layers):
+        return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
+    if backend == "inductor":
+        _check_tools(device)
+    torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
+    # Layers are graphs of their own already; DDP's optimiser would cut them again at its buckets.
+    torch._dynamo.config.optimize_ddp = False
+    for layer in layers:
+        layer.compile(dynamic=False, backend=backend)
+    left_out = ", without the attention, which loops over documents" if loops else ""
+    return f"{len(layers)} decoder layers compiled, those of a kind as one{left_out}"
+
+
+def _check_tools(device: torch.device) -> None:
+    """Refuse to compile where it would fail in the first step.
+
+    Raises:
+        TrainingError: there is no triton, or no C++ compiler.
+    """
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise TrainingError("training.torch_compile needs triton; install it, or set it to false")
+    compiler = os.environ.get("CXX", "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise TrainingError(
+            f"training.torch_compile needs a C++ compiler, {compiler}; install it, or set it to"
+            " false"
+        )

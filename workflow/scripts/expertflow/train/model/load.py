@@ -1,0 +1,237 @@
+"""Load models: for training, for scoring, and for the export."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from expertflow.core.errors import TrainingError
+from expertflow.plan.records import LoraSpec, TrainPlan
+from expertflow.train.model import attention, quantise
+from expertflow.train.records import ModelRecord
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ADAPTER_FILE = "adapter_config.json"
+CPU = torch.device("cpu")
+
+
+def load_base(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    attention_name: str,
+    quantised: bool = False,
+    device: torch.device = CPU,
+) -> PreTrainedModel:
+    """Load a model from a directory: safetensors only, no code from outside.
+
+    ``attention_name`` is a route of the plan. A ``quantised`` model is in 4 bits, computes in
+    ``dtype`` and lies on ``device``; any other lies on the CPU.
+
+    Raises:
+        TrainingError: the directory holds no model that transformers can load, or one that is
+            quantised already.
+    """
+    attention.register()
+    options = quantise.loading_options(dtype, device) if quantised else {}
+    try:
+        _check_unquantised(Path(path))
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention.implementation(attention_name),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"model {path}: cannot be loaded ({' '.join(str(error).split())[:200]}); check the"
+            " directory"
+        ) from error
+    if quantised:
+        quantise.hold_steady(model)
+    return model
+
+
+def _check_unquantised(path: Path) -> None:
+    config = path / "config.json"
+    if config.is_file() and "quantization_config" in json.loads(config.read_text("utf-8")):
+        raise TrainingError(
+            f"model {path}: its weights are quantised already; use the original ones, and method"
+            " qlora to train on 4 bits"
+        )
+
+
+def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
+    """Wrap a model with a trainable LoRA or DoRA adapter in fp32; the base is frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        use_dora=lora.use_dora,
+        use_rslora=lora.use_rslora,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise TrainingError(
+            f"training.lora.targets {', '.join(lora.targets)}: {' '.join(str(error).split())[:160]}"
+        ) from error
+
+
+def name_base(checkpoint: Path, model: ModelRecord) -> None:
+    """Let an adapter name a hub model by its id and commit, as those who load it elsewhere would.
+
+    Done in the file: peft asks the hub about a name that it finds in the model.
+    """
+    path = checkpoint / ADAPTER_FILE
+    if model.kind != "hub" or not path.is_file():
+        return
+    named = {"base_model_name_or_path": model.name, "revision": model.revision}
+    text = json.dumps({**json.loads(path.read_text("utf-8")), **named}, indent=2, sort_keys=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def load_for_training(
+    plan: TrainPlan, model: ModelRecord, device: torch.device, *, weights: Path | None = None
+) -> Any:
+    """Load the base, frozen under an adapter or trained as a whole, on ``device``.
+
+    ``weights`` is a copy of the model to read; what is saved names the model, and not the copy.
+    """
+    quantised = plan.method == "qlora"
+    net: Any = load_base(
+        str(weights or model.path),
+        # Trained weights stay in fp32 and are cast by autocast; a frozen base can be held in half.
+        dtype=torch.float32 if plan.method == "full" else DTYPES[plan.precision],
+        attention_name=plan.attention,
+        quantised=quantised,
+        device=device,
+    )
+    net.name_or_path = net.config.name_or_path = model.path
+    # peft's own preparation for 4 bits also casts the rest of the base to fp32, which would double
+    # the memory of the embeddings; the norms compute in fp32 as it is.
+    if plan.checkpoint_activations:
+        _checkpoint_activations(net)
+    if plan.lora is not None:
+        net = add_adapter(net, plan.lora)
+    return net if quantised else net.to(device)
+
+
+def _checkpoint_activations(net: PreTrainedModel) -> None:
+    """Keep the inputs of layers only; embeddings then ask for gradients, frozen or not."""
+    try:
+        net.activation_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise TrainingError(
+            f"training.gradient_checkpointing: {type(net).__name__} cannot do it; set it to false"
+        ) from error
+
+
+def loaded_words(net: Any, plan: TrainPlan) -> str:
+    """Say what was loaded, read off the model."""
+    if plan.method == "full":
+        return "all weights trained, in fp32"
+    dtypes = {p.dtype for p in net.parameters() if p.requires_grad}
+    adapter = ", ".join(sorted(name for name, dtype in DTYPES.items() if dtype in dtypes))
+    if plan.method == "lora":
+        return f"base frozen in {plan.precision}, adapter in {adapter}"
+    n_layers = len(quantise.quantised_layers(net))
+    on_cpu = next(net.parameters()).device.type == "cpu"
+    return (
+        f"base in NF4, double quantised, {plan.precision} compute: {n_layers} layers; embeddings,"
+        f" head and norms in {plan.precision}, adapter in {adapter}"
+        f"{'; on the CPU each product dequantises its weights first' if on_cpu else ''}"
+    )
+
+
+def load_trained(
+    checkpoint: Path,
+    *,
+    base: str,
+    dtype: torch.dtype,
+    attention_name: str,
+    quantised: bool = False,
+    device: torch.device = CPU,
+) -> Any:
+    """Load what training published: a whole model, or an adapter on its base."""
+    if not (checkpoint / ADAPTER_FILE).is_file():
+        return load_base(str(checkpoint), dtype=dtype, attention_name=attention_name)
+    model = load_base(
+        base, dtype=dtype, attention_name=attention_name, quantised=quantised, device=device
+    )
+    return _with_adapter(model, checkpoint)
+
+
+def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(checkpoint), local_files_only=True)
+
+
+def load_for_scoring(
+    checkpoint: Path | None, *, model: ModelRecord, plan: TrainPlan, weights: Path | None = None
+) -> Any:
+    """Load the base model (null ``checkpoint``) or the trained one, where the plan trains.
+
+    ``weights`` is a copy of the base to read.
+    A base that is trained on in 4 bits is scored in 4 bits before training as well: that is where
+    training starts, so the difference is what training did, and not what quantising cost.
+    """
+    device = torch.device("cuda" if plan.gpu is not None else "cpu")
+    dtype = DTYPES[plan.precision] if plan.gpu is not None else torch.float32
+    name, quantised = plan.attention, plan.method == "qlora"
+    base = str(weights or model.path)
+    if checkpoint is None:
+        net: Any = load_base(
+            base, dtype=dtype, attention_name=name, quantised=quantised, device=device
+        )
+    else:
+        net = load_trained(
+            checkpoint,
+            base=base,
+            dtype=dtype,
+            attention_name=name,
+            quantised=quantised,
+            device=device,
+        )
+    return (net if quantised else net.to(device)).eval()
+
+
+def load_for_export(
+    checkpoint: Path, *, base: str, method: str, precision: str, attention_name: str
+) -> Any:
+    """Load the trained model on the CPU, computing in fp32.
+
+    Under qlora the base is read in the precision of training, which gives its 4-bit codes again.
+    """
+    quantised = method == "qlora"
+    net = load_trained(
+        checkpoint,
+        base=base,
+        dtype=DTYPES[precision] if quantised else torch.float32,
+        attention_name=attention_name,
+        quantised=quantised,
+    )
+    if quantised:
+        quantise.compute_in_fp32(net)
+    return net.eval()
+
+
+def mergeable(model: Any, checkpoint: Path) -> Any:
+    """Give the adapter on a base it can be merged into without loss.
+
+    An adapter that was trained on 4 bits has learnt to make up for their errors: it fits the base
+    as the 4 bits hold it, and neither the original one nor one that is quantised again.
+    """
+    if not quantise.is_quantised(model):
+        return model
+    return _with_adapter(quantise.dequantise(model.unload()), checkpoint)

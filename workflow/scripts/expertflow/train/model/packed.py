@@ -1,0 +1,122 @@
+"""The loss of a packed batch under a model: documents apart, the head on supervised rows only."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from expertflow.core.errors import TrainingError
+from expertflow.train.feed.batches import Batch
+from expertflow.train.model import attention
+from expertflow.train.model.loss import summed_loss
+from expertflow.train.model.masks import masks
+
+# Numbers of documents that are told apart: few shapes to compile for, and few empty documents.
+DOCUMENTS_STEP = 128
+
+
+class PackedLoss(torch.nn.Module):
+    """A model with its loss: what is called in a step, and wrapped for several processes."""
+
+    def __init__(self, model: Any, *, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.label_smoothing = label_smoothing
+        # A module starts out training, whatever it is given.
+        self.train(model.training)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Sum the loss of one micro-batch over its targets, as a float32 scalar.
+
+        The head is applied by the loss, on supervised rows only, so it must be a plain linear map.
+        Labels are smoothed in training only.
+        """
+        lm = causal_lm(self.model)
+        labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
+        return summed_loss(
+            hidden_states(lm, batch),
+            head_weight(lm),
+            labels,
+            n_targets=batch.n_target_tokens,
+            label_smoothing=self.label_smoothing if self.training else 0.0,
+        )
+
+
+def causal_lm(model: Any) -> PreTrainedModel:
+    """Give the transformers model inside an adapter, or the model itself."""
+    inner: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner
+
+
+def decoder_layers(lm: PreTrainedModel) -> list[torch.nn.Module]:
+    """List the decoder layers: what is checkpointed, compiled and sharded as one."""
+    return [m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Run all of the model but its head: [B, L, H]."""
+    device = next(lm.parameters()).device
+    positions = batch.position_ids_BL.to(device, non_blocking=True)
+    out = lm.base_model(
+        input_ids=batch.input_ids_BL.to(device, non_blocking=True),
+        position_ids=positions,
+        use_cache=False,
+        **document_kwargs(lm, batch, positions),
+    )
+    hidden: torch.Tensor = out.last_hidden_state
+    return hidden
+
+
+def head_weight(lm: PreTrainedModel) -> torch.Tensor:
+    """Give the matrix of the head, [V, H].
+
+    Raises:
+        TrainingError: the head is more than a matrix: it has a bias or an adapter, or is quantised.
+    """
+    head = lm.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
+        raise TrainingError(
+            f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear map;"
+            " take it out of training.lora.targets, or use another base model"
+        )
+    if head.bias is not None:
+        raise TrainingError(
+            f"the head of {lm.config.model_type} has a bias; use another base model"
+        )
+    weight: torch.Tensor = head.weight
+    return weight
+
+
+def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
+    """Give the type in which products are done: that of autocast, or of the weights."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    dtype: torch.dtype = lm.dtype
+    return dtype
+
+
+def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
+    """Tell attention where documents begin and end, in the form its route needs."""
+    device, dtype = positions.device, product_dtype(lm, positions.device)
+    name = lm.config._attn_implementation
+    if name != attention.NAME:
+        return {"attention_mask": masks(name, lm.config.get_text_config(), positions, dtype)}
+    if attention.varlen_hindrance(device, dtype) is None:
+        return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
+    return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}
+
+
+def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
+    """Give the bounds of documents in one of a few shapes, for the compiler.
+
+    What follows the last document are empty ones, up to the next multiple of ``DOCUMENTS_STEP`` or
+    to the most that a batch can hold. Not always to the most: the kernel's backward pass has
+    memory and blocks for empty ones too.
+    """
+    n_documents, end = len(batch.cu_seqlens) - 1, batch.input_ids_BL.numel()
+    n_rounded = -(-n_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
+    size = max(n_documents, min(n_rounded, batch.max_documents)) + 1
+    bounds = torch.full((size,), end, dtype=torch.int32, device=device)
+    bounds[: len(batch.cu_seqlens)].copy_(batch.cu_seqlens, non_blocking=True)
+    return bounds

@@ -1,0 +1,156 @@
+"""Try a loaded model before its first step: it must be trained as its own code computes it.
+
+The trainer takes two shortcuts: it applies the head itself, to supervised rows only, and it gives
+every layer packed rows with the bounds of their documents. A family that scales or caps its logits
+after the head, that carries a state across documents, or whose layers do not ask for the
+registered attention, would train without an error, as another model.
+
+Shapes: B rows, L tokens a row, N tokens of a document, H width, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from expertflow.core.errors import TrainingError
+from expertflow.tokens.arrow import packed_rows
+from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.model.masks import layer_kinds
+from expertflow.train.model.packed import (
+    PackedLoss,
+    causal_lm,
+    head_weight,
+    hidden_states,
+    product_dtype,
+)
+
+# Two rows of two documents; the second row is padded.
+LENGTHS = [[9, 15], [17, 6]]
+LENGTH = 24
+# Largest logits of the probe: beyond any cap in use, which hardly changes small ones.
+PROBE_LOGIT = 200.0
+KINDS = frozenset({"full_attention", "sliding_attention"})
+# Allowed differences by RMS, relative to the model's own. The head is the same product twice. In
+# half precision two kernels of attention drift apart from layer to layer, while a leak between
+# documents moves the states of a trained model by about as much as they are.
+HEAD_TOLERANCE = 0.01
+TOLERANCES = {torch.float32: 0.01}
+HALF_TOLERANCE = 0.1
+
+
+@torch.no_grad()
+def check_model(loss: PackedLoss) -> str:
+    """Compare head and attention with the model's own forward pass; say how far they are apart.
+
+    Run it under the autocast of training and before the model is compiled or wrapped. Random
+    numbers, modes and attention of the model are left as they were.
+
+    Raises:
+        TrainingError: training would not be of this model, or not of one document at a time.
+    """
+    lm = causal_lm(loss.model)
+    family, device = lm.config.model_type, next(lm.parameters()).device
+    unknown = sorted(layer_kinds(lm.config.get_text_config()) - KINDS)
+    if unknown:
+        raise TrainingError(
+            f"{family} has layers of {', '.join(unknown)}, which cannot keep packed documents"
+            " apart; use another base model"
+        )
+    tolerance = TOLERANCES.get(product_dtype(lm, device), HALF_TOLERANCE)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), _evaluating(loss):
+        head = _head_difference(lm)
+        if not head <= HEAD_TOLERANCE:
+            raise TrainingError(
+                f"{family} does more to its logits than its head says (off by {head:.1g}), so its"
+                " loss would be wrong; use another base model"
+            )
+        documents = _document_difference(lm)
+        if not documents <= tolerance:
+            raise TrainingError(
+                f"{family} does not keep packed documents apart (off by {documents:.1g}); set"
+                " training.attention to sdpa, or use another base model"
+            )
+    return f"model checked: head off by {head:.1g}, packed documents by {documents:.1g}"
+
+
+def _head_difference(lm: PreTrainedModel) -> float:
+    """Compare the logits of the model with those of the head, on made-up hidden states."""
+    weight_VH = head_weight(lm)
+    probe_NH = torch.randn(4, weight_VH.shape[1], generator=torch.Generator().manual_seed(0))
+    probe_NH = probe_NH.to(weight_VH.device, weight_VH.dtype)
+    probe_NH *= PROBE_LOGIT / functional.linear(probe_NH, weight_VH).abs().max()
+
+    def give_probe(_module: Any, _arguments: Any, out: Any) -> Any:
+        out.last_hidden_state = probe_NH[None].to(out.last_hidden_state.dtype)
+        return out
+
+    hook = lm.base_model.register_forward_hook(give_probe)
+    try:
+        with _own_attention(lm):
+            ids = torch.arange(4, device=weight_VH.device)[None]
+            logits_NV = lm(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    return _difference(logits_NV, functional.linear(probe_NH, weight_VH))
+
+
+def _document_difference(lm: PreTrainedModel) -> float:
+    """Compare packed documents with each alone in the model's own attention; the worst counts."""
+    batch = _batch(lm.get_input_embeddings().weight.shape[0])
+    try:
+        packed_NH = hidden_states(lm, batch).flatten(0, 1)
+    except TypeError as error:
+        raise TrainingError(
+            f"{lm.config.model_type} cannot be told where documents end"
+            f" ({' '.join(str(error).split())[:160]}); use another base model"
+        ) from error
+    ids_N = batch.input_ids_BL.flatten().to(packed_NH.device)
+    worst = 0.0
+    with _own_attention(lm):
+        for start, end in pairwise(batch.cu_seqlens.tolist()):
+            alone = lm.base_model(input_ids=ids_N[None, start:end], use_cache=False)
+            found = _difference(packed_NH[start:end], alone.last_hidden_state[0])
+            # Not max(), to which a NaN may be less than anything.
+            worst = worst if found <= worst else found
+    return worst
+
+
+def _batch(n_ids: int) -> Batch:
+    ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
+    rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
+    return Collator(rows).batch(np.arange(2))
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Give the root of the mean squared difference, relative to what is expected."""
+    found, expected = found.float(), expected.float()
+    return float((found - expected).norm() / expected.norm())
+
+
+@contextmanager
+def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
+    """Let the model use the attention that its family is written with."""
+    name = lm.config._attn_implementation
+    lm.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        lm.set_attn_implementation(name)
+
+
+@contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout off; give every part its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

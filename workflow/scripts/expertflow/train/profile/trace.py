@@ -1,0 +1,82 @@
+"""Read what torch's profiler saw: launches for the table, and the trace as a file."""
+
+import gzip
+import os
+from pathlib import Path
+
+from torch.autograd.profiler_util import StringTable
+from torch.profiler import profile
+
+from expertflow.core.files import remove, replacing
+from expertflow.train.profile.table import ANNOTATIONS, Span
+from expertflow.train.run import one_line
+
+# A viewer in a browser takes in about so much, and training waits while it is written.
+MAX_TRACE_BYTES = 1 << 30
+HOST = b'"host_name"'
+
+
+def spans_of(profiler: profile, *, cuda: bool) -> list[Span]:
+    """Give what ran on the device, or, on a CPU, the operators; without what only marks a part."""
+    return device_spans(profiler) if cuda else _operator_spans(profiler)
+
+
+def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
+    """Give what ran on a device, from the profiler's own list.
+
+    Its tree of events, which only an operator's own time needs, takes kilobytes for each one.
+    """
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    if results is None:
+        return []
+    # Names and times are the tree's: C++ in words, and counted from the start of the profile,
+    # since a float of microseconds since 1970 would be off by a quarter of one.
+    names, zero_ns, spans = StringTable(), results.trace_start_ns(), []
+    for event in results.events():
+        if event.device_type().name != device or event.is_user_annotation():
+            continue
+        name = names[event.name()]
+        if event.is_hidden_event() or name.startswith(ANNOTATIONS):
+            continue
+        start_us, end_us = (event.start_ns() - zero_ns) / 1e3, (event.end_ns() - zero_ns) / 1e3
+        spans.append(Span(name=name, start_us=start_us, end_us=end_us, self_us=end_us - start_us))
+    return spans
+
+
+def _operator_spans(profiler: profile) -> list[Span]:
+    spans = []
+    for event in profiler.events() or ():  # type: ignore[no-untyped-call]
+        is_mark = getattr(event, "is_user_annotation", False) or event.name.startswith(ANNOTATIONS)
+        if event.device_type.name == "CUDA" or is_mark:
+            continue
+        start_us, end_us = float(event.time_range.start), float(event.time_range.end)
+        own_us = float(event.self_cpu_time_total)
+        spans.append(Span(name=event.name, start_us=start_us, end_us=end_us, self_us=own_us))
+    return spans
+
+
+def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
+    """Write the trace, packed; give its size, or why there is none.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    plain = path.with_name(f".{path.stem}.{os.getpid()}.partial")
+    try:
+        profiler.export_chrome_trace(str(plain))
+        n_bytes = plain.stat().st_size
+        if n_bytes > MAX_TRACE_BYTES:
+            return None, (
+                f"its {n_bytes / 2**20:,.0f} MiB are more than {MAX_TRACE_BYTES / 2**20:,.0f} MiB;"
+                " lower training.profile_steps"
+            )
+        with replacing(path) as partial, partial.open("wb") as raw, plain.open("rb") as source:
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+                # Machine and place are no business of whoever looks at kernels.
+                lines = (line for line in source if not line.lstrip().startswith(HOST))
+                packed.writelines(line.replace(str(plain).encode(), b"trace") for line in lines)
+        return path.stat().st_size, None
+    except (RuntimeError, MemoryError) as error:
+        return None, f"the profiler did not write it: {one_line(error)}"
+    finally:
+        remove(plain)

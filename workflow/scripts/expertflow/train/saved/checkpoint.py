@@ -1,0 +1,203 @@
+"""Save and restore the whole state of a run: trained weights, optimiser, random numbers, progress.
+
+A checkpoint is a directory that appears by one rename, after everything in it was flushed, so a
+half-written one is never seen. It holds tensors and JSON, nothing that could run. Everything in it
+is whole and by name, so what some processes saved, any number of them can resume. The state of the
+data order needs no saving: batches are a function of the step.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from expertflow.core.errors import HardwareError, TrainingError
+from expertflow.core.files import replacing, sync, sync_directory
+from expertflow.train.model.weights import first_not_finite, load_trainable_state, trainable_state
+from expertflow.train.optimizer import load_optimizer, optimizer_tensors
+from expertflow.train.saved.checkpoint_files import (
+    OPTIMIZER,
+    OURS,
+    PROGRESS,
+    WEIGHTS,
+    damage,
+    directory_of,
+    fingerprints,
+    hide,
+    prune,
+    read_progress,
+    read_record,
+)
+from expertflow.train.saved.randomness import PREFIX, put_random_states, random_states, reseed
+
+log = logging.getLogger(__name__)
+
+# Pinned blocks are rounded up to powers of two and stay for the run, so only small ones are used.
+PINNED_BYTES = 16 << 20
+
+
+class NotFinite(TrainingError):
+    """A trained parameter is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A run's state in host memory, independent of the training that goes on.
+
+    Only rank 0 holds it (``is_whole``); elsewhere the tensors are left out.
+    """
+
+    step: int
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    progress: dict[str, Any]
+    is_whole: bool
+
+
+def take(
+    *,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    progress: dict[str, Any],
+) -> Snapshot:
+    """Copy the state after ``progress["step"]`` finished steps into host memory. A collective.
+
+    ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of these very weights.
+
+    Raises:
+        NotFinite: a trained parameter is not.
+    """
+    step: int = progress["step"]
+    if (name := first_not_finite(model)) is not None:
+        raise NotFinite(
+            f"parameter {name} is not finite after step {step}, so nothing was saved; lower"
+            " training.learning_rate or check the data; earlier checkpoints stay"
+        )
+    several = dist.is_initialized()
+    is_whole = not several or dist.get_rank() == 0
+    # Ranks that do not write let go of a gathered tensor at once.
+    copy = _host_copy if is_whole else (lambda _: torch.empty(0))
+    device = next(model.parameters()).device
+    weights = trainable_state(model, copy)
+    tensors, values = optimizer_tensors(optimizer, model, copy)
+    tensors |= random_states(device)
+    ours = {
+        "world_size": dist.get_world_size() if several else 1,
+        "device": device.type,
+        "optimizer": values,
+        "scaler": scaler.state_dict() if scaler else {},
+    }
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Snapshot(
+        step=step,
+        weights=weights if is_whole else {},
+        optimizer=tensors if is_whole else {},
+        # By way of JSON: a copy that later changes to the run's lists do not reach.
+        progress=json.loads(json.dumps({**progress, OURS: ours})),
+        is_whole=is_whole,
+    )
+
+
+def _host_copy(whole: torch.Tensor) -> torch.Tensor:
+    """Begin a copy to the host; on CUDA it is there only after a synchronise."""
+    pinned = whole.device.type == "cuda" and whole.nbytes <= PINNED_BYTES
+    host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=pinned)
+    return host.copy_(whole, non_blocking=pinned)
+
+
+def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path | None:
+    """Write a checkpoint; then remove all but the newest ``keep`` and the best one.
+
+    Does nothing where the snapshot is not whole.
+
+    Raises:
+        HardwareError: the disk does not take it.
+    """
+    if not snapshot.is_whole:
+        return None
+    target = directory_of(state, snapshot.step)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The steps up to this one: after a power cut they could not be written again.
+        for lines in state.glob("*.jsonl"):
+            sync(lines)
+        sync_directory(state)
+        with replacing(target) as partial:
+            _fill(partial, snapshot)
+            sync_directory(partial)
+            if target.exists():
+                hide(target)
+    except (OSError, SafetensorError) as error:
+        raise HardwareError(
+            f"{target}: the checkpoint could not be written ({error}); free space there, or lower"
+            " training.save_total_limit; earlier checkpoints stay"
+        ) from error
+    prune(state, keep)
+    return target
+
+
+def _fill(directory: Path, snapshot: Snapshot) -> None:
+    directory.mkdir()
+    save_file(snapshot.weights, directory / WEIGHTS)
+    save_file(snapshot.optimizer, directory / OPTIMIZER)
+    ours = {**snapshot.progress[OURS], **fingerprints(directory, [WEIGHTS, OPTIMIZER])}
+    text = json.dumps({**snapshot.progress, OURS: ours})
+    (directory / PROGRESS).write_text(text, encoding="utf-8")
+
+
+def restore(
+    directory: Path,
+    *,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    rank: int,
+    world_size: int,
+) -> dict[str, Any]:
+    """Put a checkpoint back into model, optimiser and random generators; give its progress.
+
+    Under another number of processes or on another device than it was saved, random numbers start
+    anew from ``progress["seed"]``, the step and the rank.
+
+    Raises:
+        TrainingError: the files are damaged, or belong to another model or optimiser.
+    """
+    restore_weights(directory, model=model)
+    ours = read_record(directory)[OURS]
+    tensors = load_file(directory / OPTIMIZER)
+    states = {key: tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
+    load_optimizer(optimizer, model, tensors, ours["optimizer"])
+    if scaler and ours["scaler"]:
+        scaler.load_state_dict(ours["scaler"])
+    progress = read_progress(directory)
+    device = next(model.parameters()).device
+    if (ours["world_size"], ours["device"]) == (world_size, device.type):
+        put_random_states(states, rank=rank, device=device)
+        return progress
+    reseed(seed=progress["seed"], step=progress["step"], rank=rank)
+    log.warning(
+        "saved by %d processes on %s and resumed by %d on %s: random numbers start anew from seed"
+        " %d, step %d and rank %d, so the end is not the one of a run that was never stopped",
+        ours["world_size"], ours["device"], world_size, device.type, progress["seed"],
+        progress["step"], rank,
+    )  # fmt: skip
+    return progress
+
+
+def restore_weights(directory: Path, *, model: Any) -> None:
+    """Put the trained weights of a checkpoint back, and nothing else.
+
+    Raises:
+        TrainingError: the files are damaged, or belong to another model.
+    """
+    if found := damage(directory):
+        raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
+    load_trainable_state(model, load_file(directory / WEIGHTS))

@@ -1,0 +1,203 @@
+"""Run a step without data or device and see how many bytes are alive at its worst moment.
+
+It is the training's own step: the model of transformers, the adapter, attention, checkpointing, the
+chunked loss, autocast. Layers are alike, so a model is traced with two and with three of them and
+extended: in each phase of a step, one layer more adds the same bytes at every moment that can be
+the worst. Gradients are there from the start, as in every micro-batch of a step but the first.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from expertflow.core.errors import TrainingError
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.cost_records import MemoryLine, MemoryTrace
+from expertflow.plan.records import PlanSpec
+from expertflow.train.model.attention import KERNEL_CAPABILITY
+from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
+from expertflow.train.trace.batch import n_targets_of_row, sample_batch
+from expertflow.train.trace.live import LiveBytes
+from expertflow.train.trace.model import (
+    TracedRun,
+    as_on_card,
+    build,
+    chunk_of,
+    materialise,
+    read_config,
+)
+
+# Layers that are traced; a model that has no more is traced as it is.
+FEWEST_LAYERS = 2
+# Rows that are traced where the micro-batch is free. A given one is traced in place of the middle,
+# and at least twice of it in place of the last. Besides these, both sides of where the loss begins
+# to take more than one chunk: from there on its logits take no more bytes.
+ROWS = (1, 4, 16)
+
+
+def trace_memory(
+    base: Path,
+    spec: PlanSpec,
+    *,
+    gpu: GpuFacts,
+    attention: str,
+    sequence_length_tokens: int,
+    supervised_fraction: float,
+) -> MemoryTrace:
+    """Trace a step of a planned run with and without checkpointing, at some micro-batches.
+
+    Where that cannot be done for a known reason, the trace is empty and says why.
+    """
+    given = spec.batch_size
+    few = ROWS if given is None else (1, given, max(ROWS[-1], 2 * given))
+    try:
+        run = traced_run(base, spec, gpu, attention, supervised_fraction)
+        rows = with_full_chunk(few, run, sequence_length_tokens)
+        lines = tuple(
+            _line(run, rows, sequence_length_tokens, checkpoint=on) for on in (False, True)
+        )
+    except TrainingError as error:
+        return MemoryTrace(precision="", lines=(), hindrance=str(error))
+    return MemoryTrace(precision="bf16", lines=lines)
+
+
+def import_code(base: Path, *, adapter: bool) -> None:
+    """Import what building a model does: its family's code, and peft's.
+
+    Raises:
+        TrainingError: transformers does not know the architecture by itself.
+    """
+    # The mapping imports a class when it is asked for.
+    MODEL_FOR_CAUSAL_LM_MAPPING.get(type(read_config(base)), None)
+    if adapter:
+        import peft  # noqa: F401
+
+
+def with_full_chunk(rows: tuple[int, ...], run: TracedRun, length: int) -> tuple[int, ...]:
+    """Add the most rows whose targets are one chunk of the loss, and one more, if among these."""
+    full = chunk_of(run) // n_targets_of_row(length, run.supervised_fraction)
+    further = {n for n in (full, full + 1) if 1 < n < max(rows)}
+    return tuple(sorted({*rows, *further}))
+
+
+def _line(run: TracedRun, rows: tuple[int, ...], length: int, *, checkpoint: bool) -> MemoryLine:
+    peaks = [whole_model(run, n, length, checkpoint=checkpoint) for n in rows]
+    model_bytes, gradient_bytes, _ = peaks[0]
+    return MemoryLine(
+        checkpoint_activations=checkpoint,
+        model_bytes=model_bytes,
+        gradient_bytes=gradient_bytes,
+        n_tokens=tuple(n * length for n in rows),
+        step_bytes=tuple(step for _, _, step in peaks),
+    )
+
+
+def traced_run(
+    base: Path, spec: PlanSpec, gpu: GpuFacts, attention: str, supervised_fraction: float
+) -> TracedRun:
+    """Gather what decides the bytes of a step.
+
+    Raises:
+        TrainingError: such a run cannot be traced.
+    """
+    if not (spec.bf16 or spec.fp16):
+        raise TrainingError("a step in fp32 on a card is not traced")
+    if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
+        raise TrainingError("a step of DoRA on 4-bit weights is not traced")
+    if attention == "flex":
+        raise TrainingError("flex attention is not traced")
+    return TracedRun(
+        config=read_config(base),
+        method=spec.method,
+        lora=spec.lora,
+        attention=attention,
+        # fp16 takes as many bytes.
+        dtype=torch.bfloat16,
+        kernel=_has_kernel(gpu),
+        supervised_fraction=supervised_fraction,
+    )
+
+
+def whole_model(
+    run: TracedRun, n_rows: int, length: int, *, checkpoint: bool
+) -> tuple[int, int, int]:
+    """Give the bytes of model, gradients and the rest of a step, with all layers."""
+    n_layers = run.config.num_hidden_layers
+    if n_layers <= FEWEST_LAYERS + 1:
+        model, gradients, phases = trace(run, n_layers, n_rows, length, checkpoint=checkpoint)
+        return model, gradients, max(phases.values())
+    fewer, more = (
+        trace(run, FEWEST_LAYERS + i, n_rows, length, checkpoint=checkpoint) for i in (0, 1)
+    )
+    n_further = n_layers - FEWEST_LAYERS
+    model, gradients = (fewer[i] + n_further * (more[i] - fewer[i]) for i in (0, 1))  # type: ignore[operator]
+    phases = {
+        phase: fewer[2][phase] + n_further * (more[2][phase] - fewer[2][phase])
+        for phase in ("forward", "top")
+    }
+    return model, gradients, max(*phases.values(), fewer[2]["bottom"])
+
+
+def trace(
+    run: TracedRun, n_layers: int, n_rows: int, length: int, *, checkpoint: bool
+) -> tuple[int, int, dict[str, int]]:
+    """Trace a step without data: bytes of model and gradients, and of each phase beyond them."""
+    net = build(run, n_layers=n_layers, checkpoint=checkpoint)
+    with as_on_card(run):
+        materialise(net, fake=True)
+        return follow_step(net, run, n_rows, length)
+
+
+def follow_step(
+    net: Any, run: TracedRun, n_rows: int, length: int
+) -> tuple[int, int, dict[str, int]]:
+    """Run a micro-batch forward and backward and follow its bytes, by phase.
+
+    Phases are ``forward``, with the loss; the backward pass of the loss and the ``top`` layer; the
+    ``middle``; and that of the ``bottom`` layer and the embeddings.
+    """
+    live = LiveBytes()
+    for tensor in (*net.parameters(), *net.buffers()):
+        live.count(tensor)
+    model_bytes = live.now_bytes
+    with live:
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        start = live.now_bytes
+        _mark_backward(net, live)
+        live.enter("forward")
+        loss = PackedLoss(net)
+        half = run.dtype != torch.float32
+        with torch.autocast("cpu", dtype=run.dtype, enabled=half):
+            value = loss(sample_batch((length,), n_rows, run.supervised_fraction))
+        live.enter("top")
+        value.backward()
+    phases = {name: peak - start for name, peak in live.peaks.items() if name}
+    return model_bytes, start - model_bytes, phases
+
+
+def _mark_backward(net: Any, live: LiveBytes) -> None:
+    """Let the gradients of layers' inputs tell where the backward pass is."""
+    layers = decoder_layers(causal_lm(net))
+
+    def at(phase: str) -> Any:
+        def mark(_module: Any, args: Any) -> None:
+            if args[0].requires_grad:
+                args[0].register_hook(lambda _gradient: live.enter(phase))
+
+        return mark
+
+    layers[-1].register_forward_pre_hook(at("middle"))
+    if len(layers) > 1:
+        layers[1].register_forward_pre_hook(at("bottom"))
+
+
+def _has_kernel(gpu: GpuFacts) -> bool:
+    """Tell whether a card has the variable-length kernel; without a capability, bf16 tells."""
+    if gpu.compute_capability is None:
+        return gpu.peak_bf16_flops_per_s is not None
+    major, _, minor = gpu.compute_capability.partition(".")
+    return (int(major), int(minor or 0)) >= KERNEL_CAPABILITY

@@ -1,0 +1,230 @@
+"""Build the model of a run without its weights, as it will be on a card.
+
+Tensors have shapes and storages but no data (torch's fake tensors). They pose as the CPU's, as
+torch cannot make CUDA's where it was built without. What a card does otherwise is put in by hand:
+the variable-length kernel, dropout that keeps a byte an element, LayerNorm in fp32 under autocast,
+the rows of a chunk of the loss, 4-bit products that dequantise their weights.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.nn.attention import varlen
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from expertflow.core.errors import TrainingError
+from expertflow.plan.records import LoraSpec
+from expertflow.train.model import attention, loss
+from expertflow.train.model.load import add_adapter
+from expertflow.train.model.packed import decoder_layers
+
+# Codes of half a byte; a byte of scale for 64 weights, and four bytes more for 256 such scales.
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedRun:
+    """What of a run decides the bytes of a step.
+
+    ``kernel``: whether the card has the variable-length kernel; else documents go one by one.
+    """
+
+    config: Any
+    method: str
+    lora: LoraSpec | None
+    attention: str
+    dtype: torch.dtype
+    kernel: bool
+    supervised_fraction: float
+
+
+def read_config(directory: Path) -> PretrainedConfig:
+    """Read a model's shape; no code from outside.
+
+    Raises:
+        TrainingError: transformers does not know the architecture by itself.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(
+            f"{directory}: transformers cannot build it ({' '.join(str(error).split())[:160]});"
+            " check its config.json"
+        ) from error
+    return config
+
+
+def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
+    """Build the model with so many of its layers on the meta device, adapter and all.
+
+    Raises:
+        TrainingError: it is no causal model of transformers, or not made of layers.
+    """
+    attention.register()
+    with torch.device("meta"):
+        try:
+            net: Any = AutoModelForCausalLM.from_config(
+                _shortened(run.config, n_layers),
+                dtype=torch.float32 if run.method == "full" else run.dtype,
+                attn_implementation=attention.implementation(run.attention),
+                trust_remote_code=False,
+            )
+            if checkpoint:
+                net.activation_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise TrainingError(
+                f"{run.config.model_type}: {' '.join(str(error).split())[:160]}"
+            ) from error
+        if len(decoder_layers(net)) != n_layers:
+            raise TrainingError(f"{run.config.model_type}: its decoder layers are not known")
+        if run.method == "qlora":
+            _in_four_bits(net)
+        if run.lora is not None:
+            net = add_adapter(net, run.lora)
+    for module in net.modules():
+        if type(module) in AS_ON_CARD:
+            module.__class__ = AS_ON_CARD[type(module)]
+        if run.method == "qlora":
+            # Adapters on 4-bit layers leave the type of their inputs to autocast; peft's name.
+            module.cast_input_dtype_enabled = False
+    return net.train()
+
+
+def materialise(net: Any, *, fake: bool) -> None:
+    """Give every parameter and buffer of a meta model a storage, each once, tied or not."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def on_cpu(old: torch.Tensor) -> torch.Tensor:
+        if id(old) not in made:
+            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cpu")
+            if not fake:
+                new.zero_()
+            if isinstance(old, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+            made[id(old)] = old, new
+        return made[id(old)][1]
+
+    for module in net.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = on_cpu(tensor)
+
+
+@contextmanager
+def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
+    """Let tensors be made without data, and our routes go the ways of a card."""
+    kernel = attention.KERNEL if run.kernel else _one_by_one()
+    changed = (
+        (attention, "varlen_hindrance", lambda _device, _dtype: None),
+        (attention, "KERNEL", kernel),
+        (loss, "CHUNK", chunk_of(run)),
+    )
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    try:
+        for module, name, value in changed:
+            setattr(module, name, value)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def chunk_of(run: TracedRun) -> int:
+    """Give the rows of a chunk of the loss as a card has them."""
+    return loss.CHUNK_OF_TRAINED_HEAD if run.method == "full" else loss.CHUNK
+
+
+def _shortened(config: Any, n_layers: int) -> Any:
+    """Give a copy of a config with fewer layers; lists with an entry a layer are cut too."""
+    short = copy.deepcopy(config)
+    kinds = getattr(short, "layer_types", None)
+    if kinds:
+        short.layer_types = kinds[:n_layers]
+    short.num_hidden_layers = n_layers
+    return short
+
+
+def _one_by_one() -> attention.Kernel:
+    """Stand for one memory-efficient SDPA call a document: heads ungrouped, results put together.
+
+    No ``enable_gqa`` among its keywords makes the caller repeat keys and values, as that route has.
+    """
+
+    def call(*args: Any, window_size: Any = None, scale: Any = None) -> torch.Tensor:
+        out: Any = varlen.varlen_attn(*args, window_size=window_size, scale=scale)
+        whole: torch.Tensor = out.clone()
+        return whole
+
+    return attention.Kernel(call=call, keywords=frozenset({"window_size", "scale"}))
+
+
+class _FusedDropout(torch.nn.Dropout):
+    """Dropout as CUDA does it: what is kept for the backward pass is a byte an element."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.p == 0:
+            return input
+        return torch.native_dropout(input, self.p, True)[0]
+
+
+class _WideLayerNorm(torch.nn.LayerNorm):
+    """LayerNorm as CUDA's autocast does it: in fp32."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight, bias = (None if t is None else t.float() for t in (self.weight, self.bias))
+        shape = self.normalized_shape
+        return functional.layer_norm(input.float(), shape, weight, bias, self.eps)
+
+
+AS_ON_CARD: dict[type, type] = {
+    torch.nn.Dropout: _FusedDropout,
+    torch.nn.LayerNorm: _WideLayerNorm,
+}
+
+
+class _FourBitProduct(torch.autograd.Function):
+    """A product with dequantised weights, which are made again for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.shape, ctx.dtype = weight.shape, weight.dtype
+        return functional.linear(x, torch.empty_like(weight, device=x.device))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        weight = torch.empty(ctx.shape, dtype=ctx.dtype, device=gradient.device)
+        return gradient @ weight, None
+
+
+class _FourBitLinear(torch.nn.Linear):
+    """A linear layer whose weights are 4-bit codes; ``weight`` has a shape and no storage."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        shape = self.out_features, self.in_features
+        stand_in = torch.empty(shape, dtype=dtype, device="meta")
+        out: torch.Tensor = _FourBitProduct.apply(input.to(dtype), stand_in)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(dtype)
+
+
+def _in_four_bits(net: Any) -> None:
+    """Replace the weights of the layers' linear maps by codes of as many bytes."""
+    for layer in decoder_layers(net):
+        for module in layer.modules():
+            if isinstance(module, torch.nn.Linear):
+                n_bytes = math.ceil(module.weight.numel() * NF4_BYTES)
+                codes = torch.empty(n_bytes, dtype=torch.uint8)
+                module.weight = torch.nn.Parameter(codes, requires_grad=False)
+                module.__class__ = _FourBitLinear
