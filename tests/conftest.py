@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support import ROOT, SHARED_DATA
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and what they start, too.
@@ -24,6 +25,12 @@ for name in ("no_proxy", "NO_PROXY"):
     hosts = os.environ.get(name, "")
     if hosts != "*":
         os.environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost"]))
+
+# A slow example is no fault of the code, and every run tries the same ones.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.fixture

@@ -144,9 +144,7 @@ def test_answers_to_one_question_stay_on_one_side(tmp_path: Path) -> None:
     assert {True, False} == set.union(*sides.values())
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 80), max_size=5), near=st.sampled_from([None, NEAR]))
 def test_shards_make_no_difference(tmp_path: Path, cuts: list[int], near: NearSpec | None) -> None:
     documents = [

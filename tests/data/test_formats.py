@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_read import describe, read_shards
 
@@ -79,7 +79,6 @@ OBJECTS = st.dictionaries(
 
 
 @given(values=st.lists(OBJECTS), indent=st.sampled_from([None, 2]), n_bytes=st.integers(1, 9))
-@settings(deadline=None)
 def test_json_is_read_through_a_window_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], indent: int | None, n_bytes: int
 ) -> None:

@@ -67,9 +67,7 @@ def read_shards(files: tuple[DataFile, ...], n_shards: int = 1, **options: Any) 
     ]
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
         st.tuples(st.sampled_from(sorted(WRITERS)), st.lists(st.integers(0, 300), min_size=1)),
@@ -100,7 +98,7 @@ def test_shards_read_every_record_once_in_order(
     n_shards=st.integers(1, 9),
     block_bytes=st.integers(1, 30),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_numbers_are_lines_of_the_file_in_any_shard(
     tmp_path: Path,
     rows: list[str],

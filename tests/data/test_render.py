@@ -195,7 +195,7 @@ def test_a_question_ends_where_generation_starts(template: str) -> None:
     assert question_text(body) == "a\nb\nc"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=6))
 def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
     body = chat(*texts, "end")

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.core.errors import DataError
@@ -173,7 +173,6 @@ def test_a_group_keeps_its_side_when_data_grows() -> None:
     assert (sides[0] == sides[1]).all()
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=20, unique=True),
     st.floats(0, 1) | st.sampled_from([1e-300, 1 - 2**-53]),
@@ -235,7 +234,6 @@ def test_the_last_limit_leaves_something_on_both_sides() -> None:
     assert copies[rows].tolist() == np.where(sides, 1, 3).tolist()
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_group_lies_on_both_sides(data: st.DataObject) -> None:
     n = data.draw(st.integers(4, 60))

@@ -164,7 +164,7 @@ def test_hostile_repetition_is_quick(piece: str) -> None:
     assert time.perf_counter() - started < 60
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.permutations(["a", "b", "c", "x_1", "name", "Zoë"]))
 def test_renaming_variables_consistently_changes_nothing(names: list[str]) -> None:
     def query(p: str, q: str, r: str) -> str:
@@ -177,7 +177,6 @@ def test_renaming_variables_consistently_changes_nothing(names: list[str]) -> No
     assert normalise(query("a", "b", "c")) != normalise(query(names[0], names[1], names[0]))
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_gets_a_verdict(text: str) -> None:
     kinds = {"correct", "empty", "different", "did_not_parse"}

@@ -1,7 +1,7 @@
 """The score of a task: counts, and an interval that behaves at the edges."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.evaluate.records import Verdict
@@ -28,7 +28,6 @@ def test_wilson_interval_matches_known_values(
     assert wilson_interval(n_correct, n) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_interval_holds_the_fraction_and_stays_inside(case: tuple[int, int]) -> None:
     n_correct, n = case

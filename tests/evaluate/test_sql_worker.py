@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.evaluate.apart import serving
@@ -169,7 +169,6 @@ cells = st.none() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from(["a"
 tables = st.lists(st.tuples(cells, cells), max_size=8)
 
 
-@settings(deadline=None)
 @given(tables, st.randoms(use_true_random=False))
 def test_rows_are_a_multiset_with_tolerance(
     rows: list[tuple[Any, Any]], rng: random.Random
@@ -185,7 +184,6 @@ def test_rows_are_a_multiset_with_tolerance(
         assert not same_rows(rows, [("other", "row"), *shuffled[1:]], ordered=False)
 
 
-@settings(deadline=None)
 @given(tables, tables)
 def test_unordered_equality_is_symmetric_and_weaker_than_ordered(
     left: list[tuple[Any, Any]], right: list[tuple[Any, Any]]

@@ -191,7 +191,7 @@ def test_equality_is_that_of_json(left: Any, right: Any, equal: bool) -> None:
     assert equal_json(left, right) == equal
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values, values)
 def test_any_value_equals_itself_through_text(left: Any, right: Any) -> None:
     assert equal_json(parse_answer(json.dumps(left)), left)
@@ -200,7 +200,7 @@ def test_any_value_equals_itself_through_text(left: Any, right: Any) -> None:
     assert _kind(json.dumps(left), reference=json.dumps(left), schema="true") == "correct"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text())
 def test_any_text_gets_a_verdict(text: str) -> None:
     assert _kind(text) in {"did_not_parse", "invalid", "valid_but_different", "correct"}

@@ -4,7 +4,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
@@ -91,7 +91,6 @@ def test_final_answer_does_not_guess(text: str) -> None:
     assert final_answer(text) is None
 
 
-@settings(deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9)), st.text())
 def test_final_answer_reads_back_any_number(value: Decimal, before: str) -> None:
     assert final_answer(f"{before}#### {value:,f}") == value
@@ -132,7 +131,6 @@ def test_exact_match_folds_whitespace_only() -> None:
     assert judge_exact_match(" \n", "a b").kind == "empty"
 
 
-@settings(deadline=None)
 @given(st.text(), st.text())
 def test_exact_match_agrees_with_itself_and_is_symmetric(left: str, right: str) -> None:
     assert judge_exact_match(left, left).correct

@@ -102,7 +102,7 @@ def test_prefix_makes_a_completion_a_program() -> None:
 names = st.from_regex(r"\A[a-h]{1,3}\Z").filter(lambda name: name not in ("as", "do"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(names, min_size=1, max_size=5), st.sampled_from([";\n", "\n", " ;  // x\n"]))
 def test_layout_never_counts_and_names_always_do(words: list[str], end: str) -> None:
     tight = "".join(f"f({word});" for word in words)
@@ -111,7 +111,7 @@ def test_layout_never_counts_and_names_always_do(words: list[str], end: str) -> 
     assert syntax(tight) != syntax(tight.replace(f"({words[0]})", "(zzz)", 1))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text())
 def test_any_text_gets_a_verdict(text: str) -> None:
     assert judge_typescript(text, reference="a").kind in {"correct", "did_not_parse", "different"}

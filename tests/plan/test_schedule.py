@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_steps
@@ -18,7 +18,6 @@ def test_a_hard_minimum_wins_over_the_ratio() -> None:
     assert warmup_steps(5, ratio=0.1, minimum=10, maximum=1000, override_minimum=False) == 4
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**6), st.floats(0, 0.99), st.integers(0, 500), st.booleans())
 def test_warm_up_always_ends(total: int, ratio: float, minimum: int, override: bool) -> None:
     got = warmup_steps(total, ratio=ratio, minimum=minimum, maximum=1000, override_minimum=override)

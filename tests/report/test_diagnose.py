@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.core.errors import ConfigError
@@ -17,7 +17,6 @@ Report = dict[str, Any]
 PARTS = ("startup_s", "data_wait_s", "h2d_s", "train_s", "checkpoint_s", "eval_s", "other_s")
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e5), min_size=len(PARTS), max_size=len(PARTS)), st.floats(1, 4))
 def test_all_fixes_together_save_at_most_the_cost(
     gpu_inputs: ReportInputs, seconds: list[float], factor: float

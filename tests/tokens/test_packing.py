@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.packing import (
@@ -47,7 +47,6 @@ def test_the_worked_example_fills_its_rows() -> None:
     assert sorted(sorted(row) for row in rows) == [[0, 2], [1, 3]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), max_size=120), st.integers(60, 90))
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
@@ -57,7 +56,6 @@ def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_le
     assert count_rows(np.array(sizes, np.int32), row_length=row_length) == len(rows)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=80), st.integers(20, 40))
 def test_equal_lengths_keep_their_order(sizes: list[int], row_length: int) -> None:
     rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length)
@@ -66,7 +64,6 @@ def test_equal_lengths_keep_their_order(sizes: list[int], row_length: int) -> No
         assert own == sorted(own)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(8, 300), st.sampled_from(["split", "truncate", "drop"]))
 def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overflow: str) -> None:
     pieces = cut(sizes, row_length=row_length, overflow=overflow)
@@ -81,7 +78,6 @@ def test_no_token_is_lost_or_invented(sizes: np.ndarray, row_length: int, overfl
         assert taken == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(8, 300))
 def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int) -> None:
     pieces, rows = concat_pieces(sizes, row_length=row_length)
@@ -142,7 +138,6 @@ def test_spans_follow_their_document_into_a_row() -> None:
     assert clip_spans(spans, starts, sizes, offsets).tolist() == [[10, 13], [], []]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_targets_are_supervised_tokens_behind_another_of_their_document(
     data: st.DataObject,

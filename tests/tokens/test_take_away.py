@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset, load_from_disk
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT
 
@@ -83,7 +83,6 @@ def many_rows(draw: st.DrawFn) -> PackedRows:
     return packed_rows(ids, seq_lengths, spans)
 
 
-@settings(deadline=None)
 @given(many_rows(), st.randoms(use_true_random=False))
 def test_targets_are_those_of_our_own_batches(rows: PackedRows, random: object) -> None:
     chosen = np.array(random.sample(range(len(rows)), len(rows)))  # type: ignore[attr-defined]

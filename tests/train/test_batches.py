@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.arrow import PackedRows, RowBatch, packed_rows, read_rows, write_rows
@@ -49,7 +49,6 @@ def same(one: Batch, other: Batch) -> bool:
     )
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 6))
 def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
     rows = made_up_rows(8, seed=seed)
@@ -70,7 +69,6 @@ def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
     }
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), n_documents=st.sampled_from([1, 4]))
 def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int) -> None:
     rows = made_up_rows(9, seed=seed, n_documents=n_documents)
@@ -83,7 +81,6 @@ def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int)
     assert all(same(a, collator.batch(b)) for a, b in zip(again, parts[::-1], strict=True))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_targets_of_a_step_are_known_before_its_batches(seed: int) -> None:
     rows = made_up_rows(12, seed=seed)
@@ -92,7 +89,6 @@ def test_targets_of_a_step_are_known_before_its_batches(seed: int) -> None:
     assert targets_per_row(rows).tolist() == counted
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 9), known=st.sampled_from([2, 9]))
 def test_no_batch_has_more_documents_than_said(seed: int, n_rows: int, known: int) -> None:
     rows = made_up_rows(9, seed=seed)

@@ -1,7 +1,7 @@
 """Every epoch sees every row once, however many ranks share it and whatever groups it."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.train.feed.order import RowOrder
@@ -28,7 +28,6 @@ def test_one_process_sees_the_seeded_permutation() -> None:
     assert np.concatenate([order.rows_of_step(s) for s in (6, 7, 8)]).tolist() == expected.tolist()
 
 
-@settings(deadline=None)
 @given(
     n_rows=st.integers(1, 300),
     global_batch=st.integers(1, 40),
