@@ -73,6 +73,7 @@ PUBLIC = {
     "train.feed.order",
     "train.processes",
     "train.run",
+    "train.shortage",
     "train.trace.memory",
     "train.trial",
     "train.model.weights",

@@ -1,4 +1,5 @@
 import logging
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -175,6 +176,43 @@ def test_a_batch_that_does_not_fit_is_halved(
     room = 0
     with pytest.raises(EvaluationError, match="one question at a time"):
         ask(model, asked)
+
+
+class Cache:
+    """Stands for what a batch that does not fit leaves on a card."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        # The driver's own, as torch passes them on where its allocator was not asked.
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_what_did_not_fit_is_let_go_before_memory_is_given_back(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Cache]] = []
+    held: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(made[-1]()))
+
+    def write() -> None:
+        cache = Cache()
+        made.append(weakref.ref(cache))
+        raise error
+
+    try:
+        write()
+    except RuntimeError as caught:
+        assert generate.halved(6, caught) == 3
+    assert held == [None]
+
+
+def test_another_error_is_no_want_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        generate.halved(6, RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_no_questions_have_no_answers(model: Qwen3ForCausalLM) -> None:

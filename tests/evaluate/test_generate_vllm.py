@@ -32,6 +32,7 @@ class Calls:
     params: list[Any] = field(default_factory=list)
     lora: Any = None
     closed: list[str] = field(default_factory=list)
+    clock_s: float = 0.0
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         def __init__(self, **options: Any) -> None:
             assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
             calls.engines.append(options)
+            calls.clock_s += 90
             core = SimpleNamespace(shutdown=lambda: calls.closed.append("engine"))
             self.llm_engine = SimpleNamespace(engine_core=core)
 
@@ -51,6 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             calls.prompts += prompts
             calls.params += sampling_params
             calls.lora = lora_request
+            calls.clock_s += 2
             written = [calls.write(prompt["prompt_token_ids"]) for prompt in prompts]
             return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in written]
 
@@ -86,7 +89,7 @@ def ask(base: Path, adapter: Path | None, prompts: list[list[int]], **changes: A
     settings: dict[str, Any] = {"decoding": Decoding(), "max_new_tokens": 4, "seed": 5, **changes}
     return generate_vllm.answers(
         base, adapter, prompts, engine=Pairs(), end_id=END, pad_id=PAD, batch_size=16, **settings
-    )
+    )[0]
 
 
 def test_prompts_are_answered_in_their_order(calls: Calls, base: Path) -> None:
@@ -158,6 +161,18 @@ def test_a_prompt_that_leaves_no_position_is_not_asked(calls: Calls, base: Path)
     assert len(calls.engines) == 1
 
 
+def test_starting_the_engine_is_no_part_of_the_time(
+    calls: Calls, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: calls.clock_s)
+    monkeypatch.setattr(generate_vllm, "time", clock)
+    how: dict[str, Any] = {"decoding": Decoding(), "max_new_tokens": 4, "seed": 0}
+    for prompts, duration_s in (([[2], [3]], 2.0), ([[2] * 12], 0.0)):
+        assert duration_s == generate_vllm.answers(
+            base, None, prompts, engine=Pairs(), end_id=END, pad_id=PAD, batch_size=16, **how
+        )[1]  # fmt: skip
+
+
 def test_the_engine_is_unloaded_after_a_failure(calls: Calls, base: Path) -> None:
     def fail(prompt: list[int]) -> list[int]:
         raise RuntimeError("no")
@@ -185,6 +200,7 @@ def test_vllm_is_chosen_where_it_can_be_used(calls: Calls, monkeypatch: pytest.M
         ("qlora", {}, True, "4 bits"),
         ("lora", {"use_dora": True}, True, "DoRA"),
         ("lora", {"r": 1024}, True, "rank 512"),
+        ("lora", {"precision": "fp32"}, True, "in bf16 and fp16"),
         ("lora", {}, False, "needs a card"),
     ],
 )
@@ -198,13 +214,15 @@ def test_what_vllm_cannot_do_is_said(
     reason: str,
 ) -> None:
     card(monkeypatch, there)
-    lora = replace(LORA, **changes)
+    precision = {"precision": changes.get("precision", "bf16")}
+    lora = replace(LORA, **{k: v for k, v in changes.items() if k not in precision})
+    how: dict[str, Any] = {"method": method, "lora": lora, **precision}
     caplog.set_level("INFO")
-    name, why = choose_backend("auto", method=method, lora=lora)
+    name, why = choose_backend("auto", **how)
     assert name == "transformers" and why is not None and reason in why
     assert why in caplog.text
     with pytest.raises(EvaluationError, match=f"backend vllm: .*{reason}.*; set it to"):
-        choose_backend("vllm", method=method, lora=lora)
+        choose_backend("vllm", **how)
 
 
 def test_without_the_package_transformers_answers(monkeypatch: pytest.MonkeyPatch) -> None:

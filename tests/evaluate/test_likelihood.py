@@ -1,14 +1,22 @@
 import logging
 import math
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from made_up_model import PAD, prompts, tiny_qwen3
+from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
+from support import LORA
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import likelihood
+from expertflow.evaluate.expert_models import Models
+from expertflow.evaluate.generate import answers
 from expertflow.evaluate.likelihood import log_likelihoods
+from expertflow.evaluate.records import Decoding
+from expertflow.train.model.load import add_adapter
+from expertflow.train.model.packed import causal_lm
 
 PAIRS = list(zip(prompts(1, 7, 3, 3, 12), prompts(4, 1, 9, 2, 1, seed=1), strict=True))
 
@@ -36,6 +44,20 @@ def test_nothing_is_certain() -> None:
     found = log_likelihoods(tiny_qwen3(), [([4, 5], []), *PAIRS[:1]], pad_id=PAD, batch_size=2)
     assert found[0] == (0.0, 0) and found[1][1] == 4
     assert log_likelihoods(tiny_qwen3(), [], pad_id=PAD, batch_size=2) == []
+
+
+def test_a_model_that_was_asked_can_be_let_go() -> None:
+    # The first one imports libraries; what one of them logs then, pytest keeps with all its frames.
+    add_adapter(tiny_qwen3(), LORA)
+    models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
+    model = weakref.ref(causal_lm(models.get(None)))
+    answers(
+        models.get(None), prompts(3, 5), engine=Pairs(), end_id=END, pad_id=PAD,
+        decoding=Decoding(), max_new_tokens=4, batch_size=2, seed=0,
+    )  # fmt: skip
+    log_likelihoods(models.get(None), PAIRS, pad_id=PAD, batch_size=2)
+    models.release()
+    assert model() is None, "two models would be on a card"
 
 
 def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:

@@ -88,6 +88,7 @@ def test_both_models_are_measured_alike(calls: list[dict[str, Any]], tokenizer: 
     for call in calls:
         assert (call["tasks"], call["num_fewshot"], call["limit"]) == (["one"], 2, 5)
         assert call["task_manager"].include_defaults
+        assert call["model"].softmax_dtype == "float32"
     assert offline_before == datasets.config.HF_HUB_OFFLINE
 
 
@@ -109,6 +110,24 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
 def test_missing_data_is_one_line(calls: list[dict[str, Any]], tokenizer: Path) -> None:
     with pytest.raises(EvaluationError, match=r"lm_eval\.tasks lost: Couldn't reach the Hub; name"):
         run(LmEvalSpec(tasks=("lost",), n_shots=0, limit=None), tokenizer)
+
+
+def test_batches_that_do_not_fit_are_halved(
+    calls: list[dict[str, Any]], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator: Any = sys.modules["lm_eval.evaluator"]
+    evaluate = evaluator.simple_evaluate
+    sizes: list[int] = []
+
+    def fits(**options: Any) -> Any:
+        sizes.append(options["model"].batch_size)
+        if sizes[-1] > 1:
+            raise torch.OutOfMemoryError("no room")
+        return evaluate(**options)
+
+    monkeypatch.setattr(evaluator, "simple_evaluate", fits)
+    found = lm_eval_hook.measure(tiny(), SPEC, tokenizer=tokenizer, batch_size=4)
+    assert sizes == [4, 2, 1] and found["one", "acc"].value == 0.25
 
 
 def test_results_are_read_by_task_and_metric() -> None:

@@ -1,5 +1,6 @@
 """The exported folder is whole, the same each time, and loads without a network."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from support import LORA, start_trainer, write_tiny_run
 from tiny_models import export, trained, write_adapter, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import export_model
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_directory, sha256_file
 from expertflow.core.records import read_record
@@ -97,6 +99,14 @@ def test_it_loads_and_answers_in_a_fresh_process_without_a_network(
         capture_output=True, text=True, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(sys, "argv", ["export_model.py"])
+    with pytest.raises(SystemExit):
+        export_model.main()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_exported_twice_every_byte_is_the_same(base: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from made_up_expert import export
 
 import serve_expert
@@ -174,6 +175,23 @@ def test_a_chat_beyond_the_models_positions_is_refused_and_goes_on(folder: Path)
     room = 120 - len(expert.prompt_ids([user(near)]))
     assert 0 < room < 200
     load(folder, max_new_tokens=200).answer([user(near)], lambda piece: None)
+
+
+def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expert, shown = load(folder), list[str]()
+    run = expert.model.generate
+
+    def fits(**settings: Any) -> Any:
+        if settings["input_ids"].shape[1] > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(**settings)
+
+    monkeypatch.setattr(expert.model, "generate", fits)
+    talk(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
+    assert shown[0].startswith("error: the card has no room for a chat of ")
+    assert "".join(shown[1:]).strip()
 
 
 def test_a_model_without_chats_goes_on_with_texts(folder: Path, tmp_path: Path) -> None:

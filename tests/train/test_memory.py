@@ -44,6 +44,23 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
     assert "method qlora" in advice(replace(one, checkpoint_activations=True), CPU)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "Triton Error [CUDA]: out of memory",
+    ],
+)
+def test_memory_may_be_short_for_others_than_torch(plan: TrainPlan, said: str) -> None:
+    with pytest.raises(OutOfMemory, match="at micro-batch 8 "), memory.memory_advice(plan, CPU):
+        raise RuntimeError(said)
+
+
+def test_another_error_stays_what_it_is(plan: TrainPlan) -> None:
+    with pytest.raises(RuntimeError, match="device-side"), memory.memory_advice(plan, CPU):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
 def test_half_a_micro_batch_is_the_same_global_batch(plan: TrainPlan) -> None:
     less = halved(replace(plan, micro_batch_size=8, n_accumulation_steps=3,
                           global_batch_sequences=24))  # fmt: skip

@@ -10,7 +10,7 @@ from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.card import model_card
 from expertflow.export.card_inputs import CardInputs, Exported
 from expertflow.export.merge import Trained, export_model
-from expertflow.export.merge_files import published_folder
+from expertflow.export.merge_files import hide_cards, published_folder
 from expertflow.export.records import ExportSpec
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
@@ -24,6 +24,7 @@ RECORDS = {
 
 
 def main() -> None:
+    hide_cards()
     parser = cli.parser(__doc__)
     for name in RECORDS:
         parser.add_argument(f"--{name}", type=Path, required=True, help=f"{name}.json")

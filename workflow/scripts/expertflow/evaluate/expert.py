@@ -131,7 +131,9 @@ def evaluate_expert(case: Case) -> EvaluationRecord:
 
 def _asker(case: Case) -> Asker:
     spec, plan, metric = case.spec, case.plan, metric_or_none(case.spec)
-    backend, why_not = choose_backend(spec.backend, method=plan.method, lora=plan.lora)
+    backend, why_not = choose_backend(
+        spec.backend, method=plan.method, lora=plan.lora, precision=plan.precision
+    )
     hindered = None if metric is None else hindrance(spec)
     if hindered is not None:
         log.warning("%s: nothing is generated: %s", case.expert, hindered)

@@ -143,10 +143,8 @@ class Asker:
 
     def said(self, place: Place, asked: Sequence[Held]) -> Said:
         """Let a model answer, and judge what it says."""
-        start = time.perf_counter()
         writes = self.spec.task != "multiple_choice"
-        found = (self._answers if writes else self._chosen)(place, asked)
-        duration_s = time.perf_counter() - start
+        found, duration_s = (self._answers if writes else self._chosen)(place, asked)
         texts = [answer.text for answer in found]
         verdicts = self.judge([held.example for held in asked], texts)
         for i, answer in enumerate(found):
@@ -172,7 +170,8 @@ class Asker:
             artefacts={name: Path(path) for name, path in spec.artefacts.items()},
         )
 
-    def _answers(self, place: Place, asked: Sequence[Held]) -> list[Answer]:
+    def _answers(self, place: Place, asked: Sequence[Held]) -> tuple[list[Answer], float]:
+        """Let a model write; with the seconds it took, without those of loading it."""
         spec, prompts = self.spec, [held.prompt_ids for held in asked]
         how: dict[str, Any] = {
             "engine": self.speaker.engine,
@@ -184,7 +183,9 @@ class Asker:
             "seed": spec.seed,
         }
         if self.writer.name == "transformers":
-            return generate.answers(self.models.get(place), prompts, **how)
+            model = self.models.get(place)
+            start = time.perf_counter()
+            return generate.answers(model, prompts, **how), time.perf_counter() - start
         # It takes the card for itself.
         self.models.release()
         base, adapter = self.writer.base, self.models.folder(place)
@@ -193,13 +194,13 @@ class Asker:
         how["precision"] = self.writer.precision
         return generate_vllm.answers(base, adapter, prompts, **how)
 
-    def _chosen(self, place: Place, asked: Sequence[Held]) -> list[Answer]:
-        return choose_options(
-            self.models.get(place),
-            asked,
-            pad_id=self.speaker.pad_id,
-            batch_size=self.spec.batch_size,
+    def _chosen(self, place: Place, asked: Sequence[Held]) -> tuple[list[Answer], float]:
+        model = self.models.get(place)
+        start = time.perf_counter()
+        found = choose_options(
+            model, asked, pad_id=self.speaker.pad_id, batch_size=self.spec.batch_size
         )
+        return found, time.perf_counter() - start
 
     def _reference_losses(self, place: Place, asked: Sequence[Held]) -> list[float]:
         found = log_likelihoods(

@@ -6,6 +6,7 @@ answers is done here: which token is drawn, and where each answer ends.
 
 import logging
 import random
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from expertflow.evaluate.ask import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding
 from expertflow.tokens.engine import Encoder
 from expertflow.train.model.packed import causal_lm
+from expertflow.train.shortage import is_short
 
 log = logging.getLogger(__name__)
 # Generation pads on the left and masks, which the packed route of training does not know.
@@ -98,7 +100,7 @@ def answers(
                     decoding=decoding,
                     seed=seed,
                 )
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
                 batch_size = halved(len(chosen), error)
                 continue
             for i, row in zip(chosen, rows, strict=True):
@@ -150,17 +152,22 @@ def finished(
     return Answer(answer, n_tokens, ended=stopped or end is not None)
 
 
-def halved(n_rows: int, error: BaseException) -> int:
+def halved(n_rows: int, error: RuntimeError) -> int:
     """Give half of a batch that did not fit into memory.
 
     Raises:
         EvaluationError: it was a single prompt.
+        RuntimeError: it is another error.
     """
+    if not is_short(error):
+        raise error
     if n_rows == 1:
         raise EvaluationError(
             "out of memory with one question at a time; lower evaluation.max_new_tokens, or use a"
             " larger card"
         ) from error
+    # Until it is dealt with, the error holds all that was made for the batch.
+    traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()
     log.warning("out of memory with %d questions at a time; going on with %d", n_rows, n_rows // 2)
     return n_rows // 2

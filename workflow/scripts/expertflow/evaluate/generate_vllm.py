@@ -11,6 +11,7 @@ import importlib.util
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ N_SEED_BYTES = 4
 
 
 def choose_backend(
-    wanted: Backend, *, method: str, lora: LoraSpec | None
+    wanted: Backend, *, method: str, lora: LoraSpec | None, precision: str = "bf16"
 ) -> tuple[Name, str | None]:
     """Give what writes the answers, and why it is not vLLM where that was wanted if possible.
 
@@ -44,7 +45,7 @@ def choose_backend(
     """
     if wanted == "transformers":
         return "transformers", None
-    reason = hindrance() or _unfit(method, lora)
+    reason = hindrance() or _unfit(method, lora, precision)
     if reason is None:
         return "vllm", None
     if wanted == "vllm":
@@ -64,12 +65,14 @@ def hindrance() -> str | None:
     return None
 
 
-def _unfit(method: str, lora: LoraSpec | None) -> str | None:
+def _unfit(method: str, lora: LoraSpec | None, precision: str) -> str | None:
     """Say why vLLM cannot run what was trained; null if it can."""
     if method == "qlora":
         return "the base is in 4 bits as training holds it, which vllm does not load"
     if lora is not None and lora.use_dora:
         return "vllm does not know DoRA adapters"
+    if lora is not None and precision == "fp32":
+        return "vllm runs adapters in bf16 and fp16, and this one was trained in fp32"
     if lora is not None and lora.r > LORA_RANKS[-1]:
         return f"vllm takes adapters up to rank {LORA_RANKS[-1]}, and this one has {lora.r}"
     return None
@@ -88,8 +91,10 @@ def answers(
     batch_size: int,
     seed: int,
     precision: str = "bf16",
-) -> list[Answer]:
+) -> tuple[list[Answer], float]:
     """Continue each prompt (token ids) until it ends by itself; in the order of the prompts.
+
+    With the seconds of writing: starting the engine takes minutes, in which nothing is written.
 
     ``base`` is a whole model, trained or not, and ``adapter`` what was trained on it. Answers end
     as those of ``generate.answers`` do. They may differ from them, and from run to run, where two
@@ -100,6 +105,7 @@ def answers(
     rooms = [room_of(prompt, n_positions, max_new_tokens) for prompt in prompts]
     found = {i: unasked(len(prompts[i])) for i, room in enumerate(rooms) if not room}
     asked = [i for i, room in enumerate(rooms) if room]
+    duration_s = 0.0
     if asked:
         # Only where there is a tokenizer can vLLM look for stop texts; else they are cut off here.
         reads = bool(decoding.stop) and (base / TOKENIZER_FILE).is_file()
@@ -110,16 +116,18 @@ def answers(
                 _sampling(decoding, ends, rooms[i], seed=_seed(prompts[i], seed), reads=reads)
                 for i in asked
             ]
+            start = time.perf_counter()
             outputs = llm.generate(
                 [{"prompt_token_ids": list(prompts[i])} for i in asked],
                 params,
                 use_tqdm=False,
                 lora_request=_lora_request(adapter),
             )
+            duration_s = time.perf_counter() - start
         for i, output in zip(asked, outputs, strict=True):
             ids = list(output.outputs[0].token_ids)
             found[i] = finished(ids, engine=engine, ends=ends, stops=decoding.stop)
-    return [found[i] for i in range(len(prompts))]
+    return [found[i] for i in range(len(prompts))], duration_s
 
 
 @contextmanager

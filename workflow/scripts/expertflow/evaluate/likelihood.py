@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from expertflow.evaluate.generate import halved, positions_of
 from expertflow.evaluate.losses import document_losses
@@ -57,7 +56,7 @@ def _sums(
         try:
             losses = document_losses(model, rows, micro_batch_size=batch_size)
             break
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
             batch_size = halved(min(batch_size, len(pairs)), error)
     counts = losses.n_targets_D.tolist()
     return [(-nats, n) for nats, n in zip(losses.nats_D.tolist(), counts, strict=True)]

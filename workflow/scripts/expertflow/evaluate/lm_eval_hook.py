@@ -8,13 +8,13 @@ import importlib
 import importlib.util
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.generate import end_ids, generating
+from expertflow.evaluate.generate import end_ids, generating, halved
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
 
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 # Of metrics without a formula for their standard error.
 N_BOOTSTRAP = 1000
 YAML = (".yaml", ".yml")
+# The harness adds log-probabilities up in the type of the logits. In bf16 a text of 5,000 nats
+# would be known to 32, and options that differ little would be a tie, which the first one wins.
+SOFTMAX_DTYPE = "float32"
 # Who reads at import whether to stay away from the network, and under which names.
 SWITCHES = {
     "huggingface_hub.constants": ("HF_HUB_OFFLINE",),
@@ -66,8 +69,11 @@ def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
 def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
     """Run the tasks on a loaded model. A task may also be the path of a YAML file.
 
+    The harness keeps the logits of all tokens of a batch, so it may need smaller ones than answers.
+
     Raises:
-        EvaluationError: a task is not known, or its data is not on this machine.
+        EvaluationError: a task is not known, its data is not on this machine, or one text alone
+            does not fit into memory.
     """
     lm = causal_lm(model)
     with _offline():
@@ -79,15 +85,21 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
         ends = end_ids(lm.generation_config, words.eos_token_id, pad)
         try:
             with generating(lm, ends=ends, pad_id=pad):
-                results = evaluator.simple_evaluate(
-                    model=models.HFLM(pretrained=lm, tokenizer=words, batch_size=batch_size),
-                    tasks=names,
-                    num_fewshot=spec.n_shots,
-                    limit=spec.limit,
-                    bootstrap_iters=N_BOOTSTRAP,
-                    log_samples=False,
-                    task_manager=manager,
-                )
+                results = _in_batches(
+                    batch_size,
+                    lambda size: evaluator.simple_evaluate(
+                        model=models.HFLM(
+                            pretrained=lm, tokenizer=words, batch_size=size,
+                            softmax_dtype=SOFTMAX_DTYPE,
+                        ),
+                        tasks=names,
+                        num_fewshot=spec.n_shots,
+                        limit=spec.limit,
+                        bootstrap_iters=N_BOOTSTRAP,
+                        log_samples=False,
+                        task_manager=manager,
+                    ),
+                )  # fmt: skip
         # What a task's data may be missing by: all of these are what its loaders raise.
         except (OSError, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[:200]
@@ -96,6 +108,15 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
                 " download their data before"
             ) from error
     return figures(results["results"], names)
+
+
+def _in_batches(batch_size: int, evaluate: Callable[[int], Any]) -> Any:
+    """Evaluate in batches of a size, or of the largest half of it that fits."""
+    while True:
+        try:
+            return evaluate(batch_size)
+        except RuntimeError as error:
+            batch_size = halved(batch_size, error)
 
 
 def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:

@@ -1,5 +1,6 @@
 """Which weights are exported, in which type, and the texts that lie beside them."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,15 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 SYSTEM_PROMPT = "system_prompt.txt"
 STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+
+
+def hide_cards() -> None:
+    """Keep this process off the cards, before CUDA starts: all of an export is done on the CPU.
+
+    Libraries take up a card that they see: peft reads adapters onto it, bitsandbytes starts CUDA
+    there. It may be full of another expert's training.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def published_folder(checkpoint: Path, published: Published, training: TrainingRecord) -> Path:

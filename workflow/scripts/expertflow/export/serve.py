@@ -71,7 +71,7 @@ class Expert:
         """Write an answer, shown piece by piece; Ctrl-C ends it where it is.
 
         Raises:
-            ConfigError: the chat leaves the model no position to answer in.
+            ConfigError: the chat leaves the model no position to answer in, or is more than fits.
         """
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.settings)
@@ -86,14 +86,18 @@ class Expert:
             settings.max_new_tokens = min(settings.max_new_tokens, room)
         stream = Stream(self.engine, end_ids(settings), tuple(settings.stop_strings or ()), show)
         prompt = torch.tensor([ids], device=self.model.device)
-        with suppress(KeyboardInterrupt), torch.inference_mode():
-            self.model.generate(
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=settings,
-                tokenizer=self.tokenizer,
-                streamer=stream,
-            )
+        try:
+            with suppress(KeyboardInterrupt), torch.inference_mode():
+                self.model.generate(
+                    input_ids=prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    generation_config=settings,
+                    tokenizer=self.tokenizer,
+                    streamer=stream,
+                )
+        except torch.OutOfMemoryError as error:
+            why = f"the card has no room for a chat of {len(ids)} tokens and more"
+            raise ConfigError(f"{why}; shorten it, or begin anew with /reset") from error
         stream.end()
         return stream.shown
 

@@ -16,6 +16,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.feed.loader import Feed
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import Run
+from expertflow.train.shortage import is_short
 
 RETRIES_FILE = "memory.json"
 MAX_RETRIES = 3
@@ -31,7 +32,9 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
     """Turn an out-of-memory error into what to change, and to what."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_short(error):
+            raise
         raise OutOfMemory(advice(plan, device)) from error
 
 
