@@ -1,6 +1,7 @@
 """Compiled layers must train like uncompiled ones, and be compiled once for all batches."""
 
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_families import FAMILIES, made
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.feed.batches import Collator
-from expertflow.train.model import attention
+from expertflow.train.model import attention, compiled
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.packed import PackedLoss
 
@@ -147,6 +148,35 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(TrainingError, match="needs a C\\+\\+ compiler, no-such-compiler"):
         compile_layers(made(FAMILIES["qwen3"], "packed"), dtype=FP32)
+
+
+def test_a_card_for_which_no_kernel_can_be_built_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What only a card has is stood in for: here is no triton, whose error this is."""
+
+    def without_headers(_: Any) -> Any:
+        raise subprocess.CalledProcessError(1, ["/usr/bin/gcc", "cuda_utils.c"])
+
+    monkeypatch.setattr(torch, "compile", without_headers)
+    with pytest.raises(
+        TrainingError, match=r"cuda_utils\.c.*install gcc and .* or set it to false"
+    ):
+        compiled._try_a_kernel(torch.device("cuda"))
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    compiled._try_a_kernel(torch.device("cpu"))
+
+
+def test_a_mask_of_dropout_does_not_depend_on_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what would be compiled for a card is looked at, as if its kernel had one dimension."""
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    monkeypatch.setattr(TritonOverrides, compiled.FOUR_AT_ONCE, staticmethod(lambda: True))
+    with torch.compiler.config.patch(cache_key_tag="theirs, "):
+        for _ in range(2):
+            compiled._draw_one_by_one()
+        assert torch.compiler.config.cache_key_tag == f"theirs, {compiled.ONE_BY_ONE}"
+    assert TritonOverrides.rand("seed", "place") == "tl.rand(seed, (place).to(tl.uint32))"
 
 
 @pytest.mark.skipif(

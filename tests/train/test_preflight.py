@@ -1,4 +1,5 @@
 import logging
+import os
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,26 @@ def test_only_an_unknown_peak_is_measured(plan: TrainPlan, monkeypatch: pytest.M
     assert seen == [("cuda", "torch.bfloat16")]
     known = replace(H100, peak_bf16_flops_per_s=1.0)
     assert module._measured_peak(replace(unknown, gpu=known)) is None
+
+
+def test_products_are_made_to_repeat_before_the_first_one(
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch asks once, at the first product of a process, and the measured one may be the first."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    seen = []
+
+    def measured(device: object, dtype: object) -> float:
+        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return 1e12
+
+    monkeypatch.setattr(module, "measured_matmul_flops_per_s", measured)
+    for deterministic in (False, True):
+        module._measured_peak(
+            replace(plan, gpu=H100, precision="bf16", deterministic=deterministic)
+        )
+    assert seen == [None, ":4096:8"]
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused(

@@ -18,8 +18,7 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         torch.set_num_threads(plan.n_threads)
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     if plan.deterministic:
-        # Before the first product: the library reads it once.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        fix_workspaces()
         # Not warn_only: with it, FlashAttention's backward pass only warns and stays as it was.
         torch.use_deterministic_algorithms(True)
     return (
@@ -33,6 +32,15 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         f"deterministic kernels {ON_OFF[plan.deterministic]}",
         f"loader {_loader_words(plan.loader)}",
     )
+
+
+def fix_workspaces() -> None:
+    """Let the products of a card give the same bits every time, in this process.
+
+    Before its very first product: torch looks once, and refuses all later ones under deterministic
+    kernels where it was not set by then.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _loader_words(loader: LoaderPlan) -> str:

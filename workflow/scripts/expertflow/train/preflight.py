@@ -24,6 +24,7 @@ from expertflow.hardware.probe import (
 )
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
+from expertflow.train.activate import fix_workspaces
 from expertflow.train.matmul import measured_matmul_flops_per_s
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,9 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     }
     if known[plan.precision] is not None:
         return None
-    # Training sets this switch later; the product must run as its products will.
+    # Training sets these switches later; the product must run as its products will.
+    if plan.deterministic:
+        fix_workspaces()
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     try:

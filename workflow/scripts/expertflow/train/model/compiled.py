@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from expertflow.train.model.packed import causal_lm, decoder_layers
 # documents that bounds are padded to: beyond so many graphs torch would run a layer uncompiled and
 # only warn.
 MAX_GRAPHS = 32
+# What torch asks, since 2.13, before it draws four random numbers of a kernel at once.
+FOUR_AT_ONCE = "_can_use_4x_random"
+# Tells kernels that were compiled without that from others, among those that are kept on the disk.
+ONE_BY_ONE = "random numbers one by one"
 
 
 def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
@@ -41,6 +46,7 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
         return "layers not compiled: checkpointed ones cannot loop over documents in a graph"
     if backend == "inductor":
         _check_tools(device)
+        _draw_one_by_one()
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
     # Layers are graphs of their own already; DDP's optimiser would cut them again at its buckets.
     torch._dynamo.config.optimize_ddp = False
@@ -54,13 +60,50 @@ def _check_tools(device: torch.device) -> None:
     """Refuse to compile where it would fail in the first step.
 
     Raises:
-        TrainingError: there is no triton, or no C++ compiler.
+        TrainingError: there is no triton, it cannot build a kernel, or there is no C++ compiler.
     """
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise TrainingError("training.torch_compile needs triton; install it, or set it to false")
+    if device.type == "cuda":
+        _try_a_kernel(device)
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise TrainingError(
             f"training.torch_compile needs a C++ compiler, {compiler}; install it, or set it to"
             " false"
         )
+
+
+def _try_a_kernel(device: torch.device) -> None:
+    """Build and run the smallest kernel: triton needs a C compiler and Python's headers.
+
+    Bare machines, and images to run things in, have neither. What is loaded, layers load anyway.
+
+    Raises:
+        TrainingError: it fails.
+    """
+    try:
+        torch.compile(lambda x: -x)(torch.zeros(1, device=device))
+    # Which of them depends on where it fails: in the compiler, in triton, in the linker.
+    except (RuntimeError, OSError, ImportError, AssertionError, SubprocessError) as error:
+        raise TrainingError(
+            "training.torch_compile: no kernel can be built here"
+            f" ({' '.join(str(error).split())[:300]}); install gcc and this Python's headers"
+            " (python3-dev), or set it to false"
+        ) from error
+
+
+def _draw_one_by_one() -> None:
+    """Let each random number of a kernel depend on the seed and on its place, and nothing else.
+
+    Drawn four at once, as torch does where a kernel has one dimension, it depends on the kernel's
+    shape too (pytorch issue 198333). A checkpointed layer is computed again by other kernels: the
+    backward pass would have another mask of dropout than the forward pass, without an error.
+    """
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    if not hasattr(TritonOverrides, FOUR_AT_ONCE):
+        return
+    setattr(TritonOverrides, FOUR_AT_ONCE, staticmethod(lambda: False))
+    if ONE_BY_ONE not in torch.compiler.config.cache_key_tag:
+        torch.compiler.config.cache_key_tag += ONE_BY_ONE
