@@ -60,7 +60,10 @@ ORDER = (
 def main() -> None:
     args = parsed()
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=args.scratch, prefix="train-gpu-") as folder:
+    # Compilers of a part that was ended may still write there; no result is to be lost by it.
+    with tempfile.TemporaryDirectory(
+        dir=args.scratch, prefix="train-gpu-", ignore_cleanup_errors=True
+    ) as folder:
         # Empty, so that the first part that compiles says what that takes.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")

@@ -11,6 +11,7 @@ import torch
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import to_json
 from expertflow.plan.flops import CONVENTION, linear_weights
+from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import start
 from gpu_kit.ceilings import ceilings
 from gpu_kit.checks import CHECKS
@@ -131,5 +132,5 @@ def run(name: str, work: Work) -> dict[str, Any]:
     part = prepare if name == "prepare" else PARTS[name]
     try:
         return part(work)
-    except (torch.OutOfMemoryError, HardwareError) as error:
+    except (OutOfMemory, torch.OutOfMemoryError, HardwareError) as error:
         return {"out_of_memory": " ".join(str(error).split())[:300]}

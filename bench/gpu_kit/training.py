@@ -25,6 +25,7 @@ from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import Processes, start
 from expertflow.train.saved.saver import Saver
+from expertflow.train.shapes import meet_shapes
 from expertflow.train.step_log import flush
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait
@@ -215,6 +216,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     first_s = time.perf_counter() - start_s
     for _ in range(WARM_UP - 1):
         session.step()
+    meet_shapes(run, work.n_steps)
     flush(run)
     wait(work.device)
     before = run.progress.n_tokens, run.progress.n_padding, run.clock.seconds["data_wait"]

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import train_gpu
 from gpu_kit import cards, kernels, training
 
+from expertflow.train.memory import OutOfMemory
+
 PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
 # What a rented machine with torch and transformers has not, by the names that are imported.
 ABSENT = (
@@ -137,6 +139,20 @@ def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
     # A variant is compared with the default way, so it keeps that one's micro-batch.
     fixed = training.train(work(tmp_path, micro_batch=8), training.Variant(), "lora-x")
     assert fixed == {"out_of_memory": "short of memory", "micro_batch_size": 8}
+
+
+def test_a_check_that_does_not_fit_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(_: Any) -> dict[str, Any]:
+        # As the loop says it of a step.
+        raise OutOfMemory("out of memory at micro-batch 4")
+
+    monkeypatch.setitem(train_gpu.parts.PARTS, "profile", short)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    result = train_gpu.parts.run("profile", work(tmp_path))
+    assert result == {"out_of_memory": "out of memory at micro-batch 4"}
+    assert not train_gpu.is_bad(result)
 
 
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:

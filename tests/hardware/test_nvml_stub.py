@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import nvml_stub
+import pynvml
 import pytest
 from support import ROOT
+
+from expertflow.hardware.nvml_device import Device
 
 
 def watch(
@@ -200,6 +203,31 @@ def test_a_card_is_picked_by_hand(library: Path, tmp_path: Path) -> None:
     assert watch(library, tmp_path, arguments=("--gpu", "5"), **TWO)["unavailable"]["power_w"] == (
         "no GPU 5 here"
     )
+
+
+def test_a_card_that_is_kept_from_the_job_is_passed_over(library: Path, tmp_path: Path) -> None:
+    # A batch system keeps the first from this job, which counts its own card from 0, as CUDA does.
+    kept = {**TWO, "0__fail__handle": 4}
+    record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES="0", **kept)
+    assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED L4", 1)
+    assert record["remarks"] == []
+    record = watch(library, tmp_path, fail__handle=4)
+    assert record["unavailable"]["gpu_name"] == "NVML: Insufficient Permissions"
+
+
+def test_a_card_that_is_lost_leaves_the_others_and_is_named(library: Path, tmp_path: Path) -> None:
+    record = watch(library, tmp_path, **{**TWO, "1__fail__handle": 15})
+    assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED H100", 1)
+    assert "card 1 cannot be opened (NVML: GPU is lost)" in record["remarks"][0]
+
+
+def test_a_driver_that_is_older_than_its_wrapper_asks_for_is_no_error() -> None:
+    def older(_: object) -> None:
+        raise pynvml.NVMLLibraryMismatchError("use a versioned function")
+
+    device = Device(index=0, handle=None)
+    assert device.ask("processes.compute", older) is None
+    assert device.unavailable == {"processes.compute": "NVML: use a versioned function"}
 
 
 def test_a_driver_that_does_not_start_is_told_apart(library: Path, tmp_path: Path) -> None:

@@ -84,6 +84,44 @@ def test_a_trial_that_hangs_is_ended(tiny: Path) -> None:
     assert set(multiprocessing.active_children()) <= before
 
 
+ASKED = """
+import json
+import torch
+from expertflow.studies.apart import PRELOADED
+
+asked = []
+
+def is_available():
+    # Else CUDA is asked, and torch refuses it to every process that is forked afterwards.
+    asked.append(torch.cuda._nvml_based_avail())
+    return False
+
+torch.cuda.is_available = is_available
+for name in PRELOADED:
+    __import__(name)
+print(json.dumps(asked))
+"""
+
+
+def test_the_warm_process_leaves_cuda_to_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the name of a package that transformers asks the card about as it is imported.
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    about = tmp_path / "flash_attn-2.8.3.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n")
+    (about / "top_level.txt").write_text("flash_attn\n")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    Trials()
+    env = {**os.environ, "PYTHONPATH": f"{SCRIPTS}:{tmp_path}"}
+    command = [sys.executable, "-c", ASKED]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    asked = json.loads(done.stdout.splitlines()[-1])
+    assert asked and all(asked)
+
+
 def test_what_is_too_slow_is_given_up(tiny: Path) -> None:
     result = Trials().run(trial_of(tiny, n_timed_steps=50, least_tokens_per_s=1e12))
     assert result.outcome == "given up" and result.n_timed_steps == 3

@@ -84,7 +84,7 @@ int nvmlInitWithFlags(uint flags) { return failure(NULL, "init"); }
 int nvmlShutdown(void) { return failure(NULL, "shutdown"); }
 const char *nvmlErrorString(int code) { return "stub error"; }
 int nvmlDeviceGetCount_v2(uint *n) { *n = (uint)number(NULL, "count", 1); return failure(NULL, "count"); }
-int nvmlDeviceGetHandleByIndex_v2(uint i, void **d) { *d = (void *)(size_t)(i + 1); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(uint i, void **d) { *d = (void *)(size_t)(i + 1); return failure(*d, "handle"); }
 int nvmlDeviceGetName(void *d, char *b, uint n) { return give_text(d, "name", b, n); }
 int nvmlSystemGetDriverVersion(char *b, uint n) { return give_text(NULL, "driver", b, n); }
 int nvmlDeviceGetUUID(void *d, char *b, uint n) { return give_text(d, "uuid", b, n); }

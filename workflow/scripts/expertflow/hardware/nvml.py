@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
@@ -58,14 +59,16 @@ def _refused() -> str | None:
 
 def _find(which: str | None, n_gpus: int | None) -> Gpus:
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles, refused = _handles(pynvml.nvmlDeviceGetCount())
         driver = str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         return Gpus(reason=f"NVML: {error}")
+    if refused and not handles:
+        return Gpus(driver=driver, reason=f"NVML: {next(iter(refused.values()))}")
     devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
     uuids = [device.ask("uuid", pynvml.nvmlDeviceGetUUID) for device in devices]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    remarks: tuple[str, ...] = ()
+    remarks = _lost_remarks(refused)
     if which is not None:
         index = gpu_index(which, uuids)
         indexes: tuple[int, ...] = () if index is None else (index,)
@@ -73,7 +76,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     else:
         seen = visible_gpus(setting, uuids)
         indexes, reason = seen.indexes, seen.reason
-        remarks = _order_remarks(setting, [device.name() for device in devices])
+        remarks += _order_remarks(setting, [device.name() for device in devices])
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
         # Its figures are of all instances together, and a job has one of them.
@@ -83,6 +86,31 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     names = [device.name() or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
+
+
+def _handles(count: int) -> tuple[list[Any], dict[int, pynvml.NVMLError]]:
+    """Open the cards that can be opened; give the errors of the others by their index.
+
+    The driver also counts cards that a batch system keeps from this job, which CUDA and nvidia-smi
+    pass over as they count; and one that fell off the bus is no reason to leave the others alone.
+    """
+    handles, refused = [], {}
+    for i in range(count):
+        try:
+            handles.append(pynvml.nvmlDeviceGetHandleByIndex(i))
+        except pynvml.NVMLError as error:
+            refused[i] = error
+    return handles, refused
+
+
+def _lost_remarks(refused: dict[int, pynvml.NVMLError]) -> tuple[str, ...]:
+    """Name the cards that should be there; one that is kept from this job is none of its own."""
+    return tuple(
+        f"the driver's card {i} cannot be opened (NVML: {error}): those after it may be counted"
+        " otherwise by CUDA, unless a UUID names them"
+        for i, error in refused.items()
+        if error.value != pynvml.NVML_ERROR_NO_PERMISSION
+    )
 
 
 def _order_remarks(setting: str | None, names: list[str | None]) -> tuple[str, ...]:

@@ -71,9 +71,11 @@ class Device:
             return None
         try:
             answer = question(self.handle, *arguments)
-        except pynvml.NVMLError as error:
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
+            # Of an older driver than pynvml asks for, the latter comes without a code.
+            code = getattr(error, "value", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             # A figure that came once is supported, whatever the driver says now.
-            final = error.value in FOR_GOOD and what not in self._answered
+            final = code in FOR_GOOD and what not in self._answered
             (self.unavailable if final else self.lost)[what] = f"NVML: {error}"
             return None
         if answer is not None:

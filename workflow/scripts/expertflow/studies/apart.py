@@ -5,6 +5,7 @@ one warm process imports the training code and touches no card, and forks for ev
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from expertflow.train.trial import Trial, TrialResult, run_trial
 
 # What a trial needs, imported once.
 PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3", "peft"]
+# With it, torch asks the driver whether there is a card. Else it asks CUDA, after which no process
+# that forks could use the card; transformers asks as it is imported, where flash-attn is installed.
+ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # A child that is asked to stop ends after its step.
 PATIENCE_S = 60
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -28,6 +32,8 @@ class Trials:
 
     def __init__(self, *, limit_s: float | None = None) -> None:
         self._limit_s = limit_s
+        # Before the warm process starts, which has this environment.
+        os.environ[ASK_THE_DRIVER] = "1"
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
 

@@ -1,7 +1,8 @@
 """Time some steps of a plan in this process, through the loop that trains, and leave nothing.
 
 Steps to warm up come first (they compile, fill caches, find the allocator's sizes) and do not
-count; then the device is waited for, and the clock runs until the last timed step is done.
+count, and what compiled layers have yet to meet; then the device is waited for, and the clock runs
+until the last timed step is done.
 """
 
 import math
@@ -26,6 +27,7 @@ from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord
 from expertflow.train.run import Diverged, Interrupted, Run, one_line
 from expertflow.train.saved.saver import Saver
+from expertflow.train.shapes import meet_shapes
 from expertflow.train.step_log import flush
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> Tr
 
         startup_s = time.perf_counter() - began_s
         first_s = _warm_up(trial, run, step)
+        meet_shapes(run, trial.n_timed_steps)
         _fetch(run, losses)
         _wait(run)
         before = (progress.n_tokens, progress.n_targets, progress.n_padding)
