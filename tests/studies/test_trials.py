@@ -85,7 +85,7 @@ def test_a_trial_that_hangs_is_ended(tiny: Path) -> None:
 
 
 ASKED = """
-import json
+import json, sys
 import torch
 from expertflow.studies.apart import PRELOADED
 
@@ -99,7 +99,7 @@ def is_available():
 torch.cuda.is_available = is_available
 for name in PRELOADED:
     __import__(name)
-print(json.dumps(asked))
+print(json.dumps([asked, "bitsandbytes" in sys.modules]))
 """
 
 
@@ -118,8 +118,8 @@ def test_the_warm_process_leaves_cuda_to_the_trials(
     env = {**os.environ, "PYTHONPATH": f"{SCRIPTS}:{tmp_path}"}
     command = [sys.executable, "-c", ASKED]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    asked = json.loads(done.stdout.splitlines()[-1])
-    assert asked and all(asked)
+    asked, starts_cuda = json.loads(done.stdout.splitlines()[-1])
+    assert asked and all(asked) and not starts_cuda
 
 
 def test_what_is_too_slow_is_given_up(tiny: Path) -> None:

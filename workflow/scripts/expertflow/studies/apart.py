@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -18,7 +19,11 @@ from expertflow.train.run import Interrupted
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
 # What a trial needs, imported once.
-PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3", "peft"]
+PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3"]
+if find_spec("bitsandbytes") is None:
+    # Else peft imports that, which starts CUDA; and in a process that forks afterwards it is of no
+    # use to any trial.
+    PRELOADED.append("peft")
 # With it, torch asks the driver whether there is a card. Else it asks CUDA, after which no process
 # that forks could use the card; transformers asks as it is imported, where flash-attn is installed.
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
