@@ -87,7 +87,6 @@ def test_a_trial_that_hangs_is_ended(tiny: Path) -> None:
 ASKED = """
 import json, sys
 import torch
-from expertflow.studies.apart import PRELOADED
 
 asked = []
 
@@ -97,6 +96,8 @@ def is_available():
     return False
 
 torch.cuda.is_available = is_available
+from expertflow.studies.apart import PRELOADED
+
 for name in PRELOADED:
     __import__(name)
 print(json.dumps([asked, "bitsandbytes" in sys.modules]))
