@@ -35,7 +35,11 @@ class Scheduler:
         fake = Path(__file__).with_name("fake_scheduler.py")
         # Without what is installed Python starts at once; Snakemake gives "cancel" 2 seconds.
         words = [sys.executable, "-I", "-S", str(fake), verb, str(self.folder)]
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        asked = shlex.quote(str(self.folder))
+        # Noted and told by the shell, as it starts at once; Python sees to those that stay.
+        told = f'touch {asked}/$n.cancelled; kill -s TERM -- "-$(cat {asked}/$n.pid)"'
+        first = f'for n in "$@"; do {told}; done\n' if verb == "cancel" else ""
+        program.write_text(f'#!/bin/sh\n{first}exec {shlex.join(words)} "$@"\n')
         program.chmod(0o755)
         return program
 
@@ -136,7 +140,7 @@ def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Sched
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0, output[-3000:]
-    assert (scheduler.folder / f"{number}.cancelled").exists()
+    assert (scheduler.folder / f"{number}.cancelled").exists(), output[-3000:]
     scheduler.wait_for_the_end()
     assert not (longer.root / "results" / "tiny" / "training.json").exists()
 
