@@ -45,10 +45,8 @@ def status(folder: Path, number: str) -> None:
 
 
 def cancel(folder: Path, *numbers: str) -> None:
+    # The shell that starts this has noted it and sent SIGTERM.
     groups = [int((folder / f"{number}.pid").read_text()) for number in numbers]
-    for number in numbers:
-        (folder / f"{number}.cancelled").touch()
-    signal_groups(groups, signal.SIGTERM)
     later = [sys.executable, __file__, "kill", str(folder), *map(str, groups)]
     null = subprocess.DEVNULL  # the command answers at once, as Snakemake demands
     subprocess.Popen(later, stdin=null, stdout=null, stderr=null, start_new_session=True)
