@@ -1,12 +1,10 @@
 """Short memory: what is said, what is tried, and that the weights do not care."""
 
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from support import LORA
@@ -15,6 +13,7 @@ from tiny_run import made, train
 from expertflow.plan.records import TrainPlan
 from expertflow.train import expert, memory, processes
 from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.clock import process_age_s
 from expertflow.train.memory import OutOfMemory, advice, halved
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.saved import checkpoint_files
@@ -98,8 +97,7 @@ def test_a_run_goes_on_with_less(
     # Call 7 is in step 7; the last checkpoint before it is that of step 4.
     assert [retry["after_step"] for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
     # A second attempt goes on with the first one's clock and counts none of its time twice.
-    age_s = time.time() - psutil.Process().create_time()
-    assert outcome["clock"]["wall"] <= age_s
+    assert outcome["clock"]["wall"] <= process_age_s()
     assert outcome["n_tokens"] == straight["n_tokens"]
     assert outcome["loss_last"] == pytest.approx(straight["loss_last"], abs=1e-5)
 

@@ -1,16 +1,25 @@
 """Book every second of a run under one name."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
 
 def process_age_s() -> float:
-    """Give the seconds since this process was started."""
-    return time.time() - psutil.Process().create_time()
+    """Give the seconds since this process was started, to the kernel's tick (0.01 s)."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        # Not Linux. There psutil would be up to 1 s off: it counts from the whole second of boot.
+        return time.time() - psutil.Process().create_time()
+    # Field 22, the start in ticks since boot; field 2, a name in brackets, may hold anything.
+    n_ticks = int(stat.rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Clock:

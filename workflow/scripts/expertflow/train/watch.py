@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.records import TrainPlan
+from expertflow.train.clock import process_age_s
 from expertflow.train.step_log import STEPS_FILE
 
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
@@ -53,7 +53,7 @@ def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
     command = [sys.executable, str(MONITOR), "--quiet"]
     command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
     command += ["--samples", str(state / SAMPLES), "--output", str(state / RECORD)]
-    command += ["--zero", repr(psutil.Process().create_time() - seen_s)]
+    command += ["--zero", repr(time.time() - process_age_s() - seen_s)]
     command += ["--go-on"] if seen_s > 0 else []
     command += ["--steps", str(state / STEPS_FILE)]
     command += ["--steps-per-epoch", str(plan.n_steps_per_epoch)]
