@@ -3,10 +3,13 @@
 import argparse
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+from expertflow.core.locks import try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.hardware.monitor import monitor, replay
 from expertflow.hardware.pace import Pace
@@ -14,6 +17,7 @@ from expertflow.hardware.records import MonitorRecord
 
 # Beside a training on a full machine, the trainer goes first.
 NICE = 5
+SHORT_NAP_S = 0.02
 
 
 def serve(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
@@ -30,8 +34,12 @@ def serve(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
         refuse(f"--output is {args.output}, where the readings are; give it another name, as .json")
     if args.n_gpus is not None and args.n_gpus < 1:
         refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
-    record = replay(readings, args.facts) if args.replay is not None else _watch(args, readings)
-    write_record(args.output, record)
+    with ExitStack() as held:
+        if args.replay is not None:
+            record = replay(readings, args.facts)
+        else:
+            record = _watch(args, readings, held)
+        write_record(args.output, record)
     if not args.quiet:
         from rich.console import Console
 
@@ -40,7 +48,7 @@ def serve(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
         print_record(record, Console())
 
 
-def _watch(args: argparse.Namespace, samples: Path) -> MonitorRecord:
+def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
     came: list[int] = []
     # Given, not asked for here: the parent may be gone before this process is up.
     parent: int | None = args.with_parent
@@ -52,6 +60,11 @@ def _watch(args: argparse.Namespace, samples: Path) -> MonitorRecord:
     if parent is not None:
         os.nice(NICE)
 
+    def stop() -> bool:
+        return bool(came) or parent not in (None, os.getppid())
+
+    wait_for_others(held, samples, stop)
+
     def look(watcher: Callable[..., None] | None) -> MonitorRecord:
         return monitor(
             samples,
@@ -59,7 +72,7 @@ def _watch(args: argparse.Namespace, samples: Path) -> MonitorRecord:
             duration_s=args.duration,
             zero_s=args.zero,
             goes_on=args.go_on,
-            stop=lambda: bool(came) or parent not in (None, os.getppid()),
+            stop=stop,
             gpu=args.gpu,
             n_gpus=args.n_gpus,
             watcher=watcher,
@@ -72,6 +85,20 @@ def _watch(args: argparse.Namespace, samples: Path) -> MonitorRecord:
 
     with live(stderr()) as watcher:
         return look(watcher)
+
+
+def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
+    """Hold the readings until the record is written.
+
+    A monitor whose training was killed is still at its last reading and its record while the next
+    session of that training begins; they would end up among the new one's.
+    """
+    samples.parent.mkdir(parents=True, exist_ok=True)
+    stream = held.enter_context(samples.open("a"))
+    while try_lock(stream) == "held":
+        if stop():
+            raise SystemExit(f"{samples}: another monitor still writes there; nothing was watched")
+        time.sleep(SHORT_NAP_S)
 
 
 def _compare(before: Path, after: Path) -> None:
