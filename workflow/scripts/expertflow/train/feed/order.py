@@ -54,8 +54,10 @@ class RowOrder:
             order: Rows = rng.permutation(self.n_rows)
             if self.lengths_N is not None:
                 order = self._grouped(order, rng)
-            self._made = {k: v for k, v in self._made.items() if abs(k - epoch) == 1}
-            self._made[epoch] = made = order
+            # Trainer and loader may both be here: neither alters what the other one reads.
+            near = {k: v for k, v in self._made.items() if abs(k - epoch) == 1}
+            self._made = {**near, epoch: order}
+            made = order
         return made
 
     def _grouped(self, order: Rows, rng: np.random.Generator) -> Rows:
