@@ -1,11 +1,13 @@
 """The command that starts several processes: on this machine, or on each node of a Slurm job."""
 
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from expertflow.core.errors import TrainingError
+from expertflow.train import nodes
 from expertflow.train.nodes import launcher
 
 COMMAND = ["train_expert.py", "--output", "a b.json"]
@@ -59,3 +61,12 @@ def test_a_slurm_that_does_not_answer_is_no_single_node(job: Path, script: str) 
     answer(job, script)
     with pytest.raises(TrainingError, match="how many nodes job 7 has is not known"):
         launcher(4, COMMAND)
+
+
+def test_a_port_is_one_that_nothing_else_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nodes.free_port() in nodes.PORTS
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(nodes, "PORTS", range(port, port + 1))
+        with pytest.raises(TrainingError, match=f"ports {port} to {port}: none can be taken"):
+            nodes.free_port()

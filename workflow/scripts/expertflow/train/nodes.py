@@ -1,6 +1,8 @@
 """What starts the processes that train together: torchrun, under srun where nodes are several."""
 
+import contextlib
 import os
+import random
 import shlex
 import socket
 import subprocess
@@ -10,6 +12,7 @@ from expertflow.core.errors import TrainingError
 
 TORCHRUN = ("-m", "torch.distributed.run")
 PATIENCE_S = 60
+PORTS = range(20_000, 32_000)
 
 
 def launcher(world_size: int, command: list[str]) -> list[str]:
@@ -39,7 +42,7 @@ def launcher(world_size: int, command: list[str]) -> list[str]:
             f" set training.world_size to a multiple of {n_nodes}"
         )
     n_local = world_size // n_nodes
-    flags = (f"--nnodes={n_nodes}", f"--nproc-per-node={n_local}", f"--master-port={_free_port()}")
+    flags = (f"--nnodes={n_nodes}", f"--nproc-per-node={n_local}", f"--master-port={free_port()}")
     torchrun = shlex.join([sys.executable, *TORCHRUN, *flags])
     # srun tells each task which node it is on, and the first one's address.
     there = '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID"'
@@ -69,9 +72,20 @@ def allocated_nodes() -> int:
         ) from error
 
 
-def _free_port() -> int:
-    """Find a port that is free on this machine, which is the first node."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Find a port that is free on this machine, which is the first node.
+
+    Torchrun takes it seconds later. The ports that the system gives to whoever asks for any lie
+    above these, so that one of those is not gone by then.
+
+    Raises:
+        TrainingError: none is free.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise TrainingError(
+        f"ports {PORTS.start} to {PORTS.stop - 1}: none can be taken on {socket.gethostname()};"
+        " end what holds them there, or train on one node"
+    )
