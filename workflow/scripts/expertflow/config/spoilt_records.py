@@ -63,6 +63,9 @@ def spoilt(results: Path, expert: str = "*") -> Iterator[Path]:
 def _is_json(path: Path) -> bool:
     try:
         json.loads(path.read_bytes())
+    except FileNotFoundError:
+        # Another run is making it anew.
+        return True
     except ValueError:
         return False
     return True
