@@ -39,9 +39,18 @@ class Scheduler:
         # Noted and told by the shell, as it starts at once; Python sees to those that stay.
         told = f'touch {asked}/$n.cancelled; kill -s TERM -- "-$(cat {asked}/$n.pid)"'
         first = f'for n in "$@"; do {told}; done\n' if verb == "cancel" else ""
-        program.write_text(f'#!/bin/sh\n{first}exec {shlex.join(words)} "$@"\n')
+        lines = f'{first}{shlex.join(words)} "$@" && touch {asked}/{verb}.done\n'
+        program.write_text(f"#!/bin/sh\n{lines}")
         program.chmod(0o755)
         return program
+
+    def wait_for_answer(self, verb: str) -> None:
+        """Wait until a program has answered once more."""
+        answered, deadline = self.folder / f"{verb}.done", time.monotonic() + LIMIT_S
+        answered.unlink(missing_ok=True)
+        while not answered.exists():
+            assert time.monotonic() < deadline, f"{verb} was not asked for"
+            time.sleep(0.02)
 
     def job_of(self, rule: str) -> str | None:
         """Give the number of the first job of a rule that has started."""
@@ -135,8 +144,13 @@ def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
 
 
 def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Scheduler) -> None:
-    process = start(longer, scheduler)
+    # It cannot end by itself meanwhile.
+    longer.write_manifest("tiny", manifest(max_steps=100_000, save_steps=1))
+    process = start(longer, scheduler, "--seconds-between-status-checks", "5")
     number = wait_for_training(longer, scheduler, process)
+    # While it asks for states Snakemake knows of no job to cancel: stopped between two questions.
+    scheduler.wait_for_answer("status")
+    time.sleep(1)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0, output[-3000:]
