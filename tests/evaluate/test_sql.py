@@ -147,10 +147,10 @@ def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
     slow += "SELECT sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
     started = time.perf_counter()
     # The clock also runs while the process starts, which a busy machine may take long for.
-    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(wall_s=8.0, cpu_s=600))
+    verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(wall_s=20.0, cpu_s=600))
     assert [(v.kind, v.detail) for v in verdicts] == [
         ("correct", ""),
-        ("timed_out", "no answer within 8 s"),
+        ("timed_out", "no answer within 20 s"),
         ("correct", ""),
     ]
     assert time.perf_counter() - started < 300

@@ -11,7 +11,7 @@ from typing import Any
 
 from support import SCRIPTS
 
-PATIENCE_S = 90.0
+PATIENCE_S = 600.0
 # Counts steps; told to stop, it finishes its step, saves, and ends as ours do. A file "hold" keeps
 # it saving.
 TRAINER = """

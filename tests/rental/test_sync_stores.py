@@ -172,7 +172,7 @@ def test_without_boto3_one_line_says_what_to_do(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        timeout=90,
+        timeout=600,
     )
     assert done.returncode == 1
     assert done.stderr == (

@@ -67,7 +67,8 @@ def test_licence_texts_and_tokenizer_models_are_downloaded_and_packed(
         done = subprocess.run(
             [sys.executable, "-c", FETCH, json.dumps(to_json(spec("maker/model")))],
             env={
-                **clean, "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
+                **clean, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
+                "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),
                 "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
             },
             capture_output=True, text=True, timeout=300, cwd=tmp_path,

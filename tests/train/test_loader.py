@@ -42,6 +42,9 @@ def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int =
 
 def nothing_left() -> bool:
     """Tell whether no thread of a loader and no worker is alive."""
+    deadline = time.monotonic() + 60  # torch waits some seconds for a worker, and no longer
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.01)
     names = [t.name for t in threading.enumerate() if t.name.startswith("loader")]
     return not names and not workers()
 

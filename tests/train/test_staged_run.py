@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ from support import LORA, start_trainer, write_tiny_run
 
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record, write_record
+from expertflow.hardware import disk
 from expertflow.stage.content import rows_key, weights_key
 from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 
 N_STEPS = 30
+pytestmark = pytest.mark.skipif(
+    disk.file_system(Path(tempfile.gettempdir())) in disk.IN_MEMORY,
+    reason="temporary files lie in memory here, and are trained from in place",
+)
 
 
 def made(folder: Path, **spec: Any) -> Path:

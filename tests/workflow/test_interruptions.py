@@ -61,6 +61,7 @@ def stopped(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wo
     space = prepared.copy(tmp_path_factory.mktemp("stopped") / "space")
     run = Run(space)
     run.wait_for_training(n_checkpoints=2)
+    run.send("trainer", signal.SIGSTOP)  # it would be at its end before a monitor that is slow
     # The monitor starts beside the training, and may be later than its first checkpoints.
     readings = "state/tiny/*/gpu.jsonl"
     run.until(lambda: any(path.stat().st_size for path in space.root.glob(readings)))

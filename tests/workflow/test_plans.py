@@ -20,7 +20,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     root = tmp_path_factory.mktemp("clone") / "c"
     # Compiled files come and go while other tests run.
     ignored = shutil.ignore_patterns(
-        "results", "state", ".venv", ".snakemake", ".git", ".*_cache", "__pycache__"
+        "results", "state", ".venv", ".snakemake", ".git", ".*_cache", "__pycache__", ".hypothesis"
     )
     shutil.copytree(ROOT, root, ignore=ignored)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
