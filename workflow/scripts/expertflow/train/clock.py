@@ -13,7 +13,7 @@ import psutil
 def process_age_s() -> float:
     """Give the seconds since this process was started, to the kernel's tick (0.01 s)."""
     try:
-        stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         # Not Linux. There psutil would be up to 1 s off: it counts from the whole second of boot.
         return time.time() - psutil.Process().create_time()
