@@ -22,8 +22,8 @@ PATIENCE_S = 900
 PROFILE = ("--workflow-profile", "profiles/slurm")
 # First asked after 1 s and not after 5, as jobs take seconds here.
 QUICK = (*PROFILE, "--slurm-init-seconds-before-status-checks", "1")
-SHORT = "training={max_steps: 120, save_steps: 20, eval_steps: 60, n_threads: 1}"
-N_STEPS = 120
+SHORT = "training={max_steps: 90, save_steps: 20, eval_steps: 45, n_threads: 1}"
+N_STEPS = 90
 # All cards of both nodes, before any other job.
 URGENT = ("sbatch", "--parsable", "--partition=gpuhi", "--nodes=2", "--gpus-per-node=2")
 
