@@ -9,7 +9,9 @@ import pytest
 from expertflow.hardware.desk import wait_for_others
 
 
-def test_a_monitor_waits_for_the_one_of_a_training_that_was_killed(tmp_path: Path) -> None:
+def test_a_monitor_waits_for_the_one_of_a_training_that_was_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     readings = tmp_path / "state" / "gpu.jsonl"
     readings.parent.mkdir()
     n_looks = 0
@@ -25,6 +27,9 @@ def test_a_monitor_waits_for_the_one_of_a_training_that_was_killed(tmp_path: Pat
 
         wait_for_others(held, readings, other_ends_later)
         assert n_looks == 3
+        assert [r.getMessage() for r in caplog.records] == [
+            f"{readings}: waiting for another monitor, which still writes there"
+        ]
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with readings.open() as free:

@@ -1,6 +1,7 @@
 """Serve a request to the monitor's script: watch, replay, or compare."""
 
 import argparse
+import logging
 import os
 import signal
 import time
@@ -14,6 +15,8 @@ from expertflow.core.records import read_record, write_record
 from expertflow.hardware.monitor import monitor, replay
 from expertflow.hardware.pace import Pace
 from expertflow.hardware.records import MonitorRecord
+
+log = logging.getLogger(__name__)
 
 # Beside a training on a full machine, the trainer goes first.
 NICE = 5
@@ -95,6 +98,9 @@ def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) ->
     """
     samples.parent.mkdir(parents=True, exist_ok=True)
     stream = held.enter_context(samples.open("a"))
+    if try_lock(stream) != "held":
+        return
+    log.warning("%s: waiting for another monitor, which still writes there", samples)
     while try_lock(stream) == "held":
         if stop():
             raise SystemExit(f"{samples}: another monitor still writes there; nothing was watched")
