@@ -10,7 +10,9 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.core.files import remove
 from expertflow.tokens import store
-from expertflow.train.saved.prune import TOKENS, prunable
+from expertflow.train.saved.prune import prunable
+
+TOKENS = ".tokens"
 
 
 def main() -> None:
