@@ -1,5 +1,6 @@
 """The lock where a bundle was opened: it stands in for raw data that is absent, not for other."""
 
+import json
 import shutil
 import subprocess
 from dataclasses import replace
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import DataError
-from expertflow.data.lock import HashCache, lock_sources
+from expertflow.core.files import canonical_json
+from expertflow.core.records import from_json, to_json
+from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import SourceSpec
 
@@ -104,3 +107,14 @@ def test_links_to_nothing_are_no_data(tmp_path: Path, source: SourceSpec) -> Non
     assert lock(tmp_path, source, made) == made
     named = replace(source, path=str(tmp_path / "d.jsonl"))
     assert lock(tmp_path, named, made) == made
+
+
+def test_a_bundled_lock_is_not_written_again_in_another_order(tmp_path: Path) -> None:
+    made_by = SourceSpec(
+        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
+    )
+    made, path = lock(tmp_path, made_by), tmp_path / "sources.lock.json"
+    assert write_lock(path, made)
+    from_index = from_json(ExpertLock, json.loads(canonical_json(to_json(made))), where="index")
+    assert list(from_index.sources[0].identity) != list(made.sources[0].identity)
+    assert not write_lock(path, lock(tmp_path, made_by, from_index))

@@ -5,6 +5,7 @@ depends on it. Touching a raw file changes nothing, editing one record does. Has
 by size, time stamp and inode, so that parsing stays quick.
 """
 
+import contextlib
 import glob
 import json
 import logging
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
+from expertflow.core.files import canonical_json, sha256_file, write_text, write_text_if_changed
 from expertflow.core.records import to_json
 from expertflow.data.records import ExpertLock, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
@@ -143,9 +144,17 @@ def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
 
 
 def write_lock(path: Path, lock: ExpertLock) -> bool:
-    """Write the lock only if its content changed; say whether it did."""
-    text = json.dumps(to_json(lock), indent=2, ensure_ascii=False) + "\n"
-    return write_text_if_changed(path, text)
+    """Write the lock unless the file says the same; return whether it was written.
+
+    The order of keys does not count: a lock that came with a bundle has them in its own order, and
+    written anew it would be newer than all that was made from it.
+    """
+    value = to_json(lock)
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")) == value:
+            return False
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    return True
 
 
 def _lock_local(source: SourceSpec, hashes: HashCache) -> SourceLock:
