@@ -7,24 +7,20 @@ over the real records writes them as they are, and every later pass changes them
 numbers become other numbers, and a share of the words becomes others, drawn by rank from a list
 that begins with the real words by frequency and never ends, since a word of any higher rank is
 made of two halves of real ones. The ranks follow Zipf-Mandelbrot, so that distinct words go on
-growing with the size as they do in real text (Heaps' law, V = K N^b). ``--real`` prints that
-growth over the real data alone, to compare. Some records are joined to one document, so that
-lengths vary. A document of a later pass ends its prompt with a number of its own: all differ.
+growing with the size as they do in real text (Heaps' law). Some records are joined to one document,
+so that lengths vary. A document of a later pass ends its prompt with a number: all differ.
 
 The text depends on seed and size alone. Prints what was made; the last line is JSON.
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import multiprocessing
 import re
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +31,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 WORD = re.compile(r"[^\W\d_]+")
 SLOT = re.compile(r"[A-Za-z]{4,}|[0-9]+")
 # Of the words of four letters or more, so many become others; and their ranks' distribution,
-# P(rank) ~ (1 + rank / FLAT) ** -FALL. Fitted to the growth that --real prints.
+# P(rank) ~ (1 + rank / FLAT) ** -FALL. Fitted to the growth of distinct words in the real data.
 CHANGED_FRACTION = 0.15
 FLAT, FALL = 6000.0, 1.83
 # Records in a document: 1 + a Lomax variable of this scale and shape, rounded down; one document in
@@ -80,16 +76,6 @@ SOURCES: dict[str, Callable[[Record], Pair]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """What one job made: lines, the lengths of their texts, and the words in them."""
-
-    lines: list[bytes]
-    n_characters: list[int]
-    n_words: int
-    words: np.ndarray  # 64-bit hashes of the distinct ones
-
-
 class Grower:
     """Makes any block of the corpus from the real records, the seed and the block's number."""
 
@@ -99,8 +85,8 @@ class Grower:
         words = [(-n, word) for word, n in counts.items() if SLOT.fullmatch(word)]
         self.words = [word for _, word in sorted(words)]
 
-    def block(self, number: int) -> Block:
-        """Make one block."""
+    def block(self, number: int) -> list[bytes]:
+        """Make the lines of one block."""
         rng = np.random.default_rng((self.seed, 2, number))
         indices = iter(range(number * N_BLOCK, (number + 1) * N_BLOCK))
         draws = self.draws(rng)
@@ -112,7 +98,7 @@ class Grower:
             if not taken:
                 break
             pairs.append(self.document(taken, draws))
-        return described(pairs)
+        return [orjson.dumps({"prompt": p, "completion": c}) + b"\n" for p, c in pairs]
 
     def document(self, indices: list[int], draws: Iterator[int]) -> Pair:
         """Join records to one document; ``indices`` count through all passes."""
@@ -168,21 +154,6 @@ class Grower:
         return a[: (len(a) + 1) // 2] + b[len(b) // 2 :].lower()
 
 
-def described(pairs: list[Pair]) -> Block:
-    """Write documents as lines, and count what is in them."""
-    words: set[str] = set()
-    n_words = 0
-    for prompt, completion in pairs:
-        found = WORD.findall(f"{prompt}\n{completion}")
-        n_words += len(found)
-        words.update(found)
-    hashes = [hashlib.blake2b(word.encode(), digest_size=8).digest() for word in words]
-    lines = [orjson.dumps({"prompt": p, "completion": c}) + b"\n" for p, c in pairs]
-    n_characters = [len(p) + len(c) for p, c in pairs]
-    distinct = np.frombuffer(b"".join(hashes), np.uint64)
-    return Block(lines=lines, n_characters=n_characters, n_words=n_words, words=distinct)
-
-
 def pretty(value: Any) -> str:
     """Write a JSON value as a person would."""
     return json.dumps(value, indent=2, ensure_ascii=False)
@@ -202,12 +173,12 @@ def real_pairs(data: Path) -> list[Pair]:
 _grower: Grower  # of the process; workers inherit it
 
 
-def make_block(number: int) -> Block:
+def make_block(number: int) -> list[bytes]:
     """Make one block, in a worker."""
     return _grower.block(number)
 
 
-def blocks(processes: int) -> Iterator[Block]:
+def blocks(processes: int) -> Iterator[list[bytes]]:
     """Make blocks without end, in order, a few ahead of what is taken."""
     # Forked, so that the workers have the real records without reading them again.
     with multiprocessing.get_context("fork").Pool(processes) as pool:
@@ -223,76 +194,35 @@ def make_corpus(
 ) -> Record:
     """Write a corpus of ``n_bytes`` or a little more; say what is in it."""
     global _grower
-    start = time.perf_counter()
     _grower = Grower(real_pairs(data), seed)
-    size = n_words = 0
-    n_characters: list[int] = []
-    words = np.zeros(0, np.uint64)
+    size, n_characters = 0, []
     with path.open("wb") as stream:
         for block in blocks(processes):
-            sizes = np.cumsum([len(line) for line in block.lines])
-            n = int(np.searchsorted(sizes, n_bytes - size)) + 1
-            if n < len(sizes):
-                records = map(orjson.loads, block.lines[:n])
-                block = described([(r["prompt"], r["completion"]) for r in records])
-            stream.writelines(block.lines)
-            size += sum(map(len, block.lines))
-            n_words += block.n_words
-            n_characters += block.n_characters
-            words = np.union1d(words, block.words)
-            if size >= n_bytes:
-                break
-    percentiles = np.percentile(n_characters, [5, 50, 90, 99, 100]).astype(int).tolist()
-    return {
-        "n_bytes": size, "n_records": len(n_characters), "n_real_records": len(_grower.pairs),
-        "n_words": n_words, "n_distinct_words": len(words),
-        "distinct_fraction": len(words) / n_words,
-        "characters_p5_p50_p90_p99_max": percentiles, "seed": seed,
-        "wall_s": time.perf_counter() - start,
-    }  # fmt: skip
-
-
-def real_growth(data: Path, seed: int) -> list[Record]:
-    """Count distinct words in growing parts of the real data, and fit Heaps' law to them."""
-    pairs = real_pairs(data)
-    order = np.random.default_rng(seed).permutation(len(pairs))
-    rows, seen, n_words, n_bytes = [], set(), 0, 0
-    for number, index in enumerate(order, 1):
-        text = "\n".join(pairs[index])
-        found = WORD.findall(text)
-        seen.update(found)
-        n_words += len(found)
-        n_bytes += len(text.encode())
-        if number in {len(pairs) >> i for i in range(4)}:
-            rows.append({"n_bytes": n_bytes, "n_words": n_words, "n_distinct_words": len(seen)})
-    return rows
+            for line in block:
+                stream.write(line)
+                size += len(line)
+                n_characters.append(len(line.decode()))
+                if size >= n_bytes:
+                    percentiles = np.percentile(n_characters, [5, 50, 90, 99, 100])
+                    return {
+                        "n_bytes": size, "n_records": len(n_characters), "seed": seed,
+                        "characters_p5_p50_p90_p99_max": percentiles.astype(int).tolist(),
+                    }  # fmt: skip
+    raise AssertionError("blocks never end")
 
 
 def main() -> None:
     """Make a corpus, or describe the real data."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=20)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--real", action="store_true", help="count words of the real data only")
     args = parser.parse_args()
     if not DATA.is_dir():
         sys.exit(f"skipped: {DATA} is not here; the corpus grows out of the real data")
-    if args.real:
-        rows = real_growth(DATA, args.seed)
-        for row in rows:
-            print("  ".join(f"{key} {value:,}" for key, value in row.items()))
-        x, y = (np.log([row[key] for row in rows]) for key in ("n_words", "n_distinct_words"))
-        exponent, constant = np.polyfit(x, y, 1)
-        print(json.dumps({"rows": rows, "heaps_exponent": exponent, "heaps_k": np.exp(constant)}))
-        return
-    if args.output is None:
-        sys.exit("name the file to write with --output")
     n_bytes = args.megabytes * 1_000_000
     made = make_corpus(args.output, n_bytes=n_bytes, seed=args.seed, processes=args.processes)
-    for key, value in made.items():
-        print(f"{key:>30}  {value}")
     print(json.dumps(made))
 
 

@@ -11,7 +11,6 @@ import argparse
 import json
 import resource
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -22,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scrip
 import torch
 from transformers import Qwen3Config
 
-from expertflow.plan.records import LoraSpec, ModelFacts
+from expertflow.plan.records import LoraSpec
 from expertflow.train.trace.memory import follow_step, trace, whole_model
-from expertflow.train.trace.model import TracedRun, build, materialise, read_config
+from expertflow.train.trace.model import TracedRun, build, materialise
 
 GIB, MIB = 1 << 30, 1 << 20
 # Layers, hidden size, heads, key heads, intermediate size, tied: as the models' configs have them.
@@ -59,23 +58,6 @@ def config_of(model: str) -> Qwen3Config:
         vocab_size=151936, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=key_heads, head_dim=128, intermediate_size=intermediate,
         tie_word_embeddings=tied,
-    )  # fmt: skip
-
-
-def save_config(model: str, folder: Path) -> Path:
-    """Write a model's config.json."""
-    config_of(model).save_pretrained(folder)
-    return folder
-
-
-def facts_of(config: Any) -> ModelFacts:
-    """Give a model's shape as the plan has it."""
-    return ModelFacts(
-        n_layers=config.num_hidden_layers, hidden_size=config.hidden_size,
-        n_heads=config.num_attention_heads, n_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim, intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size, tie_word_embeddings=config.tie_word_embeddings,
-        model_type=config.model_type,
     )  # fmt: skip
 
 
@@ -139,8 +121,7 @@ def main() -> None:
         "Qwen3  kind            model  gradients  step GiB: kept  checkpointed  bytes/token/layer/h"
     )
     for model in args.models:
-        with tempfile.TemporaryDirectory() as folder:
-            config = read_config(save_config(model, Path(folder)))
+        config = config_of(model)
         for kind in (*ADAPTERS, "qlora"):
             row = traced(config, kind, args.rows, args.length)
             results.append({"model": model, **row})

@@ -1,4 +1,4 @@
-"""Measure what watching costs: one reading, the monitor's start, and training beside it.
+"""Measure what watching costs: one reading, and training beside the monitor.
 
     PYTHONPATH=tests:workflow/scripts python bench/monitor_overhead.py
 
@@ -12,9 +12,8 @@ cost at one reading a second is that times the interval.
 
 Prints a table; the last line is JSON. ``step_wall_slowdown`` is what a step takes longer, the
 median of the pairs, with quartiles and the median's standard error: what lies within two of these
-is below what the machine can show. ``step_cpu_slowdown`` is the same of the trainer's own processor
-time, which others on the machine disturb less. The share of a core is taken while the monitor runs;
-a training on that core cannot lose more than it.
+is below what the machine can show. The share of a core is taken while the monitor runs; a training
+on that core cannot lose more than it.
 """
 
 import argparse
@@ -78,10 +77,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        result = {**readings(Path(folder)), "start_cpu_s": start_cpu_s(Path(folder))}
-        result |= training(Path(folder), args)
+        result = {**readings(Path(folder)), **training(Path(folder), args)}
     result["interval_s"] = args.interval
-    for name in ("step_wall_slowdown", "step_wall_slowdown_error", "step_cpu_slowdown"):
+    for name in ("step_wall_slowdown", "step_wall_slowdown_error"):
         result[f"{name}_at_1_s"] = result[name] * args.interval
     result["monitor_share_of_a_core_at_1_s"] = result["monitor_share_of_a_core"] * args.interval
     for name, value in result.items():
@@ -117,24 +115,9 @@ def reading_s(environment: dict[str, str]) -> tuple[float, float]:
     return wall_s, cpu_s
 
 
-def start_cpu_s(folder: Path) -> float:
-    """Give the processor seconds that the monitor takes to start, read twice and sum up."""
-    script = ROOT / "workflow" / "scripts" / "monitor_gpu.py"
-    command = [sys.executable, str(script), "--duration", "0", "--quiet"]
-    before = os.times()
-    subprocess.run([*command, "--output", str(folder / "start.json")], check=True)
-    after = os.times()
-    return (
-        after.children_user
-        + after.children_system
-        - (before.children_user + before.children_system)
-    )
-
-
 def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Compare steps a second while the monitor runs and while it is halted, in turn."""
     walls: list[float] = []
-    cpus: list[float] = []
     state, taken_s = folder / "watched", 0.0
     state.mkdir()
     with steps(folder) as (plan, do):
@@ -152,12 +135,10 @@ def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                     before_s = sum(monitor.cpu_times()[:2])
                     pair[runs] = do(args.seconds)
                     taken_s += sum(monitor.cpu_times()[:2]) - before_s
-                walls.append(pair[True][0] / pair[False][0] - 1)
-                cpus.append(pair[True][1] / pair[False][1] - 1)
+                walls.append(pair[True] / pair[False] - 1)
             monitor.send_signal(signal.SIGCONT)
     return {
         **spread("step_wall_slowdown", walls),
-        **spread("step_cpu_slowdown", cpus),
         "n_pairs": args.pairs,
         "monitor_share_of_a_core": taken_s / (args.pairs * args.seconds),
     }
@@ -172,7 +153,7 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
 
 @contextmanager
 def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
-    """Give a function that trains for some seconds and tells what a step took, wall and CPU."""
+    """Yield a function that trains for some seconds and returns the seconds a step took."""
     assignment = made(folder / "run", n_steps=10**6)
     group = processes.start(assignment.plan)
     with Saver(assignment.state, keep=1) as saver:
@@ -181,12 +162,12 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
         )
         with load_batches(run.feed, 0, plan=run.plan.loader, device=run.device) as batches:
 
-            def do(seconds: float) -> tuple[float, float]:
-                n, start, cpu = 0, time.perf_counter(), time.process_time()
+            def do(seconds: float) -> float:
+                n, start = 0, time.perf_counter()
                 while not n or time.perf_counter() - start < seconds:
                     float(step(run, batches).loss)
                     n += 1
-                return (time.perf_counter() - start) / n, (time.process_time() - cpu) / n
+                return (time.perf_counter() - start) / n
 
             yield lambda s: replace(assignment.plan, collection_interval_seconds=s), do
 

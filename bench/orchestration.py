@@ -1,167 +1,201 @@
-"""Measure what Snakemake costs: dry runs, runs with nothing to do, and the time around each job.
+"""Measure what Snakemake costs: dry runs, runs with nothing to do, and a run beside plain scripts.
 
-    python bench/orchestration.py [--target results/small/report.json] [--repeats 3]
-        [--shards 100] [--output FILE]
+    python bench/orchestration.py [--target results/small/report.json] [--repeats 3] [--output FILE]
 
-The demo of an expert, or a part of it, runs on one core through the workflow, and as plain
-scripts: the very commands of that run, in its order, in one shell script, in a fresh copy of the
-project. Sources are locked beforehand for the scripts; Snakemake locks them itself. Both take
-turns.
-
-- around a job, in one run: Snakemake's wall time less the time in which a program of a job ran,
-  over the number of jobs. What the machine does besides touches only the first;
-- around a job, by difference: wall time of the workflow less that of the script, over jobs.
-- by CPU: the same difference in the CPU time of all processes, which hardly depends on what else
-  runs;
-- with --shards: 100 shards of a generated source up to packed rows, one pair of runs.
-
-What plain scripts lack is not counted: they redo everything, or leave it to whoever starts them.
+The target's commands are read from Snakemake's own records of one run, and run again in that order
+by a shell script in a fresh copy of the project, with the sources locked beforehand. Workflow and
+script take turns on one core, and what they made is compared byte by byte. Prints a table; the last
+line is JSON. What plain scripts lack is not counted: they redo everything.
 """
 
 import argparse
 import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from project_copies import Copies, Timed
+from measured import Failed, cpu_s
 from turns import Spread, ratios, spread, turns
 
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
+SKIPPED = shutil.ignore_patterns("__pycache__")
 TARGET = "results/small/report.json"
-SNAKEMAKE, SCRIPTS = "snakemake", "plain scripts"
-# Generated here in documents enough for 100 shards; only its data stages are run.
-SHARDED = "expert-json"
-AN_HOUR_S = 3600
+EMPTY, COLD, NOTHING, AGAIN = "empty Snakefile", "cold dry run", "nothing to do", "same, dry run"
+WHOLE, SCRIPTS = "whole run", "plain scripts"
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Which files of a run must be the same, whoever started the jobs, where the target makes them.
+SAME = ("packing.json", "plan.json", "keep.arrow", "checkpoint/model.safetensors")
+ROWS = "packed/**/*.arrow"
 Row = dict[str, Any]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--target", default=TARGET, help=f"what is made both ways ({TARGET})")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--shards", type=int, default=100, help="0: leave them out")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    args = parser.parse_args()
-    measured = measure_orchestration(args.target, args.repeats, args.shards)
-    line = json.dumps(measured)
-    if args.output:
-        args.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """Seconds that a command took, by the clock and of all its processes."""
+
+    wall_s: float
+    cpu_s: float
 
 
-def measure_orchestration(target: str, n_repeats: int, n_shards: int) -> Row:
-    """Measure a chain that trains, and one of many shards; print tables."""
+class Copies:
+    """Fresh copies of the project as it was when this began."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self.folder, self.target = folder, target
+        self.code = folder / "code"
+        self.code.mkdir(parents=True)
+        for name in CODE:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, self.code / name, ignore=SKIPPED)
+            else:
+                shutil.copy2(source, self.code / name)
+
+    def make_fresh(self, name: str, source: Path | None = None) -> Path:
+        """Copy the code, or a folder that was planned, to where nothing has run."""
+        path = self.folder / name
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(source or self.code, path, symlinks=True, ignore=SKIPPED)
+        return path
+
+    def prepare_scripts(self) -> int:
+        """Run the target once, unmeasured; write its commands as a script and return their number.
+
+        The script lies in a copy whose sources are locked and whose folders are there.
+        """
+        planned, finished = self.make_fresh("planned"), self.make_fresh("finished")
+        self.run_workflow(planned, "-n", self.target)
+        self.run_workflow(finished, self.target)
+        commands = read_commands(finished)
+        for path in sorted((finished / "results").rglob("*")):
+            if path.is_file():
+                (planned / path.relative_to(finished)).parent.mkdir(parents=True, exist_ok=True)
+        script = "\n".join(["set -euo pipefail", *(f"( {c} )" for c in commands)])
+        (planned / "run.sh").write_text(script + "\n", encoding="utf-8")
+        return len(commands)
+
+    def time_line(self, line: str) -> Timed:
+        """Time one line of the table."""
+        finished = self.folder / "finished"
+        if line == EMPTY:
+            folder = self.folder / "empty"
+            folder.mkdir(exist_ok=True)
+            (folder / "Snakefile").write_text("rule all:\n    input: []\n", encoding="utf-8")
+            return self.run_workflow(folder, "-n")
+        if line == SCRIPTS:
+            planned = self.make_fresh("scripts", self.folder / "planned")
+            return time_command(["bash", "run.sh"], planned)
+        if line == COLD:
+            return self.run_workflow(self.make_fresh("cold"), "-n", self.target)
+        if line == WHOLE:
+            return self.run_workflow(self.make_fresh("flow"), self.target)
+        return self.run_workflow(finished, *(["-n"] if line == AGAIN else []), self.target)
+
+    def run_workflow(self, folder: Path, *arguments: str) -> Timed:
+        """Run Snakemake on one core."""
+        return time_command([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
+
+    def compared_results(self) -> list[str]:
+        """Name the files that the last runs of both ways are compared by.
+
+        Raises:
+            Failed: there is none, or one differs.
+        """
+        flow, scripts = (self.folder / n / Path(self.target).parent for n in ("flow", "scripts"))
+        names = [name for name in SAME if (flow / name).exists()]
+        names += sorted(str(path.relative_to(flow)) for path in flow.glob(ROWS))
+        if not names:
+            raise Failed(f"{self.target}: no result to compare; make one of {', '.join(SAME)}")
+        for name in names:
+            other = scripts / name
+            if not other.exists() or other.read_bytes() != (flow / name).read_bytes():
+                raise Failed(f"{name}: the workflow and the plain scripts made different results")
+        return names
+
+
+def time_command(command: list[str], folder: Path) -> Timed:
+    """Run a command to its end; one that fails ends the benchmark with its error line."""
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREADS, "1"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "EXPERTFLOW": str(folder / "workflow" / "scripts"),
+    }
+    before_s, start = cpu_s(), time.perf_counter()
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lines = (done.stdout + done.stderr).splitlines() or ["no output"]
+        reason = next((line for line in lines if "rror" in line or "Exception" in line), lines[-1])
+        raise Failed(f"{' '.join(command[1:])}: {reason.strip()}")
+    return Timed(wall_s=time.perf_counter() - start, cpu_s=cpu_s() - before_s)
+
+
+def read_commands(folder: Path) -> list[str]:
+    """Read the shell commands of a run from Snakemake's records, in the order in which they ran."""
+    found: dict[str, float] = {}
+    for path in (folder / ".snakemake" / "metadata").rglob("*"):
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["shellcmd"]:
+                found[record["shellcmd"]] = record["starttime"]
+    return sorted(found, key=lambda command: found[command])
+
+
+def measure_orchestration(target: str, n_repeats: int) -> Row:
+    """Measure every line in turns, print the table and return its figures."""
     with tempfile.TemporaryDirectory(prefix="orchestration-") as name:
-        copies = Copies(Path(name) / "chain")
-        waits = cold(copies, f"results/{SHARDED}/report.json", n_repeats)
-        chain = measure_chain(copies, target, n_repeats, n_repeats)
-        result: Row = {
-            "n_repeats": n_repeats,
-            f"dry_run_of_{SHARDED}": {name: asdict(value) for name, value in waits.items()},
-            "chain": chain,
-        }
-        wall, cpu = waits.values()
-        print(f"\ncold dry run of {SHARDED}: {words(wall)}, CPU {words(cpu)}", flush=True)
-        print_chain(target, chain)
-        if n_shards:
-            copies = Copies(Path(name) / "shards")
-            copies.set_shards(SHARDED, n_shards)
-            target = f"results/{SHARDED}/packing.json"
-            result["shards"] = measure_chain(copies, target, n_repeats, 1)
-            print_chain(f"{SHARDED}, {n_shards} shards, up to packed rows", result["shards"])
+        copies = Copies(Path(name) / "copies", target)
+        n_jobs = copies.prepare_scripts()
+        lines = (EMPTY, COLD, NOTHING, AGAIN, WHOLE, SCRIPTS)
+        done: dict[str, dict[int, Timed]] = {line: {} for line in lines}
+        for repeat, line in turns(lines, n_repeats):
+            done[line][repeat] = copies.time_line(line)
+        files = copies.compared_results()
+    return {"target": target, "n_jobs": n_jobs, "compared": files, **tabulate(done)}
+
+
+def tabulate(done: dict[str, dict[int, Timed]]) -> Row:
+    """Print a line for each way, with ratios taken within a repeat."""
+    walls = {line: {i: run.wall_s for i, run in runs.items()} for line, runs in done.items()}
+    result: Row = {}
+    print(f"{'':>18} {'seconds':>24} {'CPU s':>24}")
+    for line, runs in done.items():
+        wall, cpu = spread(list(walls[line].values())), spread([r.cpu_s for r in runs.values()])
+        print(f"{line:>18} {format_spread(wall):>24} {format_spread(cpu):>24}")
+        result[line] = {"wall_s": asdict(wall), "cpu_s": asdict(cpu)}
+    for first, second in ((COLD, EMPTY), (WHOLE, SCRIPTS)):
+        ratio = ratios(walls[first], walls[second])
+        print(f"{first} / {second}: {format_spread(ratio) if ratio else 'not measured'}")
+        result[f"{first} / {second}"] = ratio and asdict(ratio)
     return result
 
 
-def cold(copies: Copies, target: str, n_repeats: int) -> dict[str, Spread]:
-    """Time the first dry run in a fresh copy, by the clock and by its CPU time."""
-    runs = [copies.workflow(copies.fresh("cold"), "-n", target) for _ in range(n_repeats)]
-    return {
-        "cold_dry_run_s": spread([run.wall_s for run in runs]),
-        "cold_dry_run_cpu_s": spread([run.cpu_s for run in runs]),
-    }
+def format_spread(value: Spread) -> str:
+    """Write a median with its least and most."""
+    return f"{value.median:.2f} ({value.least:.2f}-{value.most:.2f})"
 
 
-def measure_chain(copies: Copies, target: str, n_repeats: int, n_runs: int) -> Row:
-    """Run a target both ways, in turns, and then with nothing to do."""
-    floor = spread([copies.nothing().wall_s for _ in range(n_repeats)])
-    first = cold(copies, target, n_repeats)
-    copies.learn(target)
-    done: dict[str, dict[int, Timed]] = {SNAKEMAKE: {}, SCRIPTS: {}}
-    for repeat, line in turns((SNAKEMAKE, SCRIPTS), n_runs):
-        done[line][repeat] = (
-            copies.workflow(copies.fresh("flow"), target) if line == SNAKEMAKE else copies.scripts()
-        )
-    finished = copies.learnt
-    again: dict[str, list[Timed]] = {"noop_run": [], "noop_dry_run": []}
-    for _, line in turns(tuple(again), n_repeats):
-        arguments = ["-n", target] if line == "noop_dry_run" else [target]
-        again[line].append(copies.workflow(finished, *arguments))
-    return {
-        "target": target,
-        "n_jobs": len(copies.commands),
-        "empty_snakefile_s": asdict(floor),
-        **{name: asdict(value) for name, value in first.items()},
-        **{f"{n}_s": asdict(spread([run.wall_s for run in runs])) for n, runs in again.items()},
-        **{f"{n}_cpu_s": asdict(spread([run.cpu_s for run in runs])) for n, runs in again.items()},
-        **compared(done, len(copies.commands)),
-        "compared_results": copies.compared_results(),
-        "same_results": copies.same_results(),
-    }
-
-
-def compared(done: dict[str, dict[int, Timed]], n_jobs: int) -> Row:
-    """Put the runs of both ways side by side."""
-    wall = {line: {i: run.wall_s for i, run in runs.items()} for line, runs in done.items()}
-    around = [run.wall_s - run.jobs_s for run in done[SNAKEMAKE].values()]
-    longer = [wall[SNAKEMAKE][i] - wall[SCRIPTS][i] for i in sorted(wall[SNAKEMAKE])]
-    ratio = ratios(wall[SNAKEMAKE], wall[SCRIPTS])
-    cpu = {line: {i: run.cpu_s for i, run in runs.items()} for line, runs in done.items()}
-    more = [cpu[SNAKEMAKE][i] - cpu[SCRIPTS][i] for i in sorted(cpu[SNAKEMAKE])]
-    return {
-        "workflow_s": asdict(spread(list(wall[SNAKEMAKE].values()))),
-        "scripts_s": asdict(spread(list(wall[SCRIPTS].values()))),
-        "workflow_over_scripts": ratio and asdict(ratio),
-        "around_jobs_s": asdict(spread(around)),
-        "around_a_job_s": asdict(spread([value / n_jobs for value in around])),
-        "longer_a_job_s": asdict(spread([value / n_jobs for value in longer])),
-        "workflow_cpu_s": asdict(spread(list(cpu[SNAKEMAKE].values()))),
-        "scripts_cpu_s": asdict(spread(list(cpu[SCRIPTS].values()))),
-        "more_cpu_s": asdict(spread(more)),
-        "more_cpu_a_job_s": asdict(spread([value / n_jobs for value in more])),
-        "share_of_an_hour": spread(around).median / (AN_HOUR_S + spread(around).median),
-    }
-
-
-def words(value: Spread) -> str:
-    """Write a spread of seconds."""
-    return f"{value.median:.2f} s ({value.least:.2f}-{value.most:.2f}, n={value.n})"
-
-
-def print_chain(title: str, chain: Row) -> None:
-    """Print a table of a chain."""
-    print(f"\n{title}: {chain['n_jobs']} jobs")
-    names = {
-        "empty_snakefile_s": "Snakemake with an empty Snakefile", "cold_dry_run_s": "cold dry run",
-        "cold_dry_run_cpu_s": "... CPU",
-        "noop_dry_run_s": "dry run, nothing to do", "noop_dry_run_cpu_s": "... CPU",
-        "noop_run_s": "run, nothing to do", "noop_run_cpu_s": "... CPU",
-        "workflow_s": "whole run", "scripts_s": "the same as plain scripts",
-        "around_jobs_s": "around all jobs", "around_a_job_s": "around a job, in one run",
-        "longer_a_job_s": "around a job, by difference",
-        "workflow_cpu_s": "whole run, CPU", "scripts_cpu_s": "plain scripts, CPU",
-        "more_cpu_s": "more CPU, in all", "more_cpu_a_job_s": "more CPU, a job",
-    }  # fmt: skip
-    for key, name in names.items():
-        print(f"{name:>34} {words(Spread(**chain[key]))}")
-    ratio = chain["workflow_over_scripts"]
-    print(f"{'whole run over plain scripts':>34} {ratio['median']:.3f}"
-          f" ({ratio['least']:.3f}-{ratio['most']:.3f})")  # fmt: skip
-    print(f"{'share, were the jobs an hour':>34} {chain['share_of_an_hour']:.2%}")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--target", default=TARGET, help=f"what is made both ways ({TARGET})")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    line = json.dumps(measure_orchestration(args.target, args.repeats))
+    if args.output:
+        args.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python bench/side_by_side.py --environments DIR [--only tokens,training,orchestration]
         [--device cpu|cuda] [--model tiny|small|0.6B] [--repeats 5] [--output result.json]
 
-- tokens: documents become packed rows, by ours and five others (bench/tokenise_pack.py);
+- tokens: documents become packed rows, by ours and three others (bench/tokenise_pack.py);
 - training: steps of our loop and of TRL's SFTTrainer on the same rows and weights, full and LoRA,
   beside TRL's padded default (bench/peers/training_beside.py);
 - orchestration: the workflow and its own commands as plain scripts (bench/orchestration.py).
@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from environments import PEERS, environment
+from environments import environment
 from measured import Failed
 from training_beside import (
     BATCHES,
@@ -84,7 +84,6 @@ def parsed(words: list[str]) -> argparse.Namespace:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where training runs (cpu)")
     add("--model", choices=("tiny", "small", "0.6B", "1.7B", "8B"), default="tiny")
     add("--environments", type=Path, default=KEPT, help=f"folder of environments ({KEPT})")
-    add("--again", action="store_true", help="try environments again that could not be built")
     add("--peer-python", type=Path, help="a Python that has TRL, in place of an environment")
     add("--repeats", type=int, default=5, help="turns of every line (5)")
     add("--warmup-steps", type=int, default=5, help="training steps not timed (5)")
@@ -94,8 +93,6 @@ def parsed(words: list[str]) -> argparse.Namespace:
     add("--methods", default="full,lora", help="full, lora or both, by commas")
     add("--megabytes", type=int, default=20, help="corpus of the tokens part (20)")
     add("--target", default="results/small/report.json", help="of the orchestration part")
-    add("--shards", type=int, default=100, help="of the orchestration part; 0: none (100)")
-    add("--scratch", type=Path, help="folder for models and rows")
     add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(words)
     args.parts = args.only.split(",") if args.only else list(PARTS)
@@ -115,9 +112,6 @@ def tokens(args: argparse.Namespace) -> Row:
     import tokenise_pack
 
     words = ["--megabytes", str(args.megabytes), "--repeats", str(args.repeats)]
-    if args.again:
-        for name in sorted({name for _, name in PEERS.values()}):
-            environment(name, args.environments, again=True)
     options = tokenise_pack.options().parse_args([*words, "--environments", str(args.environments)])
     if reason := tokenise_pack.missing(options):
         raise Failed(reason)
@@ -133,7 +127,7 @@ def training(args: argparse.Namespace) -> Row:
     """Measure training steps."""
     micro, n_accumulation = BATCHES.get(args.model, USUAL_BATCH)
     python, problem, installed = trl(args)
-    with tempfile.TemporaryDirectory(prefix="side-by-side-", dir=args.scratch) as name:
+    with tempfile.TemporaryDirectory(prefix="side-by-side-") as name:
         job = TrainingJob(
             folder=Path(name), model=args.model, device=args.device, n_repeats=args.repeats,
             n_warmup_steps=args.warmup_steps, n_timed_steps=args.timed_steps,
@@ -166,7 +160,7 @@ def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, st
     python = args.peer_python
     if python is None:
         name = "trl_cuda" if args.device == "cuda" else "trl_peft"
-        built = environment(name, args.environments, again=args.again)
+        built = environment(name, args.environments)
         if built.problem:
             return None, f"not installed: {built.problem}", {}
         python = built.python
@@ -179,10 +173,7 @@ def orchestration(args: argparse.Namespace) -> Row:
     # Snakemake is not where only training is measured.
     import orchestration
 
-    measured = orchestration.measure_orchestration(args.target, args.repeats, args.shards)
-    if not measured["chain"]["same_results"]:
-        measured["failed"] = "the workflow and the plain scripts made different results"
-    return measured
+    return orchestration.measure_orchestration(args.target, args.repeats)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {

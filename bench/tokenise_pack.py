@@ -1,23 +1,21 @@
 """Measure how fast documents become packed rows: our stages beside other programs, in one run.
 
-    python bench/tokenise_pack.py [--megabytes 20 200 2000] [--peers source_method trl datatrove
-        litdata mosaicml] [--repeats 3] [--length 2048] [--environments DIR] [--tokenizer DIR]
+    python bench/tokenise_pack.py [--megabytes 20 200 2000] [--peers source_method trl datatrove]
+        [--repeats 3] [--length 2048] [--environments DIR] [--tokenizer DIR]
 
 All read the same JSON Lines of prompt and completion (see ``corpus.py``) as ChatML with the same
 tokenizer, and take turns: every repeat runs each of them once, in fresh processes, imports and
 loading of the tokenizer included, the page cache warm, on --processes cores. The lines are
-- tokenise and pack: pretokenize_shard for every shard, some at a time, then pack_sequences. The
+- tokenise and pack: pretokenize_shard for every shard, then pack_sequences. The
   ratio of each line is to this one; it reads documents that were prepared before.
 - whole chain: the stages before it as well: lock, fetch_source, find_datasets, prepare_shard,
   deduplicate_documents. prepare_model, which imports torch, does not count.
-- raw engine: fastokens over the same texts in memory, nothing else; the ceiling.
 - peers: each in its own environment, built on demand under --environments, as its own
   documentation recommends. They keep no account of where a completion starts; ours does.
 
-Peak memory is the sum of PSS over the tree of processes, sampled, and the largest resident set of
-any one. Rows are of both splits; fill is the share of a row's places that hold a token. --check
-decodes every peer's rows and looks for each document. A peer that cannot be had or fails is listed
-with the reason. Prints tables; the last line is JSON.
+Peak memory is the sum of PSS over the tree of processes, sampled. Rows are of both splits; fill is
+the share of a row's places that hold a token. A peer that cannot be had or fails is listed with the
+reason. Prints tables; the last line is JSON.
 """
 
 import argparse
@@ -29,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +38,7 @@ from environments import PEERS, Environment, environment, versions
 from measured import Failed, Measured, measure
 
 BENCH = Path(__file__).resolve().parent
-OURS, WHOLE, RAW = "tokenise and pack", "whole chain", "raw engine"
+OURS, WHOLE = "tokenise and pack", "whole chain"
 KEPT = Path.home() / ".cache" / "expertflow" / "peers"
 UNPACKED = {"datatrove"}
 Row = dict[str, Any]
@@ -56,8 +53,6 @@ class Benchmark:
         self.runs: dict[str, list[Measured]] = {}
         self.facts: dict[str, Row] = {}
         self.problems: dict[str, str] = {}
-        self.steady_s: list[float] = []
-        self.encode_s: list[float] = []
 
     def ours(self) -> None:
         """Run our stages once."""
@@ -65,26 +60,13 @@ class Benchmark:
             self.model = prepare_model(self.folder, self.args.tokenizer)
         at = self.fresh("ours")
         log = at / "log"
-        numbers = {"processes": self.args.processes, "at_once": self.args.at_once}
-        chain = Chain(at, self.corpus, self.model, **numbers)
+        chain = Chain(at, self.corpus, self.model, processes=self.args.processes)
         before = measure(chain.prepare, log)
         after = measure(lambda p: chain.tokenise_and_pack(p, length=self.args.length), log)
         self.runs.setdefault(OURS, []).append(after)
         self.runs.setdefault(WHOLE, []).append(together(before, after))
         facts = {**chain.described(), "n_output_bytes": sum(sizes(chain.rows))}
         self.facts[OURS] = self.facts[WHOLE] = facts
-        if (steady_s := chain.steady_s(log)) is not None:
-            self.steady_s.append(steady_s)
-
-    def raw(self) -> None:
-        """Run the engine alone once."""
-        at = self.fresh("raw")
-        command = self.program(Path(sys.executable), "raw_engine.py", at)
-        took = measure(lambda p: p.run(command), at / "log")
-        said = json.loads((at / "log").read_text().splitlines()[-1])
-        self.encode_s.append(said["encode_s"])
-        encoding = {**asdict(took), "wall_s": said["encode_s"]}
-        self.runs.setdefault(RAW, []).append(Measured(**encoding))
 
     def peer(self, name: str, built: Environment) -> None:
         """Run a peer once; after its first run count its rows."""
@@ -93,8 +75,7 @@ class Benchmark:
         took = measure(lambda p: p.run(command), at / "log")
         self.runs.setdefault(name, []).append(took)
         if name not in self.facts:
-            mode = "--check" if self.args.check else "--read"
-            done = subprocess.run([*command, mode], capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, "--read"], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise Failed(f"its rows cannot be read: {done.stderr.strip().splitlines()[-1]}")
             facts = json.loads(done.stdout.splitlines()[-1])
@@ -131,9 +112,9 @@ class Benchmark:
         ours = self.runs.get(OURS)
         print(
             f"{'method':>18} {'s':>8} {'spread':>15} {'MB/s':>7} {'x ours':>7} {'CPU s':>7}"
-            f" {'tree MB':>8} {'max MB':>7} {'out MB':>8} {'rows':>8} {'fill':>8}"
+            f" {'tree MB':>8} {'out MB':>8} {'rows':>8} {'fill':>8}"
         )
-        for name in (OURS, WHOLE, RAW, *self.args.peers):
+        for name in (OURS, WHOLE, *self.args.peers):
             if name in self.problems or name not in self.runs:
                 reason = self.problems.get(name, "not run")
                 print(f"{name:>18} {reason}")
@@ -148,12 +129,6 @@ class Benchmark:
             print_row(row)
         return rows
 
-    def share_of_ceiling(self) -> float | None:
-        """Compare the loop of our tokenising stage, start-up aside, with the engine alone."""
-        if not self.steady_s or not self.encode_s:
-            return None
-        return statistics.median(self.encode_s) / statistics.median(self.steady_s)
-
 
 def together(first: Measured, second: Measured) -> Measured:
     """Join two measurements, one after the other."""
@@ -161,7 +136,6 @@ def together(first: Measured, second: Measured) -> Measured:
         wall_s=first.wall_s + second.wall_s,
         cpu_s=first.cpu_s + second.cpu_s,
         peak_tree_bytes=max(first.peak_tree_bytes, second.peak_tree_bytes),
-        peak_process_bytes=max(first.peak_process_bytes, second.peak_process_bytes),
     )
 
 
@@ -173,7 +147,7 @@ def summary(name: str, runs: list[Measured], facts: Row, n_bytes: int, length: i
         "wall_s_max": max(times), "megabytes_per_s": n_bytes / 1e6 / statistics.median(times),
         "cpu_s": statistics.median(run.cpu_s for run in runs),
         "peak_tree_bytes": max(run.peak_tree_bytes for run in runs),
-        "peak_process_bytes": max(run.peak_process_bytes for run in runs), **facts,
+        **facts,
     }  # fmt: skip
     if facts and name not in UNPACKED:
         row["fill_fraction"] = facts["n_tokens"] / (facts["n_rows"] * length)
@@ -190,21 +164,17 @@ def print_row(row: Row) -> None:
     print(
         f"{row['method']:>18} {row['wall_s']:8.2f} {spread:>15} {row['megabytes_per_s']:7.1f}"
         f" {ratio:>7} {row['cpu_s']:7.1f} {row['peak_tree_bytes'] / 1e6:8.0f}"
-        f" {row['peak_process_bytes'] / 1e6:7.0f} {out:>8}"
+        f" {out:>8}"
         f" {row['n_rows'] if packed else '-':>8} {fill:>8}"
     )
-    if "n_found_whole" in row:
-        found, n = row["n_found_whole"], row["n_documents"]
-        print(f"{'':>18} {found:,} of {n:,} documents are in its rows whole")
 
 
 def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
     """Measure one size of corpus."""
     corpus = folder / "corpus.jsonl"
     made = make_corpus(corpus, n_bytes=megabytes * 1_000_000, seed=args.seed)
-    print(f"\n{megabytes} MB: {made['n_records']:,} records, {made['n_words']:,} words of which"
-          f" {made['n_distinct_words']:,} ({made['distinct_fraction']:.2%}) distinct; characters"
-          f" p5/50/90/99/max {made['characters_p5_p50_p90_p99_max']}", flush=True)  # fmt: skip
+    print(f"\n{megabytes} MB: {made['n_records']:,} records, characters p5/50/90/99/max"
+          f" {made['characters_p5_p50_p90_p99_max']}", flush=True)  # fmt: skip
     bench = Benchmark(folder, corpus, args)
     built = {}
     for name in args.peers:
@@ -213,16 +183,11 @@ def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
             bench.problems[name] = f"not installed: {problem}"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.processes])
     for _ in range(args.repeats):
-        if not args.no_ours:
-            bench.attempt(OURS, bench.ours)
-        bench.attempt(RAW, bench.raw)
+        bench.attempt(OURS, bench.ours)
         for name in args.peers:
             bench.attempt(name, lambda name=name: bench.peer(name, built[name]))
     rows = bench.table(made["n_bytes"])
-    share = bench.share_of_ceiling()
-    if share is not None:
-        print(f"steady state of tokenising: {share:.0%} of the raw engine")
-    return {"corpus": made, "methods": rows, "share_of_ceiling": share}
+    return {"corpus": made, "methods": rows}
 
 
 def options() -> argparse.ArgumentParser:
@@ -233,12 +198,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--at-once", type=int, default=1, help="shards that we tokenise at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=DATA / "tokenizers" / "qwen")
     parser.add_argument("--environments", type=Path, default=KEPT)
-    parser.add_argument("--check", action="store_true", help="decode the rows of every peer")
-    parser.add_argument("--no-ours", action="store_true", help="measure the peers alone")
     return parser
 
 

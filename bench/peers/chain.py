@@ -1,7 +1,6 @@
 """Our own stages as commands, from a JSONL corpus to packed rows."""
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -23,18 +22,13 @@ from expertflow.train.records import ModelSpec
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 EXPERT = "bench"
-# What pretokenize_shard logs: the loop without start-up, one line per shard.
-STEADY = re.compile(rb"tokens in ([0-9.]+) s")
 
 
 class Chain:
     """The stages of one run, in a folder of its own."""
 
-    def __init__(
-        self, folder: Path, corpus: Path, model: Path, *, processes: int, at_once: int
-    ) -> None:
+    def __init__(self, folder: Path, corpus: Path, model: Path, *, processes: int) -> None:
         self.folder, self.model, self.processes = folder, model, processes
-        self.at_once = at_once
         self.rows = folder / "rows"
         self.source = SourceSpec(
             name="s", kind="local", path=str(corpus), prompt="{prompt}", completion="{completion}"
@@ -83,7 +77,7 @@ class Chain:
         processes.run(command("deduplicate_documents", to_json(deduplicate), *arguments))
 
     def tokenise_and_pack(self, processes: Processes, *, length: int) -> None:
-        """Tokenise every shard, some at a time, and pack all."""
+        """Tokenise every shard, one at a time, and pack all."""
         at = self.folder
         engines = ("fastokens", "tokenizers")
         tokens = TokenSpec(
@@ -98,7 +92,7 @@ class Chain:
             job = command("pretokenize_shard", to_json(tokens), *inputs, *made, *outputs)
             # As the rule starts it.
             jobs.append(["env", "MALLOC_ARENA_MAX=1", *job])
-        processes.run(*jobs, at_once=self.at_once)
+        processes.run(*jobs)
         packing = PackingSpec(
             sequence_length_tokens=length, packing="bfd", overflow="split", seed=0,
             max_rejected_fraction=0.01,
@@ -120,11 +114,6 @@ class Chain:
             "n_rows": sum(split["n_sequences"] for split in splits),
             "n_tokens": sum(split["n_tokens"] for split in splits),
         }
-
-    def steady_s(self, log: Path) -> float | None:
-        """Add up what the shards' loops took, over those that run at once; null if not logged."""
-        seconds = [float(found) for found in STEADY.findall(log.read_bytes())]
-        return sum(seconds) / min(self.at_once, len(seconds)) if seconds else None
 
 
 def command(script: str, spec: Any, *arguments: object) -> list[str]:

@@ -1,18 +1,14 @@
 """Build the virtual environments of the peers, one per requirements file, and remember them.
 
-    python bench/peers/environments.py --directory DIR
-
 An environment is built once per content of its file. What fails to install is noted with pip's
-reason and tried again only when the file changes or ``--again`` is given. The packages that came
+reason and tried again only when the file changes or its folder is deleted. The packages that came
 stand in ``installed.txt`` of each environment. torch is installed first and held fast; where pip
 would fetch its CUDA build, name an index of CPU builds in PIP_EXTRA_INDEX_URL.
 """
 
-import argparse
 import hashlib
 import json
 import subprocess
-import sys
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +19,6 @@ PEERS = {
     "source_method": ("source_method.py", "datasets"),
     "trl": ("trl_bfd.py", "trl"),
     "datatrove": ("datatrove_tokens.py", "datatrove"),
-    "litdata": ("litdata_optimize.py", "litdata"),
-    "mosaicml": ("mosaicml_mds.py", "mosaicml"),
 }
 
 
@@ -37,14 +31,14 @@ class Environment:
     problem: str | None
 
 
-def environment(name: str, directory: Path, *, again: bool = False) -> Environment:
+def environment(name: str, directory: Path) -> Environment:
     """Give an environment; build it where there is none for the file as it is."""
     requirements = REQUIREMENTS / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     folder = directory.absolute() / name
     python, stamp = folder / "bin" / "python", folder / "built.json"
     known = json.loads(stamp.read_text()) if stamp.is_file() else {}
-    if known.get("sha256") != digest or (again and known["problem"]):
+    if known.get("sha256") != digest:
         venv.create(folder, clear=True, with_pip=True)
         problem = install(python, requirements)
         if problem is None:
@@ -84,21 +78,3 @@ def versions(built: Environment) -> dict[str, str]:
     path = built.python.parents[1] / "installed.txt"
     pairs = (line.partition("==") for line in path.read_text().splitlines() if "==" in line)
     return {n: version for n, _, version in pairs if any(n.lower() in word for word in named)}
-
-
-def main() -> None:
-    """Build all environments."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--directory", type=Path, required=True, help="where to put them")
-    parser.add_argument("--again", action="store_true", help="try again what failed")
-    args = parser.parse_args()
-    failed = 0
-    for name in sorted(path.stem for path in REQUIREMENTS.glob("*.txt")):
-        built = environment(name, args.directory, again=args.again)
-        print(f"{name:>12}  {built.problem or built.python}", flush=True)
-        failed += built.problem is not None
-    sys.exit(failed > 0)
-
-
-if __name__ == "__main__":
-    main()

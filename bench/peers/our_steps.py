@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import peft
 import transformers
-from memory_now import resident_bytes
+from memory_now import peak_resident_bytes
 from transformers.models import qwen3
 
 from expertflow.core.records import read_record
@@ -38,7 +38,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    imported_bytes = resident_bytes()
     case = json.loads(args.case.read_text(encoding="utf-8"))
     folder = Path(case["folder"])
     trial = Trial(
@@ -54,8 +53,7 @@ def main() -> None:
         **dataclasses.asdict(took),
         # Between the steps that do not count and these, a card is waited for, and layers compiled.
         "cpu_s": ended_cpu_s[-1] - began_cpu_s[case["n_warmup_steps"]],
-        "imported_rss_bytes": imported_bytes,
-        "peak_host_rss_bytes": resident_bytes("VmHWM"),
+        "peak_host_rss_bytes": peak_resident_bytes(),
         "words": list(took.activated),
     }
     args.output.write_text(json.dumps(said), encoding="utf-8")

@@ -1,19 +1,16 @@
-"""What every peer's program shares: its arguments, the chat text, and how its rows are checked.
+"""What every peer's program shares: its arguments, the chat text, and how its rows are counted.
 
 A program writes rows in the way of its library. Called once more with ``--read`` it reads them back
-with the library's own reader and prints, as JSON, how many rows and tokens there are; with
-``--check`` it also decodes them and looks for every document's text.
+with the library's own reader and prints, as JSON, how many rows and tokens there are.
 """
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
-START = "<|im_start|>user\n"
 # A row's reader may know where each document of it starts; others give whole rows.
 Rows = Iterator[Any]
 
@@ -32,7 +29,6 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--read", action="store_true", help="count the rows that were written")
-    parser.add_argument("--check", action="store_true", help="and decode them")
     return parser.parse_args()
 
 
@@ -43,8 +39,8 @@ def run(
 ) -> None:
     """Write rows, or read them back and say what they are."""
     args = arguments(description)
-    if args.read or args.check:
-        print(json.dumps(described(read(args), args)))
+    if args.read:
+        print(json.dumps(described(read(args))))
     else:
         write(args)
 
@@ -68,39 +64,10 @@ def read_saved(args: argparse.Namespace) -> Rows:
         yield row["input_ids"]
 
 
-def described(rows: Rows, args: argparse.Namespace) -> dict[str, Any]:
-    """Count rows and tokens; with ``--check`` find the documents' texts in them."""
-    n_rows = n_tokens = 0
-    ids: list[int] = []
-    for row in rows:
-        n_rows += 1
-        n_tokens += len(row)
-        if args.check:
-            ids += [int(token) for token in row]
-    result: dict[str, Any] = {"n_rows": n_rows, "n_tokens": n_tokens}
-    return {**result, **checked(ids, args)} if args.check else result
-
-
-def checked(ids: list[int], args: argparse.Namespace) -> dict[str, int]:
-    """Count the documents whose text is in the decoded rows, whole."""
-    import unicodedata
-
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
-    text = tokenizer.decode(ids, skip_special_tokens=False)
-    found = Counter(START + part for part in text.split(START)[1:])
-    wanted: Counter[str] = Counter()
-    with args.input.open(encoding="utf-8") as stream:
-        for line in stream:
-            record = json.loads(line)
-            chat = chatml(record["prompt"], record["completion"])
-            wanted[unicodedata.normalize("NFC", chat)] += 1
-    return {
-        "n_documents": wanted.total(),
-        "n_found_whole": (wanted & found).total(),
-        "n_pieces_not_whole": (found - wanted).total(),
-    }
+def described(rows: Rows) -> dict[str, int]:
+    """Count rows and tokens."""
+    lengths = [len(row) for row in rows]
+    return {"n_rows": len(lengths), "n_tokens": sum(lengths)}
 
 
 def byte_ranges(path: Path, n: int) -> list[tuple[int, int]]:
@@ -113,11 +80,3 @@ def byte_ranges(path: Path, n: int) -> list[tuple[int, int]]:
             stream.readline()
             cuts.append(min(stream.tell(), size))
     return list(zip(cuts, [*cuts[1:], size], strict=True))
-
-
-def lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Give the lines of one part of a file."""
-    with path.open("rb") as stream:
-        stream.seek(start)
-        while stream.tell() < end:
-            yield stream.readline()

@@ -21,12 +21,10 @@ def summary(
     if line in problems or not own:
         return {"problem": problems.get(line, "not run")}
     row: Row = {
-        "quickest_tokens_per_s": quickest(own),
         "tokens_per_s": asdict(spread(list(rates(own, "timed_s").values()))),
         "tokens_per_cpu_s": asdict(spread(list(rates(own, "cpu_s").values()))),
         "step_s": asdict(spread([s for r in own.values() for s in r["steps_s"]])),
         "n_tokens": {r["n_tokens"] for r in own.values()}.pop(),
-        "imported_rss_bytes": spread([r["imported_rss_bytes"] for r in own.values()]).median,
         "peak_host_rss_bytes": spread([r["peak_host_rss_bytes"] for r in own.values()]).median,
         "peak_device_bytes": None,
         "words": next(iter(own.values()))["words"],
@@ -40,7 +38,6 @@ def summary(
         **row,
         "ours_over_peer": faster and asdict(faster),
         "ours_over_peer_by_cpu": cheaper and asdict(cheaper),
-        "quickest_ours_over_peer": quickest(ours) / quickest(own),
         **agreement(line, ours, own, precision),
     }
 
@@ -48,16 +45,6 @@ def summary(
 def rates(runs: dict[int, Row], what: str) -> dict[int, float]:
     """Give tokens a second of each repeat, of wall (``timed_s``) or CPU time (``cpu_s``)."""
     return {i: run["n_tokens"] / run[what] for i, run in runs.items()}
-
-
-def quickest(runs: dict[int, Row]) -> float:
-    """Give tokens a second, each step taken from the repeat in which it was quickest.
-
-    Every repeat does the same steps, so this leaves out most of what else the machine did.
-    """
-    steps = zip(*(run["steps_s"] for run in runs.values()), strict=True)
-    n_tokens: int = next(iter(runs.values()))["n_tokens"]
-    return n_tokens / sum(map(min, steps))
 
 
 def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: str) -> Row:

@@ -16,8 +16,8 @@ def print_method(method: str, measured: Row) -> None:
         return
     print(f"\n{method}, {measured['settings']['precision']}")
     print(
-        f"{'line':>18} {'tokens/s':>9} {'ours/peer':>9} {'spread':>11} {'quickest':>9}"
-        f" {'a CPU s':>8} {'ours/peer':>9} {'spread':>11} {'peak MB':>8} {'imports':>8}"
+        f"{'line':>18} {'tokens/s':>9} {'ours/peer':>9} {'spread':>11}"
+        f" {'a CPU s':>8} {'ours/peer':>9} {'spread':>11} {'peak MB':>8}"
         f" {'card MB':>8} {'loss apart':>10}"
     )
     for name, row in measured["lines"].items():
@@ -27,9 +27,8 @@ def print_method(method: str, measured: Row) -> None:
         card = row["peak_device_bytes"]
         print(
             f"{name:>18} {row['tokens_per_s']['median']:9,.0f} {wide(row.get('ours_over_peer'))}"
-            f" {shown(row.get('quickest_ours_over_peer'), '.2f'):>9}"
             f" {row['tokens_per_cpu_s']['median']:8,.0f} {wide(row.get('ours_over_peer_by_cpu'))}"
-            f" {row['peak_host_rss_bytes'] / 1e6:8.0f} {row['imported_rss_bytes'] / 1e6:8.0f}"
+            f" {row['peak_host_rss_bytes'] / 1e6:8.0f}"
             f" {shown(card and card / 1e6, '.0f'):>8} {shown(row.get('loss_apart'), '.1e'):>10}"
         )
         for word in row["words"]:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from datasets import Dataset, load_from_disk
-from memory_now import resident_bytes
+from memory_now import peak_resident_bytes
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.integrations.hub_kernels import load_and_register_attn_kernel
@@ -106,7 +106,6 @@ class Kept(SFTTrainer):  # type: ignore[misc]
 
 def main() -> None:
     """Train one case and write what it took."""
-    imported_bytes = resident_bytes()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -133,8 +132,7 @@ def main() -> None:
         "n_tokens": int(sum(trainer.by_step(trainer.tokens)[case["n_warmup_steps"] :])),
         "losses": trainer.by_step(trainer.shares),
         "peak_memory_bytes": torch.cuda.max_memory_reserved() if cuda else None,
-        "imported_rss_bytes": imported_bytes,
-        "peak_host_rss_bytes": resident_bytes("VmHWM"),
+        "peak_host_rss_bytes": peak_resident_bytes(),
         "words": [f"{name}: {value}" for name, value in words.items()],
     }
     args.output.write_text(json.dumps(said), encoding="utf-8")

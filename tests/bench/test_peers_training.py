@@ -23,8 +23,7 @@ CASE = {"precision": "fp32"}
 def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dict[str, Any]:
     return {
         "n_tokens": n_tokens, "timed_s": sum(s), "cpu_s": sum(s) / 4, "steps_s": s,
-        "losses": losses, "words": ["w"], "imported_rss_bytes": 1, "peak_host_rss_bytes": 2,
-        "peak_memory_bytes": None,
+        "losses": losses, "words": ["w"], "peak_host_rss_bytes": 2, "peak_memory_bytes": None,
     }  # fmt: skip
 
 
@@ -50,14 +49,6 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert row["ours_over_peer_by_cpu"]["median"] == 2.0
     assert row["tokens_per_cpu_s"]["median"] == 400
     assert row["same_work"]
-
-
-def test_the_quickest_of_each_step_leaves_out_what_else_the_machine_did() -> None:
-    ours = {0: made_up(s=[1, 9], losses=[2.0]), 1: made_up(s=[8, 2], losses=[2.0])}
-    peer = {0: made_up(s=[2, 50], losses=[2.0]), 1: made_up(s=[99, 4], losses=[2.0])}
-    row = summed({OURS: ours, FREE: peer}, FREE)
-    assert row["quickest_tokens_per_s"] == 200
-    assert row["quickest_ours_over_peer"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -243,7 +234,7 @@ def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> Non
     assert len(ours["losses"]) == 1 + 3
     # Every step's figure is there, and the peak is not that of the process that started it.
     assert len(ours["steps_s"]) == 3
-    assert ours["peak_host_rss_bytes"] >= ours["imported_rss_bytes"] > 0
+    assert ours["peak_host_rss_bytes"] > 0
     assert (Path(case["adapter"]) / "adapter_model.safetensors").is_file()
     assert case["rate"] == pytest.approx(3e-3)
 

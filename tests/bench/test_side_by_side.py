@@ -12,7 +12,6 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
-import environments
 import side_by_side
 from measured import Failed
 from side_by_side import finished, parsed, run_parts, tokens, trl, versions_differ
@@ -91,32 +90,15 @@ def test_an_environment_that_cannot_be_built_is_a_reason(
 ) -> None:
     asked = []
 
-    def environment(name: str, directory: Path, *, again: bool) -> Namespace:
-        asked.append((name, directory, again))
+    def environment(name: str, directory: Path) -> Namespace:
+        asked.append((name, directory))
         return Namespace(python=Path("p"), problem="ERROR: no torch for this machine")
 
     monkeypatch.setattr(side_by_side, "environment", environment)
-    args = parsed(["--environments", str(tmp_path), "--device", "cuda", "--again"])
+    args = parsed(["--environments", str(tmp_path), "--device", "cuda"])
     assert trl(args) == (None, "not installed: ERROR: no torch for this machine", {})
     # Liger's kernels come with the environment for a card.
-    assert asked == [("trl_cuda", tmp_path, True)]
-
-
-def test_all_requirements_are_built_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def environment(name: str, directory: Path, *, again: bool) -> Namespace:
-        asked.append((name, again))
-        return Namespace(problem=None, python="p")
-
-    monkeypatch.setattr(environments, "environment", environment)
-    monkeypatch.setattr(sys, "argv", ["e", "--directory", str(tmp_path), "--again"])
-    with pytest.raises(SystemExit) as ended:
-        environments.main()
-    assert not ended.value.code
-    assert {("trl_cuda", True), ("trl_peft", True), ("trl", True)} < set(asked)
+    assert asked == [("trl_cuda", tmp_path)]
 
 
 def test_each_part_is_written_before_the_next_begins(

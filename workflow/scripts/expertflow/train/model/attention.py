@@ -80,7 +80,7 @@ def attend(
 
     ``cu_seq_lens_q`` drives torch's variable-length kernel, which needs CUDA, half precision and
     Ampere or newer. ``document_bounds`` (the same figures, on the host) drive one SDPA call per
-    document: the route of the CPU, where it beats a masked call per row (bench/attention_cpu.py).
+    document: the route of the CPU, where it beats a masked call per row.
     Both may end in bounds of empty documents. With a sliding window, query i sees the keys j
     with i - j < window.
 

@@ -8,7 +8,7 @@ The gradient of the logits is known as soon as they are, so each chunk takes it 
 states and the head at once: three products with the head instead of the four of a checkpointed
 chunk, two where the head is frozen, and no logits left for the backward pass. Torch's own fused
 operation does the same, but sums the loss in the type of the hidden states, wrong in the third
-digit in bf16, and knows no label smoothing (bench/loss_cpu.py compares them).
+digit in bf16, and knows no label smoothing.
 
 Shapes: B rows, L tokens, H width, T targets, C targets of a chunk, V vocabulary.
 """
