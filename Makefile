@@ -12,7 +12,7 @@
 # make gguf         install what writes GGUF files
 # make lm-eval      install what evaluation.lm_eval needs
 # make verify       check every record against its sidecar
-# make prune        remove training states that no result refers to
+# make prune        remove training states, tokens and staged copies that no result refers to
 # make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
 # make soak         kill trainers at random moments for MINUTES (10); weights must not notice
 # make soak-chain   the same for whole chains, at any stage

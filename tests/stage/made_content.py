@@ -6,7 +6,7 @@ from pathlib import Path
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.stage.content import Content, read_content, rows_key, weights_key
 from expertflow.stage.ensure import Wanted
-from expertflow.stage.store import Store, open_store
+from expertflow.stage.store import open_store
 
 
 def make_rows(folder: Path, *, n_bytes: int = 3000, fill: bytes = b"x") -> Content:
@@ -39,13 +39,13 @@ def wanted(content: Content) -> Wanted:
     return Wanted(kind=content.kind, source=content.source, key=content.key)
 
 
-def make_store(folder: Path, *, quota_gib: float | None = None) -> Store:
+def make_store(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    return open_store(folder, quota_gib)
+    return open_store(folder)
 
 
 def store_at(folder: Path) -> Path:
-    """Give the folder of this user's store, made or not."""
+    """Return the folder of this user's store, made or not."""
     return folder / f"expertflow-{os.geteuid()}"
 
 

@@ -1,6 +1,7 @@
 """Staging as the workflow and the trainer do it: planned once, done again where training runs."""
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -16,16 +17,11 @@ from made_content import is_copy, make_model, make_rows, model_content, store_at
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError
 from expertflow.hardware import disk
-from expertflow.stage import copy, ensure, make, place
+from expertflow.stage import copy, ensure, place
 from expertflow.stage.content import Content, read_content, weights_key
 from expertflow.stage.ensure import plan_staging, staged
-from expertflow.stage.place import Choice
 from expertflow.stage.records import StageSpec, StagingRecord
-
-
-@pytest.fixture(autouse=True)
-def another_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "can_share", lambda *_: False)
+from expertflow.stage.store import prune_copies
 
 
 @pytest.fixture(autouse=True)
@@ -100,20 +96,14 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
 def test_a_copy_is_held_while_training_reads_it(
     tmp_path: Path, rows: Content, model: Content, scratch: Path
 ) -> None:
-    quota_gib = (rows.n_bytes + 100) / (1 << 30)
-    spec = StageSpec(scratch=str(scratch), quota_gib=quota_gib, weights=False)
-    record = plan(rows, model, spec)
-    other = plan_staging(
-        expert="e", spec=replace(spec), weights=wanted(model),
-        rows=wanted(make_rows(tmp_path / "other", fill=b"o")),
-    )  # fmt: skip
-    assert other.rows.action == "copied", "nobody read the first one"
+    record = plan(rows, model, StageSpec(scratch=str(scratch), weights=False))
+    (tmp_path / "results" / "e").mkdir(parents=True)
+    nothing = {"rows": {"target": str(store_at(scratch) / "k" / "files")}, "weights": {}}
+    (tmp_path / "results" / "e" / "staging.json").write_text(json.dumps(nothing))
     with staged(record) as places:
         assert is_copy(rows, places.rows)
-        with staged(other) as others:
-            assert others.staged[0].is_fallback
-            assert "in use" in others.staged[0].reason
-            assert others.rows == Path(other.rows.source)
+        assert prune_copies(tmp_path / "results") == []
+    assert prune_copies(tmp_path / "results") == [store_at(scratch) / rows.key]
 
 
 def test_a_retry_on_another_machine_stages_again(
@@ -268,15 +258,3 @@ def test_a_link_to_what_is_gone_is_named(tmp_path: Path, model: Content, name: s
                  lambda: weights_key(model.source, "sha")):  # fmt: skip
         with pytest.raises(DataError, match=rf"{name}: a link to .*blob, which is gone"):
             read()
-
-
-def test_chosen_speeds_are_recorded(
-    rows: Content, model: Content, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = place.Speed(bytes_per_s=3e9, method="256 MiB")
-    slow = place.Speed(bytes_per_s=2e8, method="256 MiB")
-    chosen = Choice(scratch=scratch, reason="faster", file_system="nfs4", source=slow, target=fast)
-    monkeypatch.setattr(ensure, "choose", lambda *_, **__: chosen)
-    note = plan(rows, model, StageSpec()).rows
-    assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (2e8, 3e9)
-    assert (note.reason, note.source_file_system) == ("faster", "nfs4")

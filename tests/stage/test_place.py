@@ -12,7 +12,6 @@ from expertflow.hardware import disk
 from expertflow.hardware.records import ScratchFacts
 from expertflow.stage import place
 from expertflow.stage.content import Content
-from expertflow.stage.ensure import _in_place
 from expertflow.stage.place import choose
 from expertflow.stage.records import StageSpec
 
@@ -73,8 +72,8 @@ def disk_at(folder: Path) -> Path:
 
 
 def test_null_reads_in_place(rows: Content, machine: Machine) -> None:
-    choice = choose(rows, StageSpec(scratch=None))
-    assert (choice.scratch, choice.reason) == (None, "scratch is null")
+    scratch, note = choose(rows, StageSpec(scratch=None))
+    assert (scratch, note.reason) == (None, "scratch is null")
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs"])
@@ -82,44 +81,44 @@ def test_a_local_source_is_read_in_place_and_nothing_is_measured(
     rows: Content, machine: Machine, kind: str
 ) -> None:
     machine.file_systems[rows.source] = kind
-    choice = choose(rows, StageSpec())
-    assert choice.scratch is None
-    assert kind in choice.reason
+    scratch, note = choose(rows, StageSpec())
+    assert scratch is None
+    assert kind in note.reason
     assert machine.n_measured == 0
 
 
 def test_what_lies_in_memory_stays_there(rows: Content, machine: Machine) -> None:
     machine.file_systems[rows.source] = "tmpfs"
-    assert "lies in memory" in choose(rows, StageSpec(scratch="/")).reason
+    assert "lies in memory" in choose(rows, StageSpec(scratch="/"))[1].reason
 
 
 def test_what_fits_into_half_of_free_memory_is_read_beforehand(
     rows: Content, machine: Machine
 ) -> None:
     machine.free_memory_bytes = 2 * rows.n_bytes + 1
-    choice = choose(rows, StageSpec())
-    assert (choice.scratch, choice.pre_read) == (None, True)
-    assert "fits into memory" in choice.reason
+    scratch, note = choose(rows, StageSpec())
+    assert (scratch, note.action) == (None, "pre_read")
+    assert "fits into memory" in note.reason
     assert machine.n_measured == 0
     machine.free_memory_bytes = 2 * rows.n_bytes
-    assert not choose(rows, StageSpec()).pre_read
+    assert choose(rows, StageSpec())[1].action == "read_in_place"
 
 
 def test_memory_is_promised_once(rows: Content, machine: Machine) -> None:
     machine.free_memory_bytes = 2 * rows.n_bytes + 2
-    assert choose(rows, StageSpec(), promised_bytes=0).pre_read
-    assert not choose(rows, StageSpec(), promised_bytes=1).pre_read
+    assert choose(rows, StageSpec(), promised_bytes=0)[1].action == "pre_read"
+    assert choose(rows, StageSpec(), promised_bytes=1)[1].action == "read_in_place"
 
 
 def test_the_fastest_disk_is_taken(tmp_path: Path, rows: Content, machine: Machine) -> None:
     slow, fast = disk_at(tmp_path / "slow"), disk_at(tmp_path / "fast")
     machine.disks = {slow: 0.5e9, fast: 3e9}
-    choice = choose(rows, StageSpec())
-    assert choice.scratch == fast
-    assert choice.source.bytes_per_s == 0.2e9
-    assert choice.target.bytes_per_s == 3e9
-    assert "nfs4" in choice.reason
-    assert "0.20 GB/s" in choice.reason
+    scratch, note = choose(rows, StageSpec())
+    assert scratch == fast
+    assert note.source_read_bytes_per_s == 0.2e9
+    assert note.target_read_bytes_per_s == 3e9
+    assert "nfs4" in note.reason
+    assert "0.20 GB/s" in note.reason
 
 
 @pytest.mark.parametrize(("gain", "is_copied"), [(1.4, False), (1.6, True)])
@@ -127,9 +126,9 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     tmp_path: Path, rows: Content, machine: Machine, gain: float, is_copied: bool
 ) -> None:
     machine.disks = {disk_at(tmp_path / "disk"): gain * 0.2e9}
-    choice = choose(rows, StageSpec())
-    assert (choice.scratch is not None) is is_copied
-    assert choice.target.bytes_per_s is not None, "measured, whatever was decided"
+    scratch, note = choose(rows, StageSpec())
+    assert (scratch is not None) is is_copied
+    assert note.target_read_bytes_per_s is not None, "measured, whatever was decided"
 
 
 def test_a_source_too_small_to_measure_is_copied_to_a_measured_disk(
@@ -137,7 +136,7 @@ def test_a_source_too_small_to_measure_is_copied_to_a_measured_disk(
 ) -> None:
     machine.source_speed = None
     machine.disks = {disk_at(tmp_path / "disk"): 1e9}
-    assert choose(rows, StageSpec()).scratch is not None
+    assert choose(rows, StageSpec())[0] is not None
 
 
 @pytest.mark.parametrize("disks", [{}, {"disk": None}])
@@ -145,9 +144,9 @@ def test_without_a_disk_that_can_be_measured_nothing_is_copied(
     tmp_path: Path, rows: Content, machine: Machine, disks: dict[str, None]
 ) -> None:
     machine.disks = {disk_at(tmp_path / name): speed for name, speed in disks.items()}
-    choice = choose(rows, StageSpec())
-    assert choice.scratch is None
-    assert "no disk of this machine could be measured" in choice.reason
+    scratch, note = choose(rows, StageSpec())
+    assert scratch is None
+    assert "no disk of this machine could be measured" in note.reason
 
 
 def test_the_place_of_an_earlier_choice_is_taken_again_unmeasured(
@@ -155,25 +154,19 @@ def test_the_place_of_an_earlier_choice_is_taken_again_unmeasured(
 ) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
-    first = choose(rows, StageSpec())
-    recorded = replace(
-        _in_place(rows, first),
-        target=str(store_at(scratch) / rows.key / "files"),
-    )
+    _, first = choose(rows, StageSpec())
+    recorded = replace(first, target=str(store_at(scratch) / rows.key / "files"))
     n_measured = machine.n_measured
-    again = choose(rows, StageSpec(), recorded=recorded)
-    assert (again.scratch, again.target, again.reason) == (scratch, first.target, first.reason)
+    assert choose(rows, StageSpec(), recorded=recorded) == (scratch, first)
     assert machine.n_measured == n_measured
 
 
 def test_another_machine_chooses_anew(tmp_path: Path, rows: Content, machine: Machine) -> None:
-    recorded = replace(
-        _in_place(rows, choose(rows, StageSpec())),
-        target=str(store_at(tmp_path / "job-1") / rows.key / "files"),
-    )
+    _, first = choose(rows, StageSpec())
+    recorded = replace(first, target=str(store_at(tmp_path / "job-1") / rows.key / "files"))
     here = disk_at(tmp_path / "job-2")
     machine.disks = {here: 3e9}
-    assert choose(rows, StageSpec(), recorded=recorded).scratch == here
+    assert choose(rows, StageSpec(), recorded=recorded)[0] == here
 
 
 def test_a_directory_that_is_set_is_taken(
@@ -181,8 +174,8 @@ def test_a_directory_that_is_set_is_taken(
 ) -> None:
     machine.free_memory_bytes = 1 << 40
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
-    choice = choose(rows, StageSpec(scratch="$NODE_DISK"))
-    assert (choice.scratch, choice.reason) == (tmp_path, "scratch is set")
+    scratch, note = choose(rows, StageSpec(scratch="$NODE_DISK"))
+    assert (scratch, note.reason) == (tmp_path, "scratch is set")
     assert machine.n_measured == 0
 
 
@@ -199,8 +192,8 @@ def test_memory_is_no_place_for_a_copy(tmp_path: Path, rows: Content, machine: M
 
 def test_weights_may_stay_where_they_are(tmp_path: Path, machine: Machine) -> None:
     model = make_model(tmp_path / "model")
-    choice = choose(model, StageSpec(scratch=str(tmp_path), weights=False))
-    assert (choice.scratch, choice.reason) == (None, "stage_weights is false")
+    scratch, note = choose(model, StageSpec(scratch=str(tmp_path), weights=False))
+    assert (scratch, note.reason) == (None, "stage_weights is false")
 
 
 def test_real_places_on_memory_or_the_same_disk_are_passed_over(

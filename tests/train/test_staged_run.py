@@ -85,7 +85,7 @@ def test_what_lies_beside_the_weights_may_change(tmp_path: Path) -> None:
     finished(tmp_path)
     notes = noted(tmp_path)
     assert notes["rows"]["action"] == "reused"
-    assert notes["weights"]["action"] in ("copied", "linked"), "another model, by its key"
+    assert notes["weights"]["action"] == "copied", "another model, by its key"
 
 
 def test_where_nothing_is_copied_the_run_says_so(in_place: tuple[Path, dict[str, Any]]) -> None:
@@ -111,7 +111,7 @@ def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
     record = finished(tmp_path)
     assert record["weights_sha256"] == in_place[1]["weights_sha256"]
     assert record["resumed_at_steps"], "what was trained is not lost"
-    assert {note["action"] for note in noted(tmp_path).values()} <= {"copied", "linked"}
+    assert {note["action"] for note in noted(tmp_path).values()} == {"copied"}
 
 
 def test_without_room_training_reads_the_source(

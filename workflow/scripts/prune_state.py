@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Remove training states and tokens that no result refers to any more.
+"""Remove training states, tokens and staged copies that no result refers to any more.
 
 Keeps what is published, what is in use, and the newest unfinished state of each expert.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import remove
+from expertflow.stage.store import prune_copies
 from expertflow.tokens import store
 from expertflow.train.saved.prune import prunable
 
@@ -21,9 +22,10 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("state"))
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     args = parser.parse_args()
-    for path in prunable(args.results, args.state) + store.prunable(args.state / TOKENS):
-        if not args.dry_run:
-            remove(path)
+    found = prunable(args.results, args.state) + store.prunable(args.state / TOKENS)
+    for path in found if not args.dry_run else ():
+        remove(path)
+    for path in found + prune_copies(args.results, dry_run=args.dry_run):
         print(f"{'would remove' if args.dry_run else 'removed'} {path}")
 
 

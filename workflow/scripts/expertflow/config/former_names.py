@@ -28,3 +28,8 @@ FORMER_NAMES = {
     "model_name_or_path": "model",
     "chat_template_path": "chat_template",
 }
+
+# Settings that are gone, and what to do instead.
+DROPPED = {
+    "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
+}

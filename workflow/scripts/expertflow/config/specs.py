@@ -235,11 +235,7 @@ def calibration_spec(spec: PlanSpec) -> PlanSpec:
 
 def stage_spec(config: Settings) -> StageSpec:
     """Give the settings of ``stage_to_nvme``."""
-    return StageSpec(
-        scratch=config["scratch"],
-        quota_gib=config["scratch_quota_gib"],
-        weights=config["stage_weights"],
-    )
+    return StageSpec(scratch=config["scratch"], weights=config["stage_weights"])
 
 
 def evaluation_spec(

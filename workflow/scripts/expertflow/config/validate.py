@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
-from expertflow.config.former_names import FORMER_NAMES
+from expertflow.config.former_names import DROPPED, FORMER_NAMES
 from expertflow.core.errors import ConfigError
 
 
@@ -61,6 +61,8 @@ def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | Non
 
 
 def _hint(unknown: str, known: list[str]) -> str:
+    if unknown in DROPPED:
+        return DROPPED[unknown]
     new = FORMER_NAMES.get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"

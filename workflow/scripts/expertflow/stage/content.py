@@ -1,4 +1,4 @@
-"""What is staged: a set of files under a key that follows from their hashes."""
+"""Content to stage: a set of files under a key that follows from their hashes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Content:
 
     @property
     def n_bytes(self) -> int:
-        """Give the bytes of all files."""
+        """Bytes of all files."""
         return sum(self.sizes.values())
 
     @property
     def largest(self) -> Path:
-        """Give the largest file where it really lies: a hub's cache holds links to it."""
+        """The largest file where it really lies: a hub's cache holds links to it."""
         return (self.source / max(self.sizes, key=lambda name: self.sizes[name])).resolve()
 
 
@@ -52,7 +52,7 @@ def weights_key(source: Path, weights_sha256: str) -> str:
 
 
 def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
-    """Give the key of files with these hashes; other content has another key."""
+    """Return the key of files with these hashes; other content has another key."""
     if kind == "rows":
         data = [sha256s[name] for split in SPLITS for name in sorted(sha256s)
                 if name.startswith(f"{split}/") and name.endswith(ROWS)]  # fmt: skip
@@ -63,7 +63,7 @@ def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
 
 
 def read_content(kind: Kind, source: Path, key: str) -> Content:
-    """Look up the files that are staged.
+    """Look up the files to stage.
 
     Raises:
         DataError: there are none, or one is a link to what is gone.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError
 from expertflow.stage.content import Content, read_content, weights_key
-from expertflow.stage.place import Choice, choose
+from expertflow.stage.place import choose, note_in_place
 from expertflow.stage.records import Kind, Staged, StageSpec, StagingRecord
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Places:
 
 
 def plan_staging(*, expert: str, spec: StageSpec, rows: Wanted, weights: Wanted) -> StagingRecord:
-    """Stage rows and weights on this machine, and say what was done.
+    """Stage rows and weights on this machine, and record what was done.
 
     Raises:
         HardwareError: the directory that is set cannot be used.
@@ -62,19 +62,24 @@ def staged(
         HardwareError: what was read is gone; where it is a copy, another run copies again.
         DataError: a source is missing, or is not what its manifest says.
     """
-    before = {"rows": record.rows, "weights": record.weights}
-    if not with_rows:
-        del before["rows"]
+    before = [record.rows, record.weights] if with_rows else [record.weights]
     if weights_sha256 is not None:
         key = weights_key(Path(record.weights.source), weights_sha256)
-        before["weights"] = replace(record.weights, key=key)
+        before[-1] = replace(record.weights, key=key)
     notes: list[Staged] = []
     with ExitStack() as holds:
-        for old in before.values():
+        for old in before:
+            wanted = Wanted(kind=old.kind, source=Path(old.source), key=old.key)
             promised = sum(_memory_bytes(note) for note in notes)
-            note = _stage_again(old, record.spec, holds, promised_bytes=promised)
+            try:
+                note = _stage(wanted, record.spec, holds, recorded=old, promised_bytes=promised)
+            except HardwareError as error:
+                # The directory that is set is there where staging was planned, and not here.
+                note = _fall_back(note_in_place(_content(wanted), str(error)), str(error))
             if note.action == "pre_read":
-                _pre_read(note)
+                paths = [Path(note.source, name) for name in _content(wanted).sizes]
+                # Beside what goes on meanwhile.
+                threading.Thread(target=_will_need, args=(paths,), daemon=True).start()
             notes.append(note)
         places = {note.kind: Path(note.target or note.source) for note in notes}
         try:
@@ -99,84 +104,46 @@ def _stage(
 ) -> Staged:
     """Choose a place for content and have it there; ``holds`` keeps the copy."""
     content = _content(wanted)
-    choice = choose(content, spec, recorded=recorded, promised_bytes=promised_bytes)
-    if choice.scratch is None:
-        return _in_place(content, choice)
-    # Here, as they take longer to import than it takes to find that nothing is to be copied.
-    from expertflow.stage.make import ensure_staged
-    from expertflow.stage.store import NotStaged, open_store
+    scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised_bytes)
+    if scratch is None:
+        return note
+    # Here, as it takes longer to import than it takes to find that nothing is to be copied.
+    from expertflow.stage.store import NotStagedError, ensure_staged, open_store
 
     try:
-        store = open_store(choice.scratch, spec.quota_gib)
-        copy = ensure_staged(content, store)
-    except NotStaged as problem:
-        return _in_place(content, replace(choice, reason=str(problem)), failed=True)
+        copy = ensure_staged(content, open_store(scratch))
+    except NotStagedError as problem:
+        return _fall_back(note, str(problem))
     except OSError as error:
         what = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{what}, though there seemed to be room"
-        reason = f"{choice.scratch}: {what}"
-        return _in_place(content, replace(choice, reason=reason), failed=True)
+        return _fall_back(note, f"{scratch}: {what}")
     holds.enter_context(copy.hold)
-    n_copied = content.n_bytes if copy.origin == "copied" else 0
     return replace(
-        _in_place(content, choice),
-        action=copy.origin,
+        note,
+        action="copied" if copy.seconds else "reused",
         target=str(copy.folder),
-        n_bytes_copied=n_copied,
-        copy_bytes_per_s=n_copied / copy.seconds if n_copied else None,
+        n_bytes_copied=content.n_bytes if copy.seconds else 0,
+        copy_bytes_per_s=content.n_bytes / copy.seconds if copy.seconds else None,
     )
 
 
-def _stage_again(old: Staged, spec: StageSpec, holds: ExitStack, *, promised_bytes: int) -> Staged:
-    wanted = Wanted(kind=old.kind, source=Path(old.source), key=old.key)
-    try:
-        return _stage(wanted, spec, holds, recorded=old, promised_bytes=promised_bytes)
-    except HardwareError as error:
-        # The directory that is set is there where staging was planned, and not here.
-        choice = Choice(scratch=None, reason=str(error), file_system=None)
-        return _in_place(_content(wanted), choice, failed=True)
+def _fall_back(note: Staged, reason: str) -> Staged:
+    log.warning("%s are read where they are: %s", note.kind, reason)
+    return replace(note, reason=reason, is_fallback=True)
 
 
 def _content(wanted: Wanted) -> Content:
     return read_content(wanted.kind, wanted.source, wanted.key)
 
 
-def _in_place(content: Content, choice: Choice, *, failed: bool = False) -> Staged:
-    if failed:
-        log.warning("%s are read where they are: %s", content.kind, choice.reason)
-    return Staged(
-        kind=content.kind,
-        key=content.key,
-        source=str(content.source),
-        action="pre_read" if choice.pre_read else "read_in_place",
-        reason=choice.reason,
-        is_fallback=failed,
-        target=None,
-        n_files=len(content.sizes),
-        n_bytes=content.n_bytes,
-        n_bytes_copied=None,
-        copy_bytes_per_s=None,
-        source_file_system=choice.file_system,
-        source_read_bytes_per_s=choice.source.bytes_per_s,
-        source_read_method=choice.source.method,
-        target_read_bytes_per_s=choice.target.bytes_per_s,
-        target_read_method=choice.target.method,
-    )
-
-
 def _memory_bytes(note: Staged) -> int:
     return note.n_bytes if note.action == "pre_read" else 0
 
 
-def _pre_read(note: Staged) -> None:
-    """Ask the kernel to read files into memory, beside what goes on meanwhile."""
-    content = _content(Wanted(kind=note.kind, source=Path(note.source), key=note.key))
-    paths = [content.source / name for name in content.sizes]
-    threading.Thread(target=_will_need, args=(paths,), daemon=True).start()
-
-
 def _will_need(paths: list[Path]) -> None:
+    """Ask the kernel to read files into memory."""
     for path in paths:
         try:
             with path.open("rb") as stream:
@@ -186,11 +153,7 @@ def _will_need(paths: list[Path]) -> None:
 
 
 def _check_there(note: Staged) -> None:
-    """Find out whether what was read went away meanwhile.
-
-    Raises:
-        HardwareError: it did, as the scratch of a job does that is over.
-    """
+    """Raise HardwareError if what was read went away, as the scratch of a job does at its end."""
     place = Path(note.target or note.source)
     try:
         is_there = read_content(note.kind, place, note.key).n_bytes == note.n_bytes

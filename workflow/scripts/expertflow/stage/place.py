@@ -1,9 +1,9 @@
 """Choose where to read from: in place, from memory, or from a copy on the fastest disk."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import HardwareError
 from expertflow.hardware import disk
@@ -19,32 +19,14 @@ MEMORY_SHARE = 0.5
 GAIN = 1.5
 SET = "not measured: scratch is set"
 NOT_NEEDED = "not measured: it decides nothing here"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """A measured reading speed, or null; and how, or why not."""
-
-    bytes_per_s: float | None
-    method: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """Where a copy belongs, or null: then the source is read, and beforehand if ``pre_read``."""
-
-    scratch: Path | None
-    reason: str
-    file_system: str | None
-    pre_read: bool = False
-    source: Speed = Speed(bytes_per_s=None, method=NOT_NEEDED)
-    target: Speed = Speed(bytes_per_s=None, method=NOT_NEEDED)
+SPEEDS = ("source_read_bytes_per_s", "source_read_method",
+          "target_read_bytes_per_s", "target_read_method")  # fmt: skip
 
 
 def choose(
     content: Content, spec: StageSpec, *, recorded: Staged | None = None, promised_bytes: int = 0
-) -> Choice:
-    """Say where content is best read from on this machine.
+) -> tuple[Path | None, Staged]:
+    """Return the directory to copy content to on this machine, null to read it in place; and why.
 
     ``recorded`` is what was chosen before, maybe elsewhere: its place is taken again where it is
     there. ``promised_bytes`` of memory will hold other content.
@@ -53,39 +35,57 @@ def choose(
         HardwareError: the directory that is set cannot be used.
     """
     if spec.scratch is None:
-        return _in_place("scratch is null", None)
+        return None, note_in_place(content, "scratch is null")
     if content.kind == "weights" and not spec.weights:
-        return _in_place("stage_weights is false", None)
+        return None, note_in_place(content, "stage_weights is false")
     kind = disk.file_system(content.largest)
     if kind in disk.IN_MEMORY:
-        return _in_place(f"it lies in memory ({kind})", kind)
+        return None, note_in_place(content, f"it lies in memory ({kind})", source_file_system=kind)
     if spec.scratch != AUTO:
-        return Choice(
-            scratch=_set_directory(spec.scratch),
-            reason="scratch is set",
-            file_system=kind,
-            source=Speed(bytes_per_s=None, method=SET),
-            target=Speed(bytes_per_s=None, method=SET),
-        )
+        note = note_in_place(
+            content, "scratch is set", source_file_system=kind,
+            source_read_method=SET, target_read_method=SET,
+        )  # fmt: skip
+        return _set_directory(spec.scratch), note
     if kind in LOCAL:
-        return _in_place(f"it is on a local disk already ({kind})", kind)
+        reason = f"it is on a local disk already ({kind})"
+        return None, note_in_place(content, reason, source_file_system=kind)
     free = _free_memory_bytes()
     if promised_bytes + content.n_bytes < MEMORY_SHARE * free:
-        return Choice(
-            scratch=None,
-            reason=f"it fits into memory ({content.n_bytes / 1e9:.2f} of {free / 1e9:.0f} GB free)",
-            file_system=kind,
-            pre_read=True,
-        )
-    return _again(content, kind, recorded) or _fastest(content, kind)
+        reason = f"it fits into memory ({content.n_bytes / 1e9:.2f} of {free / 1e9:.0f} GB free)"
+        note = note_in_place(content, reason, source_file_system=kind)
+        return None, replace(note, action="pre_read")
+    if recorded is not None and recorded.target is not None:
+        # {scratch}/expertflow-{user id}/{key}/files
+        place = Path(recorded.target).parents[2]
+        if _may_hold(place, content):
+            speeds = {name: getattr(recorded, name) for name in SPEEDS}
+            note = note_in_place(content, recorded.reason, source_file_system=kind, **speeds)
+            return place, note
+    return _choose_fastest(content, kind)
 
 
-def _in_place(reason: str, file_system: str | None) -> Choice:
-    return Choice(scratch=None, reason=reason, file_system=file_system)
+def note_in_place(content: Content, reason: str, **facts: Any) -> Staged:
+    """Return the note on content that is read where it is."""
+    speeds = dict(zip(SPEEDS, (None, NOT_NEEDED) * 2, strict=True))
+    return Staged(
+        kind=content.kind,
+        key=content.key,
+        source=str(content.source),
+        action="read_in_place",
+        reason=reason,
+        is_fallback=False,
+        target=None,
+        n_files=len(content.sizes),
+        n_bytes=content.n_bytes,
+        n_bytes_copied=None,
+        copy_bytes_per_s=None,
+        **{"source_file_system": None, **speeds, **facts},
+    )
 
 
 def _set_directory(setting: str) -> Path:
-    """Read the setting as this machine's shell would."""
+    """Return the directory that is set, read as this machine's shell would."""
     place = Path(os.path.expandvars(setting)).expanduser()
     if not place.is_dir():
         raise HardwareError(f"scratch {setting}: no such directory; create it, or set auto")
@@ -104,29 +104,8 @@ def _free_memory_bytes() -> int:
     return free_memory_bytes()
 
 
-def _again(content: Content, kind: str | None, recorded: Staged | None) -> Choice | None:
-    """Take the place of an earlier choice if this machine has it."""
-    if recorded is None or recorded.target is None:
-        return None
-    # {scratch}/expertflow-{user id}/{key}/files
-    place = Path(recorded.target).parents[2]
-    if not _may_hold(place, content):
-        return None
-    return Choice(
-        scratch=place,
-        reason=recorded.reason,
-        file_system=kind,
-        source=Speed(
-            bytes_per_s=recorded.source_read_bytes_per_s, method=recorded.source_read_method
-        ),
-        target=Speed(
-            bytes_per_s=recorded.target_read_bytes_per_s, method=recorded.target_read_method
-        ),
-    )
-
-
 def _may_hold(place: Path, content: Content) -> bool:
-    """Tell whether a place is on a disk of its own, that is none in memory."""
+    """Return whether a place is on a disk of its own, that is none in memory."""
     return (
         place.is_dir()
         and place.stat().st_dev != content.largest.stat().st_dev
@@ -134,39 +113,22 @@ def _may_hold(place: Path, content: Content) -> bool:
     )
 
 
-def _fastest(content: Content, kind: str | None) -> Choice:
+def _choose_fastest(content: Content, kind: str | None) -> tuple[Path | None, Staged]:
     """Measure the source and the places for a copy past the page cache, and compare them."""
     speed, how = disk.file_read_speed(content.largest)
-    source = Speed(bytes_per_s=speed, method=how)
-    found = disk.scratch_facts(_candidates(content), measure=True)
-    measured = [place for place in found if place.read_bytes_per_s is not None]
+    places = (p for p in disk.candidates(None, dict(os.environ)) if _may_hold(p[0], content))
+    found = disk.scratch_facts(places, measure=True)
+    speeds = [place.read_bytes_per_s or 0.0 for place in found]
+    facts = {"source_file_system": kind, SPEEDS[0]: speed, SPEEDS[1]: how}
     where = f"it is on {kind or 'an unknown file system'}"
-    if not measured:
+    if not any(speeds):
         reason = f"{where}, and no disk of this machine could be measured"
-        return Choice(scratch=None, reason=reason, file_system=kind, source=source)
-    best = max(measured, key=lambda place: place.read_bytes_per_s or 0.0)
-    target = Speed(bytes_per_s=best.read_bytes_per_s, method=best.read_method)
+        return None, note_in_place(content, reason, **facts)
+    fastest, best = max(speeds), found[speeds.index(max(speeds))]
+    source = f"an unknown speed ({how})" if speed is None else f"{speed / 1e9:.2f} GB/s"
     reason = (
-        f"{where}, read at {_words(source)}, and {best.path} ({best.asked_by}) at {_words(target)}"
+        f"{where}, read at {source}, and {best.path} ({best.asked_by}) at {fastest / 1e9:.2f} GB/s"
     )
-    known = source.bytes_per_s is not None
-    is_faster = not known or (target.bytes_per_s or 0.0) >= GAIN * (source.bytes_per_s or 0.0)
-    return Choice(
-        scratch=Path(best.path) if is_faster else None,
-        reason=reason,
-        file_system=kind,
-        source=source,
-        target=target,
-    )
-
-
-def _candidates(content: Content) -> Iterator[tuple[Path, str]]:
-    for place, why in disk.candidates(None, dict(os.environ)):
-        if _may_hold(place, content):
-            yield place, why
-
-
-def _words(speed: Speed) -> str:
-    if speed.bytes_per_s is None:
-        return f"an unknown speed ({speed.method})"
-    return f"{speed.bytes_per_s / 1e9:.2f} GB/s"
+    facts |= {SPEEDS[2]: fastest, SPEEDS[3]: best.read_method}
+    is_faster = speed is None or fastest >= GAIN * speed
+    return Path(best.path) if is_faster else None, note_in_place(content, reason, **facts)

@@ -1,4 +1,4 @@
-"""What staging is told and what it says: from where training reads, and why."""
+"""Settings of staging, and its record: from where training reads, and why."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +12,10 @@ class StageSpec:
     """Settings of ``stage_to_nvme``.
 
     ``scratch`` is a directory to copy to, ``auto`` to find out whether and where, or null to read
-    everything in place. ``quota_gib`` bounds what all copies in one place take up.
+    everything in place.
     """
 
     scratch: str | None = AUTO
-    quota_gib: float | None = None
     weights: bool = True
 
 
@@ -26,14 +25,13 @@ class Staged:
 
     ``key`` names the content. ``target`` is null where they are read in place; ``is_fallback``
     tells that they should have been copied and could not be. A speed that is null was not measured;
-    its ``…_method`` says why. ``n_bytes_copied`` is 0 for a copy that was there or shares the
-    bytes of the source.
+    its ``…_method`` says why. ``n_bytes_copied`` is 0 for a copy that was there.
     """
 
     kind: Kind
     key: str
     source: str
-    action: Literal["read_in_place", "pre_read", "copied", "linked", "reused"]
+    action: Literal["read_in_place", "pre_read", "copied", "reused"]
     reason: str
     is_fallback: bool
     target: str | None
@@ -50,7 +48,7 @@ class Staged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagingRecord:
-    """What ``stage_to_nvme`` found and did; training does the same again where it runs."""
+    """The findings and doings of ``stage_to_nvme``; training repeats them where it runs."""
 
     expert: str
     spec: StageSpec

@@ -1,44 +1,45 @@
-"""Where copies lie: a folder for each key, a marker that is written last, and two locks.
+"""Verified copies of content on a fast disk: found by key, or made once for all who ask.
 
     {scratch}/expertflow-{user id}/{key}/
-        files/     the copy
-        done.json  sizes and hashes; touched whenever the copy is used
-    .{key}.lock    held by who looks for the copy or makes it, for as long as that takes
-    .{key}.use     shared by who reads the copy; whoever removes it needs it alone
-    .{key}.partial a copy in the making, with what it will take up
-    .store.lock    held while room is made and taken
+        files/      the copy
+        done.json   sizes and hashes of its files, written last
+    .{key}.lock     held alone by who makes or removes the copy, shared by who reads it
+    .{key}.partial  a copy in the making
 
-A copy counts only with its marker, and that is written when every file is whole and flushed. Locks
-are flocks: they end with the process, however it ends.
+A copy counts only with its ``done.json``. Locks are flocks: they end with the process, however it
+ends. Copies that no result refers to go with ``make prune``.
 """
 
 import fcntl
-import json
 import logging
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import remove, sync_directory, write_text
-from expertflow.core.records import from_json, read_record, write_record
-from expertflow.stage.copy import How
+from expertflow.core.files import remove, sync_directory
+from expertflow.core.records import read_part, read_record, write_record
+from expertflow.stage.content import Content, key_of
+from expertflow.stage.copy import copy_files, hash_files
 
 log = logging.getLogger(__name__)
-MARKER, FILES, PLANNED = "done.json", "files", "planned.json"
+
+MARKER, FILES = "done.json", "files"
 # A copy is made only where so much more than its size is free.
 SPACE_RESERVE = 1.1
-PAUSE_S = 0.05
+# A copy that turns out damaged is made again so often, then the disk is not trusted.
+N_TRIES = 3
+# Others may be verifying a damaged copy; who trains on it holds it longer than this.
+PATIENCE_S, PAUSE_S = 30.0, 0.05
 
 
-class NotStaged(Exception):
+class NotStagedError(Exception):
     """A copy cannot be had here; what was to be copied is read where it is."""
 
 
@@ -52,210 +53,65 @@ class CopiedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marker:
-    """What a whole copy consists of. ``id`` tells one copy of a key from the next."""
+    """The contents of a complete copy. ``id`` tells one copy of a key from the next."""
 
     id: str
-    how: How
-    n_bytes: int
     files: dict[str, CopiedFile]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Store:
-    """The copies in one place. Without a quota they may fill the disk, up to the reserve."""
+class Copy:
+    """A verified copy, which nobody removes until ``hold`` is closed.
 
-    root: Path
-    quota_bytes: int | None = None
+    ``seconds`` is the time that it took to make, null for one that was there.
+    """
 
-    def files(self, key: str) -> Path:
-        """Give the folder that holds the copy of a key."""
-        return self.root / key / FILES
+    folder: Path
+    seconds: float | None
+    hold: IO[str]
 
-    def partial(self, key: str) -> Path:
-        """Give the folder in which the copy of a key is made."""
-        return self.root / f".{key}.partial"
 
-    @contextmanager
-    def looking(self, key: str) -> Iterator[None]:
-        """Be the only one who looks for, makes or removes the copy of a key."""
-        with self._lock(key) as stream:
-            if not _try_lock(stream, fcntl.LOCK_EX):
-                log.info("%s: waits for another process that copies it", self.root / key)
-                fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
+def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_S) -> Copy:
+    """Find a copy of content in a store, or make it, once for all who ask.
 
-    def share(self, key: str) -> IO[str]:
-        """Hold a copy until the stream is closed; only while ``looking``, so nobody is in the way.
-
-        The copy then counts as just used.
-        """
-        stream = self._use(key)
-        fcntl.flock(stream, fcntl.LOCK_SH)
-        os.utime(self.root / key / MARKER)
-        return stream
-
-    def find(self, key: str) -> Marker | None:
-        """Give the marker of a copy if all its files are there in their sizes."""
-        try:
-            marker: Marker = read_record(Marker, self.root / key / MARKER)
-            for name, file in marker.files.items():
-                if (self.files(key) / name).stat().st_size != file.n_bytes:
-                    return None
-        except (DataError, OSError, UnicodeDecodeError):
-            # Missing or damaged: the copy is made again.
-            return None
-        return marker
-
-    def clear(self, key: str, *, patience_s: float) -> None:
-        """Remove what is left of a copy; only while ``looking``.
-
-        Raises:
-            NotStaged: somebody still reads it.
-        """
-        if not (self.root / key).exists():
-            remove(self.partial(key))
-            return
-        until = time.monotonic() + patience_s
-        with self._use(key) as stream:
-            while not _try_lock(stream, fcntl.LOCK_EX):
-                if time.monotonic() > until:
-                    raise NotStaged(f"{self.root / key} is damaged and another process reads it")
+    Raises:
+        NotStagedError, OSError: it cannot be had there.
+        DataError: the source is not what its key says.
+    """
+    folder, made, bad, seconds, n_made, waited_s = root / content.key, None, None, None, 0, 0.0
+    with ExitStack() as unless_used:
+        lock = unless_used.enter_context(_open_lock(root, content.key))
+        while True:
+            _share(lock, folder)
+            marker = _find(folder)
+            if marker is not None and marker.id != bad:
+                # What this process made it has compared already.
+                if marker.id == made or _is_whole(folder / FILES, marker):
+                    unless_used.pop_all()
+                    return Copy(folder=folder / FILES, seconds=seconds, hold=lock)
+                log.warning("%s: damaged, copied again", folder)
+                bad = marker.id
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if _try_alone(lock):
+                marker = _find(folder)
+                if marker is None or marker.id == bad:
+                    if n_made == N_TRIES:
+                        raise NotStagedError(f"{folder} was damaged {N_TRIES} times in a row")
+                    start = time.perf_counter()
+                    made = _make(content, root).id
+                    seconds, n_made = time.perf_counter() - start, n_made + 1
+            elif waited_s > patience_s:
+                raise NotStagedError(f"{folder} is damaged and another process reads it")
+            else:
                 time.sleep(PAUSE_S)
-            # First what makes it count.
-            remove(self.root / key / MARKER)
-            remove(self.root / key)
-        remove(self.partial(key))
-
-    def begin(self, key: str, n_bytes: int) -> Path:
-        """Make room for a copy and take it; give the folder to copy to.
-
-        Raises:
-            NotStaged: there is not enough room, even without the copies that nobody reads.
-        """
-        folder = self.partial(key)
-        with self._counting():
-            self._make_room(key, n_bytes)
-            (folder / FILES).mkdir(parents=True)
-            write_text(folder / PLANNED, json.dumps({"n_bytes": n_bytes}))
-        return folder / FILES
-
-    def finish(self, key: str, *, how: How, files: dict[str, CopiedFile]) -> Marker:
-        """Put a copy that is whole and flushed in its place, and mark it."""
-        n_bytes = sum(file.n_bytes for file in files.values()) if how == "copied" else 0
-        marker = Marker(id=secrets.token_hex(8), how=how, n_bytes=n_bytes, files=files)
-        # It is counted as promised or as kept: between the two it would be as if not there.
-        with self._counting():
-            remove(self.partial(key) / PLANNED)
-            self.partial(key).rename(self.root / key)
-            sync_directory(self.root)
-            write_record(self.root / key / MARKER, marker)
-        return marker
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        """Be the only one who makes, takes or fills room. Who waits here may hold other locks."""
-        with _open(self.root / ".store.lock") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
-
-    def _lock(self, key: str) -> IO[str]:
-        return _open(self.root / f".{key}.lock")
-
-    def _use(self, key: str) -> IO[str]:
-        return _open(self.root / f".{key}.use")
-
-    def _make_room(self, key: str, n_bytes: int) -> None:
-        """Remove copies that nobody reads, the least recently used first, until there is room."""
-        if self.quota_bytes is not None and n_bytes > self.quota_bytes:
-            raise NotStaged(
-                f"{n_bytes / 1e9:.2f} GB are more than the quota of {self.root},"
-                f" {self.quota_bytes / 1e9:.2f} GB"
-            )
-        for path in self.root.glob("[!.]*"):
-            if path.name != key and not (path / MARKER).exists():
-                # Left by a process that was killed between the last two steps.
-                self._evict(path.name)
-        idle = [name for name in self._oldest_first(key) if self._is_idle(name)]
-        short = self._short_of(key, n_bytes, without=idle)
-        if short is not None:
-            # Removing them would be in vain.
-            raise NotStaged(short)
-        while (short := self._short_of(key, n_bytes)) is not None:
-            if not idle:
-                # Somebody has begun to read one meanwhile.
-                raise NotStaged(short)
-            self._evict(idle.pop(0))
-
-    def _short_of(self, key: str, n_bytes: int, without: Sequence[str] = ()) -> str | None:
-        """Say what there is too little of, were some copies removed; null if the copy fits."""
-        kept, promised = self._kept_bytes(without), self._promised_bytes(key)
-        planned = sum(promised.values())
-        if self.quota_bytes is not None and kept + planned + n_bytes > self.quota_bytes:
-            return (
-                f"{(kept + planned) / 1e9:.2f} GB in {self.root} are in use, {n_bytes / 1e9:.2f} GB"
-                f" are needed and the quota is {self.quota_bytes / 1e9:.2f} GB"
-            )
-        # What another copy will take up is not free, though it is not there yet.
-        free = shutil.disk_usage(self.root).free + sum(_size(self.root / k) for k in without)
-        free -= sum(max(0, n - _size(self.partial(k))) for k, n in promised.items())
-        needed = n_bytes * SPACE_RESERVE
-        if free < needed:
-            return (
-                f"{self.root}: {max(0, free) / 1e9:.2f} GB free, counting copies that nobody reads,"
-                f" {needed / 1e9:.2f} GB needed"
-            )
-        return None
-
-    def _kept_bytes(self, without: Sequence[str]) -> int:
-        keys = {path.parent.name for path in self.root.glob(f"*/{MARKER}")}.difference(without)
-        return sum(marker.n_bytes for key in keys if (marker := self.find(key)) is not None)
-
-    def _promised_bytes(self, key: str) -> dict[str, int]:
-        """Give what other copies in the making take up; those of dead processes are removed."""
-        promised = {}
-        for partial in self.root.glob(".*.partial"):
-            other = partial.name.removeprefix(".").removesuffix(".partial")
-            if other == key:
-                continue
-            with self._lock(other) as stream:
-                if _try_lock(stream, fcntl.LOCK_EX):
-                    log.info("%s: removed, whoever made it is gone", partial)
-                    remove(partial)
-                    continue
-            try:
-                planned = json.loads((partial / PLANNED).read_text(encoding="utf-8"))
-                promised[other] = from_json(int, planned["n_bytes"])
-            except FileNotFoundError:
-                # Not begun yet, or given up in this moment.
-                continue
-        return promised
-
-    def _oldest_first(self, key: str) -> list[str]:
-        used: list[tuple[float, str]] = []
-        for path in self.root.glob(f"*/{MARKER}"):
-            # One may be found damaged and removed by another process in this moment.
-            with suppress(FileNotFoundError):
-                used.append((path.stat().st_mtime, path.parent.name))
-        return [name for _, name in sorted(used) if name != key]
-
-    def _is_idle(self, key: str) -> bool:
-        with self._lock(key) as looking, self._use(key) as use:
-            return _try_lock(looking, fcntl.LOCK_EX) and _try_lock(use, fcntl.LOCK_EX)
-
-    def _evict(self, key: str) -> None:
-        """Remove a copy unless somebody reads it or looks for it."""
-        with self._lock(key) as looking, self._use(key) as use:
-            if _try_lock(looking, fcntl.LOCK_EX) and _try_lock(use, fcntl.LOCK_EX):
-                log.info("%s: removed to make room", self.root / key)
-                remove(self.root / key / MARKER)
-                remove(self.root / key)
+                waited_s += PAUSE_S
 
 
-def open_store(scratch: Path, quota_gib: float | None) -> Store:
+def open_store(scratch: Path) -> Path:
     """Open this user's store below a directory, or make it; only its owner may write there.
 
     Raises:
-        NotStaged: it belongs to somebody else, who could put anything there.
+        NotStagedError: it belongs to somebody else, who could put anything there.
         OSError: it cannot be made.
     """
     # By user, so that those who share a disk do not shut each other out.
@@ -263,33 +119,112 @@ def open_store(scratch: Path, quota_gib: float | None) -> Store:
     root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise NotStaged(f"{root} is not a directory that you alone may write to")
-    quota_bytes = None if quota_gib is None else int(quota_gib * (1 << 30))
-    return Store(root=root, quota_bytes=quota_bytes)
+        raise NotStagedError(f"{root} is not a directory that you alone may write to")
+    return root
 
 
-def _open(path: Path) -> IO[str]:
-    """Open a lock's file, as new as if just made: what is old may be swept away by the system."""
-    stream = path.open("a")
+def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove copies that no expert's staging refers to, where any of them staged; return them.
+
+    Parts that killed processes left go, too. A copy that is read or made just now stays.
+    """
+    records = sorted(results.glob("*/staging.json"))
+    # A key alone, as a record may be of an earlier version.
+    notes = [read_part(dict[str, Any], r, kind) for r in records for kind in ("rows", "weights")]
+    # {scratch}/expertflow-{user id}/{key}/files
+    copies = {Path(note["target"]).parent for note in notes if note.get("target")}
+    removed = []
+    for lock_path in (lock for root in {c.parent for c in copies} for lock in root.glob(".*.lock")):
+        root, key = lock_path.parent, lock_path.name.removeprefix(".").removesuffix(".lock")
+        places = {root / key, root / f".{key}.partial"} - copies
+        old = sorted(path for path in places if path.exists())
+        with lock_path.open("a") as lock:
+            if old and _try_alone(lock):
+                removed += old
+                for path in old if not dry_run else ():
+                    remove(path / MARKER)
+                    remove(path)
+    return removed
+
+
+def _open_lock(root: Path, key: str) -> IO[str]:
+    stream = (root / f".{key}.lock").open("a")
+    # The system may sweep away what is old.
     os.utime(stream.fileno())
     return stream
 
 
-def _try_lock(stream: IO[str], kind: int) -> bool:
+def _share(lock: IO[str], folder: Path) -> None:
+    """Hold a copy together with others; wait for a process that makes it."""
     try:
-        fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("%s: waits for another process that copies it", folder)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def _try_alone(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _size(folder: Path) -> int:
-    """Add up what removing a folder frees: a file that is linked to elsewhere stays."""
-    total = 0
-    # Not by glob: what is removed in this moment is an error there.
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                found = Path(place, name).lstat()
-                total += found.st_size if found.st_nlink == 1 else 0
-    return total
+def _find(folder: Path) -> Marker | None:
+    """Return the marker of a copy if all its files are there in their sizes."""
+    try:
+        marker: Marker = read_record(Marker, folder / MARKER)
+        sizes = {name: (folder / FILES / name).stat().st_size for name in marker.files}
+    except (DataError, OSError):
+        # Missing or damaged: the copy is made again.
+        return None
+    is_complete = all(sizes[name] == file.n_bytes for name, file in marker.files.items())
+    return marker if is_complete else None
+
+
+def _is_whole(folder: Path, marker: Marker) -> bool:
+    try:
+        found = hash_files(folder, list(marker.files))
+    except OSError as error:
+        log.warning("%s: cannot be read (%s)", folder, error.strerror)
+        return False
+    return found == {name: file.xxh3_128 for name, file in marker.files.items()}
+
+
+def _make(content: Content, root: Path) -> Marker:
+    """Copy, verify, and put in place; nothing is left of a copy that fails."""
+    folder, partial = root / content.key, root / f".{content.key}.partial"
+    # First what makes it count.
+    for path in (folder / MARKER, folder, partial):
+        remove(path)
+    needed, free = content.n_bytes * SPACE_RESERVE, shutil.disk_usage(root).free
+    if free < needed:
+        raise NotStagedError(
+            f"{root}: {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB needed; make prune removes"
+            " old copies"
+        )
+    names = sorted(content.sizes, key=lambda name: -content.sizes[name])
+    try:
+        hashes = copy_files(content.source, partial / FILES, names)
+        if key_of(content.kind, {name: h.sha256 for name, h in hashes.items()}) != content.key:
+            raise DataError(
+                f"{content.source}: its files are not those that were recorded as {content.kind};"
+                " run the stage that wrote them again"
+            )
+        files = {
+            name: CopiedFile(n_bytes=h.n_bytes, xxh3_128=h.xxh3_128)
+            for name, h in sorted(hashes.items())
+        }
+        if hash_files(partial / FILES, names) != {n: f.xxh3_128 for n, f in files.items()}:
+            raise NotStagedError(
+                f"{folder}: the copy differs from {content.source}; check the disk"
+            )
+        partial.rename(folder)
+        sync_directory(root)
+        marker = Marker(id=secrets.token_hex(8), files=files)
+        write_record(folder / MARKER, marker)
+        return marker
+    finally:
+        # A complete copy has another name by now.
+        remove(partial)

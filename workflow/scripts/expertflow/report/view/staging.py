@@ -9,7 +9,6 @@ ACTIONS = {
     "read_in_place": "in place",
     "pre_read": "in place, read into memory beforehand",
     "copied": "copied by training",
-    "linked": "shares the bytes of the source",
     "reused": "a copy that was there, verified",
 }
 
