@@ -51,6 +51,10 @@ def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> N
             "'training.per_device_train_batch_size'; it is called 'batch_size' here",
         ),
         ({"training": {"lora_r": 4}}, "'training.lora_r'; it is called 'lora.r' here"),
+        (
+            {"evaluation": {"task": "exact_match", "backend": "vllm"}},
+            "'evaluation.backend'; transformers writes the answers; leave it out",
+        ),
         ({"training": {"num_workers": 4}}, "it is called 'dataloader_num_workers' here"),
         # An old name means something only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),

@@ -52,7 +52,7 @@ def document(row: int, question: str, answer: str = "", *, held_out: bool = True
 def spec(**changes: Any) -> EvaluationSpec:
     settings: dict[str, Any] = {
         "task": "exact_match", "max_examples": 4, "n_selection_examples": 0, "max_new_tokens": 8,
-        "batch_size": 2, "backend": "transformers", "decoding": Decoding(),
+        "batch_size": 2, "decoding": Decoding(),
     }  # fmt: skip
     return EvaluationSpec(**{**settings, **changes})
 

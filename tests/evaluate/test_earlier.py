@@ -14,7 +14,7 @@ from expertflow.evaluate.records import Decoding, Example, Verdict
 
 HOW = Asked(
     task="exact_match", metric="exact_match", max_new_tokens=8, decoding=Decoding(),
-    backend="transformers", fields={}, artefacts={},
+    fields={}, artefacts={},
 )  # fmt: skip
 
 
@@ -72,7 +72,6 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
         replace(HOW, metric="other"),
         replace(HOW, max_new_tokens=9),
         replace(HOW, decoding=Decoding(stop=(";",))),
-        replace(HOW, backend="vllm"),
         replace(HOW, fields={"schema": "form"}),
         replace(HOW, artefacts={"database": "corrected"}),
     ],

@@ -125,8 +125,8 @@ def made(folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **change
     return Case(
         spec=spec(**settings), shards=[shard(folder, N_HELD_OUT + N_TRAINING)], keep=keep,
         packing=packing, training=run, rows=folder / "rows", tokenizer=folder,
-        layout=chatml_layout(), checkpoint=folder / "checkpoint", load=load, base=folder,
-        plan=plan, state=folder / "state", answers_path=folder / "answers.jsonl",
+        layout=chatml_layout(), checkpoint=folder / "checkpoint", load=load, plan=plan,
+        state=folder / "state", answers_path=folder / "answers.jsonl",
     )  # fmt: skip
 
 

@@ -26,12 +26,10 @@ def questions(n: int) -> list[Held]:
 
 
 def asker(task: str, fields: dict[str, str]) -> Asker:
-    anything: Any = SimpleNamespace(
-        get=lambda _: None, engine=None, end_id=1, pad_id=0, name="transformers"
-    )
+    anything: Any = SimpleNamespace(get=lambda _: None, engine=None, end_id=1, pad_id=0)
     return Asker(
-        models=anything, writer=anything, spec=spec(task=task, fields=fields), speaker=anything,
-        held_out=anything, micro_batch_size=1, metric=task, hindrance=None, no_vllm=None,
+        models=anything, spec=spec(task=task, fields=fields), speaker=anything,
+        held_out=anything, micro_batch_size=1, metric=task, hindrance=None,
     )  # fmt: skip
 
 

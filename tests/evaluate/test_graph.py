@@ -212,7 +212,6 @@ def spec(artefacts: dict[str, str]) -> EvaluationSpec:
         n_selection_examples=0,
         max_new_tokens=1,
         batch_size=1,
-        backend="transformers",
         decoding=Decoding(),
         artefacts=artefacts,
     )

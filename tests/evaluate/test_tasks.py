@@ -168,7 +168,6 @@ def _spec(task: Task, **settings: Any) -> EvaluationSpec:
         n_selection_examples=0,
         max_new_tokens=1,
         batch_size=1,
-        backend="auto",
         decoding=Decoding(),
         **settings,
     )

@@ -43,7 +43,6 @@ def main() -> None:
             layout=model.layout,
             checkpoint=args.checkpoint,
             load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
-            base=places.weights,
             plan=plan,
             state=args.state,
             answers_path=args.answers,

@@ -29,7 +29,8 @@ FORMER_NAMES = {
     "chat_template_path": "chat_template",
 }
 
-# Settings that are gone, and what to do instead.
+# Settings that are gone, by their full keys, and what to do instead.
 DROPPED = {
+    "evaluation.backend": "transformers writes the answers; leave it out",
     "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
 }

@@ -31,7 +31,8 @@ def describe(error: ValidationError) -> str:
         instance: Any = error.instance
         known = sorted(schema.get("properties", {}))
         unknown = sorted(set(instance) - set(known))[0]
-        return f"unknown key {'.'.join(filter(None, [path, unknown]))!r}; {_hint(unknown, known)}"
+        key = ".".join(filter(None, [path, unknown]))
+        return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
     if isinstance(error.instance, dict) and error.validator in ("oneOf", "required"):
         # Which keys it has is the point, and a cut of all it holds would hide them.
         value = f"has {', '.join(map(str, error.instance)) or 'nothing'}"
@@ -61,8 +62,6 @@ def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | Non
 
 
 def _hint(unknown: str, known: list[str]) -> str:
-    if unknown in DROPPED:
-        return DROPPED[unknown]
     new = FORMER_NAMES.get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"

@@ -37,7 +37,7 @@ class Asked:
     metric: str
     max_new_tokens: int
     decoding: Decoding
-    backend: str
+    backend: str = "transformers"
     fields: dict[str, str]
     artefacts: dict[str, str]
 

@@ -24,10 +24,8 @@ from expertflow.evaluate.expert_sides import (
     Asker,
     Outcome,
     Speaker,
-    Writer,
     metric_or_none,
 )
-from expertflow.evaluate.generate_vllm import choose_backend
 from expertflow.evaluate.losses import DocumentLosses
 from expertflow.evaluate.records import (
     EvaluationRecord,
@@ -51,7 +49,7 @@ log = logging.getLogger(__name__)
 class Case:
     """What is evaluated, and what it is evaluated on.
 
-    ``load`` takes a folder of trained weights, or null for the base model, which lies in ``base``.
+    ``load`` takes a folder of trained weights, or null for the base model.
     ``state`` is the folder of earlier evaluations.
     """
 
@@ -65,7 +63,6 @@ class Case:
     layout: Layout
     checkpoint: Path
     load: Callable[[Path | None], Any]
-    base: Path
     plan: TrainPlan
     state: Path
     answers_path: Path
@@ -110,7 +107,6 @@ def evaluate_expert(case: Case) -> EvaluationRecord:
         earlier=None if this is None else earlier.compare(this, memory, seed=spec.seed),
         judge=extras.judged(),
         lm_eval=extras.harness(*harness),
-        backend=asker.writer.name,
         decoding=spec.decoding,
         n_held_out_documents=len(unseen.held_out),
         n_documents_shared_with_training=0,
@@ -130,23 +126,18 @@ def evaluate_expert(case: Case) -> EvaluationRecord:
 
 
 def _asker(case: Case) -> Asker:
-    spec, plan, metric = case.spec, case.plan, metric_or_none(case.spec)
-    backend, why_not = choose_backend(
-        spec.backend, method=plan.method, lora=plan.lora, precision=plan.precision
-    )
+    spec, metric = case.spec, metric_or_none(case.spec)
     hindered = None if metric is None else hindrance(spec)
     if hindered is not None:
         log.warning("%s: nothing is generated: %s", case.expert, hindered)
     return Asker(
         models=Models(case.load, case.checkpoint),
-        writer=Writer(name=backend, base=case.base, precision=case.plan.precision),
         spec=spec,
         speaker=Speaker(Engine(case.tokenizer), case.layout),
         held_out=read_rows(case.rows / "held_out"),
         micro_batch_size=case.plan.micro_batch_size,
         metric=metric,
         hindrance=hindered,
-        no_vllm=why_not,
     )
 
 
@@ -206,7 +197,6 @@ def _noted(
         metric=asker.metric,
         max_new_tokens=case.spec.max_new_tokens,
         decoding=case.spec.decoding,
-        backend=asker.writer.name,
         fields=case.spec.fields,
         artefacts=earlier.hashes_of(case.spec.artefacts),
     )

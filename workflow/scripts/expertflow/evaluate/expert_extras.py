@@ -180,8 +180,6 @@ def gaps(record: EvaluationRecord, asker: Asker, unusable: str | None = None) ->
         found |= _both("options are compared, nothing is generated", "n_cut_off")
     if record.n_unusable_references and unusable is not None:
         found["n_unusable_references"] = unusable
-    if asker.no_vllm is not None:
-        found["backend"] = f"vllm does not write the answers: {asker.no_vllm}"
     if not published.candidates:
         found["published.candidates"] = published.reason
     if earlier is None:

@@ -44,7 +44,7 @@ class Models:
         return "the base model" if place is None else str(self.folder(place))
 
     def release(self) -> None:
-        """Give the memory back, for the next model or an engine of another kind."""
+        """Free the memory for the next model."""
         if self._held is None:
             return
         self._held = None

@@ -6,15 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from expertflow.data.records import Layout
-from expertflow.evaluate import generate, generate_vllm
+from expertflow.evaluate import generate
 from expertflow.evaluate.ask import Held
 from expertflow.evaluate.choices import choose_options
 from expertflow.evaluate.expert_models import Models, Place
 from expertflow.evaluate.generate import Answer
-from expertflow.evaluate.generate_vllm import Name
 from expertflow.evaluate.likelihood import log_likelihoods
 from expertflow.evaluate.losses import DocumentLosses, document_losses
 from expertflow.evaluate.records import (
@@ -29,7 +27,6 @@ from expertflow.evaluate.statistics import mean_interval
 from expertflow.evaluate.tasks import metric_of, score
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
-from expertflow.train.model.load import ADAPTER_FILE
 
 log = logging.getLogger(__name__)
 # Beyond it exp() leaves the range of floats.
@@ -53,15 +50,6 @@ class Speaker:
     def pad_id(self) -> int:
         """Give a token that pads prompts; it is masked."""
         return self.engine.special_id(self.layout.text_end)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Writer:
-    """What writes answers: ``transformers``, or ``vllm``, which loads folders by itself."""
-
-    name: Name
-    base: Path
-    precision: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,21 +79,15 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Asks models in turn.
-
-    ``hindrance`` says why answers cannot be scored here, ``no_vllm`` why vLLM does not write them
-    though it was wanted if possible.
-    """
+    """Asks models in turn; ``hindrance`` is the reason why answers cannot be scored here."""
 
     models: Models
-    writer: Writer
     spec: EvaluationSpec
     speaker: Speaker
     held_out: PackedRows
     micro_batch_size: int
     metric: str | None
     hindrance: str | None
-    no_vllm: str | None
     _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
 
     @property
@@ -127,7 +109,7 @@ class Asker:
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 
     def outcome(self, place: Place, asked: list[Held]) -> Outcome:
-        """Ask one model everything. Losses come first, as another engine may answer."""
+        """Ask one model everything."""
         log.info("%s: %d questions", self.models.name(place), len(asked))
         self.losses(place)
         asked = asked if self.can_answer else []
@@ -173,26 +155,20 @@ class Asker:
     def _answers(self, place: Place, asked: Sequence[Held]) -> tuple[list[Answer], float]:
         """Let a model write; with the seconds it took, without those of loading it."""
         spec, prompts = self.spec, [held.prompt_ids for held in asked]
-        how: dict[str, Any] = {
-            "engine": self.speaker.engine,
-            "end_id": self.speaker.end_id,
-            "pad_id": self.speaker.pad_id,
-            "decoding": spec.decoding,
-            "max_new_tokens": spec.max_new_tokens,
-            "batch_size": spec.batch_size,
-            "seed": spec.seed,
-        }
-        if self.writer.name == "transformers":
-            model = self.models.get(place)
-            start = time.perf_counter()
-            return generate.answers(model, prompts, **how), time.perf_counter() - start
-        # It takes the card for itself.
-        self.models.release()
-        base, adapter = self.writer.base, self.models.folder(place)
-        if adapter is not None and not (adapter / ADAPTER_FILE).is_file():
-            base, adapter = adapter, None
-        how["precision"] = self.writer.precision
-        return generate_vllm.answers(base, adapter, prompts, **how)
+        model = self.models.get(place)
+        start = time.perf_counter()
+        found = generate.answers(
+            model,
+            prompts,
+            engine=self.speaker.engine,
+            end_id=self.speaker.end_id,
+            pad_id=self.speaker.pad_id,
+            decoding=spec.decoding,
+            max_new_tokens=spec.max_new_tokens,
+            batch_size=spec.batch_size,
+            seed=spec.seed,
+        )
+        return found, time.perf_counter() - start
 
     def _chosen(self, place: Place, asked: Sequence[Held]) -> tuple[list[Answer], float]:
         model = self.models.get(place)

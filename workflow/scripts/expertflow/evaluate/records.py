@@ -14,7 +14,6 @@ Task = Literal[
     "exact_match",
     "multiple_choice",
 ]
-Backend = Literal["auto", "transformers", "vllm"]
 Change = Literal["better", "worse", "no measurable change"]
 
 
@@ -74,7 +73,6 @@ class EvaluationSpec:
     n_selection_examples: int
     max_new_tokens: int
     batch_size: int
-    backend: Backend
     decoding: Decoding
     allow_code_execution: bool = False
     baselines: bool = True
@@ -284,7 +282,7 @@ class EvaluationRecord:
     earlier: EarlierRun | None
     judge: JudgeResult | None
     lm_eval: tuple[LmEvalScore, ...]
-    backend: str
+    backend: str = "transformers"
     decoding: Decoding
     n_held_out_documents: int
     n_documents_shared_with_training: int
