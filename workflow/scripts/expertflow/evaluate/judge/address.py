@@ -63,8 +63,3 @@ def is_this_machine(address: SplitResult) -> bool:
         return ipaddress.ip_address(address.hostname or "").is_loopback
     except ValueError:
         return False
-
-
-def port_of(address: SplitResult) -> int:
-    """Give the port, by default the scheme's."""
-    return address.port or (443 if address.scheme == "https" else 80)

@@ -5,26 +5,20 @@ not followed, proxies and ``.netrc`` are not read, and no error repeats what the
 HTTP carries a key to this machine only.
 """
 
+import asyncio
 import json
 import logging
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, Literal
 
+import httpx2
+
 from expertflow.core.errors import ConfigError
-from expertflow.evaluate.judge.address import (
-    checked_address,
-    is_this_machine,
-    port_of,
-    read_key,
-    shown,
-)
+from expertflow.evaluate.judge.address import checked_address, is_this_machine, read_key, shown
 from expertflow.evaluate.records import JudgeSpec
 
 LOG = logging.getLogger(__name__)
@@ -33,7 +27,7 @@ MAX_REPLY_BYTES = 1 << 20
 
 # Newer models refuse `max_tokens` and any temperature, and want `max_completion_tokens`.
 Style = Literal["old", "new"]
-# Beyond it a count or a wait is nonsense, and floats cannot tell it from its neighbours.
+# Beyond it a count or a wait is nonsense, and floats cannot tell it from its neighbors.
 MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
@@ -85,7 +79,7 @@ class _Refused(Exception):
 
 
 class JudgeClient:
-    """One endpoint, model and key. Threads may share it."""
+    """One endpoint, model and key, for the tasks of one event loop."""
 
     def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
         """Check address and key; ``deadline`` is a reading of ``time.monotonic``.
@@ -94,19 +88,34 @@ class JudgeClient:
             ConfigError: the address is unusable, or the key is missing or would travel in clear.
         """
         self._spec, self._patience, self._deadline = spec, patience, deadline
-        self._address = checked_address(spec.endpoint)
-        self._key = read_key(spec.api_key_env)
-        if self._key and self._address.scheme == "http" and not is_this_machine(self._address):
+        address = checked_address(spec.endpoint)
+        key = read_key(spec.api_key_env)
+        if key and address.scheme == "http" and not is_this_machine(address):
             raise ConfigError(
                 f"evaluation.judge.endpoint {shown(spec.endpoint)}: a key must not travel over "
                 "plain http; use https, or no api_key_env"
             )
-        self._tls = ssl.create_default_context() if self._address.scheme == "https" else None
-        self._lock = threading.Lock()
+        url = spec.endpoint.rstrip("/")
+        self._url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._http = httpx2.AsyncClient(
+            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+            # The machine's certificates, as for every other program on it.
+            verify=ssl.create_default_context(),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=None,  # one limit holds for all of an exchange
+        )
+        # It would log each request by itself.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._not_before = 0.0
         self._style: Style | None = None  # of the first request that was answered
 
-    def ask(self, messages: Sequence[dict[str, str]]) -> Reply:
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ask(self, messages: Sequence[dict[str, str]]) -> Reply:
         """Send one chat and wait for the reply, as often as ``Patience`` allows.
 
         Raises:
@@ -115,9 +124,9 @@ class JudgeClient:
         wait_s, n_timeouts = self._patience.first_wait_s, 0
         style = self._style or "old"
         for attempt in range(1, self._patience.n_attempts + 1):
-            self._wait()
+            await self._wait()
             try:
-                return self._send(messages, style)
+                return await self._send(messages, style)
             except _Refused:
                 # Or the prompt is too long: so the style is kept only once it is answered.
                 style = "new"
@@ -129,26 +138,23 @@ class JudgeClient:
                     raise JudgeError(str(busy)) from None
                 if asked_s is not None and asked_s > self._patience.longest_wait_s:
                     raise JudgeError(f"{busy}, to be tried again in {asked_s:.0f} s") from None
-                self._hold_back(wait_s if asked_s is None else max(asked_s, 0.0))
+                # A busy server is busy for all requests.
+                pause_s = wait_s if asked_s is None else asked_s
+                self._not_before = max(self._not_before, time.monotonic() + pause_s)
                 wait_s = min(2 * wait_s, self._patience.longest_wait_s)
         raise JudgeError("HTTP 400")
 
-    def _hold_back(self, wait_s: float) -> None:
-        """Keep every thread from asking for a while: a busy server is busy for all of them."""
-        with self._lock:
-            self._not_before = max(self._not_before, time.monotonic() + wait_s)
-
-    def _wait(self) -> None:
+    async def _wait(self) -> None:
         while (wait_s := self._not_before - time.monotonic()) > 0:
             if self._not_before >= self._deadline:
                 break
-            time.sleep(wait_s)
+            await asyncio.sleep(wait_s)
         if time.monotonic() >= self._deadline or self._not_before >= self._deadline:
             raise JudgeError("the time for the whole judging is used up", is_final=True)
 
-    def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply:
+    async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply:
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
-        status, retry_after, body = self._exchange(self._body(messages, style), limit_s)
+        status, retry_after, body = await self._exchange(self._body(messages, style), limit_s)
         if status == 400 and style == "old" and self._style != "old":
             raise _Refused
         if status in _WORTH_ANOTHER_TRY:
@@ -157,18 +163,13 @@ class JudgeClient:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
         if status != 200:
             raise JudgeError(f"HTTP {status}", is_final=status in (401, 402, 403, 404, 405))
-        self._settle(style)
+        if self._style is None and style == "new":
+            LOG.warning(
+                "judge: HTTP 400 to max_tokens with temperature 0; "
+                "asking with max_completion_tokens, without temperature"
+            )
+        self._style = self._style or style
         return _read_reply(body)
-
-    def _settle(self, style: Style) -> None:
-        """Keep to the style that was answered first."""
-        with self._lock:
-            if self._style is None and style == "new":
-                LOG.warning(
-                    "judge: HTTP 400 to max_tokens with temperature 0; "
-                    "asking with max_completion_tokens, without temperature"
-                )
-            self._style = self._style or style
 
     def _body(self, messages: Sequence[dict[str, str]], style: Style) -> bytes:
         body: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
@@ -178,84 +179,35 @@ class JudgeClient:
             body |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
         return json.dumps(body).encode("ascii")
 
-    def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
+    async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
         """Post a body and return status, ``Retry-After`` and content within a time limit."""
-        stopper, is_over = None, threading.Event()
-        ends = time.monotonic() + limit_s
         try:
-            host, port = self._address.hostname or "", port_of(self._address)
-            raw = socket.create_connection((host, port), timeout=limit_s)
             # Time-outs of a socket are for one read each: a server that drips needs an end too.
-            stopper = _Stopper(raw, ends - time.monotonic(), is_over)
-            connection = HTTPConnection(host, port)
-            try:
-                connection.sock = raw if self._tls is None else self._wrap(self._tls, raw, host)
-                connection.request("POST", self._path(), body, self._headers())
-                response = connection.getresponse()
-                content = _read_all(response)
-                if is_over.is_set():
-                    raise TimeoutError
-                return response.status, response.getheader("Retry-After"), content
-            finally:
-                connection.close()
-                raw.close()
-        except ssl.SSLCertVerificationError:
-            raise JudgeError("the certificate is not to be trusted", is_final=True) from None
-        except UnicodeError:
+            async with (
+                asyncio.timeout(limit_s),
+                self._http.stream("POST", self._url, content=body) as response,
+            ):
+                content = b""
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > MAX_REPLY_BYTES:
+                        raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
+                return response.status_code, response.headers.get("Retry-After"), content
+        except TimeoutError:
+            raise _Busy(f"no reply within {limit_s:g} s", timed_out=True) from None
+        except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
-        except (OSError, HTTPException) as error:
-            if is_over.is_set() or isinstance(error, TimeoutError):
-                raise _Busy(f"no reply within {limit_s:g} s", timed_out=True) from None
-            raise _Busy(f"no connection ({type(error).__name__})") from None
-        finally:
-            if stopper is not None:
-                stopper.close()
-
-    @staticmethod
-    def _wrap(context: ssl.SSLContext, raw: socket.socket, host: str) -> ssl.SSLSocket:
-        return context.wrap_socket(raw, server_hostname=host)
-
-    def _path(self) -> str:
-        path = self._address.path.rstrip("/")
-        return path if path.endswith("/chat/completions") else f"{path}/chat/completions"
-
-    def _headers(self) -> dict[str, str]:
-        headers = {
-            "Host": self._address.netloc,
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
-        return headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        except (OSError, httpx2.HTTPError) as error:
+            cause = _first_cause(error)
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise JudgeError("the certificate is not to be trusted", is_final=True) from None
+            raise _Busy(f"no connection ({type(cause).__name__})") from None
 
 
-class _Stopper:
-    """Ends a connection when its time is over, through a handle of its own."""
-
-    def __init__(self, raw: socket.socket, limit_s: float, is_over: threading.Event) -> None:
-        self._handle = raw.dup()
-        self._is_over = is_over
-        self._timer = threading.Timer(max(0.0, limit_s), self._stop)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _stop(self) -> None:
-        self._is_over.set()
-        try:
-            self._handle.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            LOG.debug("judge: the connection was closed already")
-
-    def close(self) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        self._handle.close()
-
-
-def _read_all(response: HTTPResponse) -> bytes:
-    content = response.read(MAX_REPLY_BYTES + 1)
-    if len(content) > MAX_REPLY_BYTES:
-        raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
-    return content
+def _first_cause(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def _read_reply(body: bytes) -> Reply:

@@ -4,14 +4,14 @@ A judge tends to prefer a position. So each pair is asked twice with positions s
 preference that does not follow the answer is a tie.
 """
 
+import asyncio
 import logging
 import math
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,8 +57,8 @@ def judge_pairs(
 
     The seed also says which order a pair is shown in first. Nothing that the judge or its endpoint
     does raises: pairs without two verdicts are counted as failed, and ``reason`` says why. The
-    whole ends within twice the time that all requests may take one after the other in each thread,
-    besides what the look-up of the endpoint's name takes, which has no limit here.
+    whole ends within twice the time that all requests may take, ``n_at_once`` at a time, besides
+    what the look-up of the endpoint's name takes, which has no limit here.
     """
     started = time.monotonic()
     patience = patience or Patience()
@@ -70,7 +70,7 @@ def judge_pairs(
         deadline = started + 2 * spec.timeout_s * (1 + rounds)
         client = JudgeClient(spec, patience, deadline=deadline)
         LOG.info("judge: %d pairs go to %s (%s)", len(chosen), shown(spec.endpoint), spec.model)
-        opinions = _Asking(client, spec, patience).about(chosen, seed)
+        opinions = asyncio.run(_Asking(client, spec, patience).about(chosen, seed))
     except ConfigError as error:
         reason = str(error)
     result = _count(spec, opinions, n_pairs=len(chosen), reason=reason, started=started)
@@ -84,39 +84,39 @@ class _Asking:
 
     def __init__(self, client: JudgeClient, spec: JudgeSpec, patience: Patience) -> None:
         self._client, self._spec, self._patience = client, spec, patience
-        self._lock = threading.Lock()
+        self._slots = asyncio.Semaphore(patience.n_at_once)
         self._n_failures = 0
         self._ended: str | None = None
 
-    def about(self, pairs: Sequence[JudgedPair], seed: int) -> list[tuple[_Opinion, _Opinion]]:
+    async def about(
+        self, pairs: Sequence[JudgedPair], seed: int
+    ) -> list[tuple[_Opinion, _Opinion]]:
         swaps = random.Random(seed + 1)
         orders = [(first, not first) for first in (swaps.random() < 0.5 for _ in pairs)]
-        with ThreadPoolExecutor(self._patience.n_at_once) as pool:
-            try:
-                asked = [
-                    tuple(pool.submit(self._ask, pair, after_is_a) for after_is_a in order)
-                    for pair, order in zip(pairs, orders, strict=True)
-                ]
-                return [(first.result(), second.result()) for first, second in asked]
-            finally:
-                self._ended = self._ended or "the judging was stopped"
-                pool.shutdown(wait=False, cancel_futures=True)
+        requests = [
+            self._ask(pair, after_is_a)
+            for pair, order in zip(pairs, orders, strict=True)
+            for after_is_a in order
+        ]
+        async with aclosing(self._client):
+            opinions = await asyncio.gather(*requests)
+        return list(zip(opinions[::2], opinions[1::2], strict=True))
 
-    def _ask(self, pair: JudgedPair, after_is_a: bool) -> _Opinion:
+    async def _ask(self, pair: JudgedPair, after_is_a: bool) -> _Opinion:
         if pair.before.strip() == pair.after.strip():
             return _Opinion("tie")
-        if self._ended is not None:
-            return _Opinion(None, reason=self._ended)
         a, b = (pair.after, pair.before) if after_is_a else (pair.before, pair.after)
         messages = make_messages(
             criterion=self._spec.criterion, question=pair.prompt, reference=pair.reference, a=a, b=b
         )
-        try:
-            reply = self._client.ask(messages)
-        except JudgeError as error:
-            self._note_failure(str(error), is_final=error.is_final)
-            return _Opinion(None, reason=str(error))
-        with self._lock:
+        async with self._slots:
+            if self._ended is not None:
+                return _Opinion(None, reason=self._ended)
+            try:
+                reply = await self._client.ask(messages)
+            except JudgeError as error:
+                self._note_failure(str(error), is_final=error.is_final)
+                return _Opinion(None, reason=str(error))
             self._n_failures = 0
         winner = read_verdict(reply.text)
         if winner is None:
@@ -126,10 +126,9 @@ class _Asking:
         return _Opinion("after" if (winner == "A") == after_is_a else "before", reply)
 
     def _note_failure(self, reason: str, *, is_final: bool) -> None:
-        with self._lock:
-            self._n_failures += 1
-            if self._ended is None and (is_final or self._n_failures >= self._patience.n_failures):
-                self._ended = reason if is_final else f"given up after failures in a row: {reason}"
+        self._n_failures += 1
+        if self._ended is None and (is_final or self._n_failures >= self._patience.n_failures):
+            self._ended = reason if is_final else f"given up after failures in a row: {reason}"
 
 
 def _count(
