@@ -20,12 +20,12 @@ def scripts(tmp_path: Path) -> Path:
 
 def digest_after(scripts: Path, name: str, text: str) -> str:
     (scripts / name).write_text(text)
-    digest._tree.cache_clear()
+    digest._read_module.cache_clear()
     return code_digest(scripts / "job.py")
 
 
 def test_code_counts_and_comments_do_not(scripts: Path) -> None:
-    digest._tree.cache_clear()
+    digest._read_module.cache_clear()
     first = code_digest(scripts / "job.py")
     b = "expertflow/b.py"
     assert digest_after(scripts, b, "# note\ndef f():\n\n    return 1  # one\n") == first

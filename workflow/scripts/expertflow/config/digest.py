@@ -6,22 +6,22 @@ script loads by name at run time are left out on purpose; whoever does that lock
 """
 
 import ast
+import gc
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 PACKAGE = "expertflow"
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_digest(script: Path, *, extra: tuple[Path, ...] = ()) -> str:
     """Hash a script with all project modules it imports, and ``extra`` files byte by byte."""
-    root = script.parent
     digest = hashlib.sha256()
-    for path in sorted(reachable(script, root)):
-        digest.update(f"{path.relative_to(root).as_posix()}\n{_tree(path)[0]}\n".encode())
     for path in sorted(extra):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return _hash_modules(reachable(script, script.parent), script.parent, digest)
 
 
 def module_digest(module: str, root: Path) -> str:
@@ -29,10 +29,7 @@ def module_digest(module: str, root: Path) -> str:
     path = _module_path(module, root)
     if path is None:
         raise FileNotFoundError(module)
-    parts = [
-        f"{p.relative_to(root).as_posix()}\n{_tree(p)[0]}" for p in sorted(reachable(path, root))
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return _hash_modules(reachable(path, root), root, hashlib.sha256())
 
 
 def reachable(path: Path, root: Path) -> set[Path]:
@@ -43,33 +40,66 @@ def reachable(path: Path, root: Path) -> set[Path]:
         current = waiting.pop()
         if current not in seen:
             seen.add(current)
-            found = (_module_path(name, root) for name in _tree(current)[1])
+            found = (_module_path(name, root) for name in _read_module(current).imports)
             waiting += [p for p in found if p is not None]
     return seen
 
 
+def _hash_modules(paths: set[Path], root: Path, digest: "hashlib._Hash") -> str:
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(root).as_posix()}\n{_read_module(path).code}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+class _Module(NamedTuple):
+    """What counts of a module: its canonical code, and the dotted names that it might import."""
+
+    code: str
+    imports: tuple[str, ...]
+
+
 @cache
-def _tree(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Give a module's canonical code and the dotted names that it might import."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names: list[str] = []
-    for node in ast.walk(tree):
-        _drop_docstring(node)
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.append(node.module)
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    ours = tuple(sorted({name for name in names if name.split(".")[0] == PACKAGE}))
-    return ast.dump(tree), ours
+def _read_module(path: Path) -> _Module:
+    parts: list[str] = []
+    names: set[str] = set()
+    # A tree has no cycles, and looking for some among all its nodes takes longer than parsing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        _visit(ast.parse(path.read_text(encoding="utf-8")), parts, names)
+    finally:
+        if collects:
+            gc.enable()
+    ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
+    return _Module("\n".join(parts), ours)
 
 
-def _drop_docstring(node: ast.AST) -> None:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        first = node.body[0] if node.body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            if isinstance(first.value.value, str):
-                node.body = node.body[1:]
+def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:
+    """Append a node's type and fields, without docstrings, and note what it imports."""
+    kind = node.__class__
+    parts.append(kind.__name__)
+    if kind is ast.Import:
+        names.update(alias.name for alias in cast(ast.Import, node).names)
+    elif kind is ast.ImportFrom and (module := cast(ast.ImportFrom, node).module):
+        names.add(module)
+        names.update(f"{module}.{alias.name}" for alias in cast(ast.ImportFrom, node).names)
+    for name in kind._fields:
+        value = getattr(node, name)
+        if isinstance(value, list):
+            if name == "body" and kind in _DOCUMENTED and _is_docstring(value[:1]):
+                value = value[1:]
+            parts.append(f"[{len(value)}")
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, ast.AST):
+                _visit(item, parts, names)
+            else:
+                parts.append(repr(item))
+
+
+def _is_docstring(body: list[ast.stmt]) -> bool:
+    first = body[0] if body else None
+    is_constant = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return is_constant and isinstance(cast(Any, first).value.value, str)
 
 
 @cache
