@@ -30,7 +30,7 @@ rule ablate_variant:
         gpu=1,
     params:
         spec=spec_of("ablate_variant"),
-        code=house.code("ablate_variant"),
+        code=code_of("ablate_variant"),
         more=lambda w, input: [
             word
             for name in ("shards", "keep", "staging")
@@ -59,7 +59,7 @@ rule ablate_expert:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("ablate_expert"),
-        code=house.code("ablate_expert"),
+        code=code_of("ablate_expert"),
     shell:
         'python "$EXPERTFLOW"/ablate_expert.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --plan {input.plan:q} --model {input.model:q}"

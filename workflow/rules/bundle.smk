@@ -30,7 +30,7 @@ rule make_bundle:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("make_bundle"),
-        code=house.code("make_bundle"),
+        code=code_of("make_bundle"),
     shell:
         'python "$EXPERTFLOW"/make_bundle.py --spec {params.spec:q} --code {params.code}'
         " --output {output:q} 2> {log:q}"

@@ -28,7 +28,7 @@ rule calibrate_expert:
         tasks_per_gpu=no_tasks_of,
     params:
         spec=spec_of("calibrate_expert"),
-        code=house.code("calibrate_expert"),
+        code=code_of("calibrate_expert"),
         tuning=lambda w, input: ["--tuning", *input.tuning] if input.tuning else [],
     shell:
         'exec python "$EXPERTFLOW"/calibrate_expert.py --spec {params.spec:q} --code {params.code}'

@@ -11,6 +11,11 @@ def spec_of(rule):
     return spec
 
 
+def code_of(rule):
+    """Return the digest of a rule's code once a job needs it: hashing all rules takes a while."""
+    return lambda wildcards: house.code(rule)
+
+
 def forecast_of(wildcards):
     """Say what a training should take, for the table of a dry run; null, no resource, elsewhere.
 

@@ -18,7 +18,7 @@ rule fetch_source:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("fetch_source"),
-        code=house.code("fetch_source"),
+        code=code_of("fetch_source"),
         directory=lambda w, output: output.record.removesuffix(".json"),
     shell:
         'python "$EXPERTFLOW"/fetch_source.py --spec {params.spec:q} --code {params.code}'
@@ -38,7 +38,7 @@ rule generate_source:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("generate_source"),
-        code=house.code("generate_source"),
+        code=code_of("generate_source"),
     shell:
         'python "$EXPERTFLOW"/generate_source.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --directory {output.directory:q} --output {output.record:q}"
@@ -57,7 +57,7 @@ rule find_datasets:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("find_datasets"),
-        code=house.code("find_datasets"),
+        code=code_of("find_datasets"),
     shell:
         'python "$EXPERTFLOW"/find_datasets.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --sources {input.sources:q} --output {output:q} 2> {log:q}"
@@ -78,7 +78,7 @@ rule prepare_shard:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("prepare_shard"),
-        code=house.code("prepare_shard"),
+        code=code_of("prepare_shard"),
     shell:
         'python "$EXPERTFLOW"/prepare_shard.py --spec {params.spec:q} --code {params.code}'
         " --source {input.source:q} --shard {wildcards.shard}"
@@ -99,7 +99,7 @@ rule deduplicate_documents:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("deduplicate_documents"),
-        code=house.code("deduplicate_documents"),
+        code=code_of("deduplicate_documents"),
     shell:
         'python "$EXPERTFLOW"/deduplicate_documents.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {output.keep:q}"

@@ -39,7 +39,7 @@ rule build_report:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("build_report"),
-        code=house.code("build_report"),
+        code=code_of("build_report"),
         ablation=lambda w, input: ["--ablation", *input.ablation] if input.ablation else [],
     shell:
         'python "$EXPERTFLOW"/build_report.py --spec {params.spec:q} --code {params.code}'
@@ -59,7 +59,7 @@ rule compare_experts:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        code=house.code("compare_experts"),
+        code=code_of("compare_experts"),
     shell:
         'python "$EXPERTFLOW"/compare_experts.py --reports {input.reports:q}'
         " --json {output.json:q} --html {output.html:q} 2> {log:q}"

@@ -22,7 +22,7 @@ rule prepare_model:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("prepare_model"),
-        code=house.code("prepare_model"),
+        code=code_of("prepare_model"),
         documents=lambda w, input: (
             ["--shards", *input.shards, "--keep", *input.keep] if input.keep else []
         ),
@@ -48,7 +48,7 @@ rule pretokenize_shard:
     threads: 4
     params:
         spec=spec_of("pretokenize_shard"),
-        code=house.code("pretokenize_shard"),
+        code=code_of("pretokenize_shard"),
     shell:
         'MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
         " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
@@ -70,7 +70,7 @@ rule pack_sequences:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("pack_sequences"),
-        code=house.code("pack_sequences"),
+        code=code_of("pack_sequences"),
     shell:
         'python "$EXPERTFLOW"/pack_sequences.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {input.keep:q}"

@@ -26,7 +26,7 @@ rule plan_training:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("plan_training"),
-        code=house.code("plan_training"),
+        code=code_of("plan_training"),
         calibration=lambda w, input: (
             ["--calibration", *input.calibration] if input.calibration else []
         ),
@@ -52,7 +52,7 @@ rule stage_to_nvme:
         "../../envs/expertflow.yaml"
     params:
         spec=spec_of("stage_to_nvme"),
-        code=house.code("stage_to_nvme"),
+        code=code_of("stage_to_nvme"),
     shell:
         'python "$EXPERTFLOW"/stage_to_nvme.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --rows {input.rows:q}"
@@ -93,7 +93,7 @@ rule train_expert:
         forecast=forecast_of,
     params:
         spec=spec_of("train_expert"),
-        code=house.code("train_expert"),
+        code=code_of("train_expert"),
     shell:
         'exec python "$EXPERTFLOW"/train_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
@@ -130,7 +130,7 @@ rule evaluate_expert:
         gpu=1,
     params:
         spec=spec_of("evaluate_expert"),
-        code=house.code("evaluate_expert"),
+        code=code_of("evaluate_expert"),
     shell:
         'python "$EXPERTFLOW"/evaluate_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
@@ -162,7 +162,7 @@ rule export_model:
     threads: 4
     params:
         spec=spec_of("export_model"),
-        code=house.code("export_model"),
+        code=code_of("export_model"),
     shell:
         'python "$EXPERTFLOW"/export_model.py --spec {params.spec:q} --code {params.code}'
         " --datasets {input.datasets:q} --model {input.model:q} --plan {input.plan:q}"

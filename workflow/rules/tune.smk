@@ -24,7 +24,7 @@ rule tune_expert:
         gpu=1,
     params:
         spec=spec_of("tune_expert"),
-        code=house.code("tune_expert"),
+        code=code_of("tune_expert"),
     shell:
         'exec python "$EXPERTFLOW"/tune_expert.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"

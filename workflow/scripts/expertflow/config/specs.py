@@ -20,8 +20,8 @@ from expertflow.data.settings import (
     PrepareSpec,
     SignatureSpec,
     SourceSpec,
+    category_name,
 )
-from expertflow.data.shapes import category_name
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.cost_records import Claim, HardwareChoice

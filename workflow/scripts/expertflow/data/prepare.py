@@ -26,8 +26,8 @@ from expertflow.data.read import iter_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line, without_data
 from expertflow.data.secrets import find_secrets, replace_emails
-from expertflow.data.settings import PrepareSpec
-from expertflow.data.shapes import Draft, category_name, draft_maker, text_field
+from expertflow.data.settings import PrepareSpec, category_name
+from expertflow.data.shapes import Draft, draft_maker, text_field
 
 log = logging.getLogger(__name__)
 

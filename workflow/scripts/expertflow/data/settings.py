@@ -137,3 +137,9 @@ class DeduplicateSpec:
     max_per_source: dict[str, int]
     max_per_category: int | None
     category_caps: dict[str, int]
+
+
+def category_name(value: str | float) -> str:
+    """Name a category by its value: a whole number is the same however it is written."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_whole else value)

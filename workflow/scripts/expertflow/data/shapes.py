@@ -214,12 +214,6 @@ FORMATS: dict[str, Callable[[Record, str], str]] = {
 }
 
 
-def category_name(value: str | float) -> str:
-    """Name a category by its value: a whole number is the same however it is written."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if is_whole else value)
-
-
 def _checked_text(value: Any, path: str) -> str:
     if value is MISSING:
         raise Reject("missing_field", f"the record has no field {path!r}", field=path)
