@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,17 @@ def test_every_module_counts_as_code_of_a_script(room: str) -> None:
     modules = {path for path in (library / room).rglob("*.py") if path.name != "__init__.py"}
     only_measured_with = {library / "train" / "trace" / "flops.py"}
     assert modules - seen - only_measured_with == set()
+
+
+def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) -> None:
+    kept, module = scripts / "state" / "code.json", scripts / "expertflow" / "a.py"
+    for left in (None, "{", None):
+        if left is not None:
+            kept.write_text(left)
+        modules = digest.ParsedModules()
+        modules.keep_in(kept)
+        found = modules.read(module)
+        modules.save()
+        assert found.imports == ("expertflow", "expertflow.b")
+        known = json.loads(kept.read_text())
+        assert [entry[0] for entry in known.values()] == [found.sha256]

@@ -6,13 +6,19 @@ script loads by name at run time are left out on purpose; whoever does that lock
 """
 
 import ast
+import contextlib
 import gc
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from expertflow.core.files import sha256_text, write_text
+
 PACKAGE = "expertflow"
+# Entries that are kept: several versions of all modules.
+MAX_KNOWN = 4000
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -47,31 +53,76 @@ def reachable(path: Path, root: Path) -> set[Path]:
 
 def _hash_modules(paths: set[Path], root: Path, digest: "hashlib._Hash") -> str:
     for path in sorted(paths):
-        digest.update(f"{path.relative_to(root).as_posix()}\n{_read_module(path).code}\n".encode())
+        digest.update(
+            f"{path.relative_to(root).as_posix()}\n{_read_module(path).sha256}\n".encode()
+        )
+    parsed_modules.save()
     return digest.hexdigest()[:16]
 
 
 class _Module(NamedTuple):
-    """What counts of a module: its canonical code, and the dotted names that it might import."""
+    """What counts of a module: the hash of its code, and the dotted names that it might import."""
 
-    code: str
+    sha256: str
     imports: tuple[str, ...]
+
+
+class ParsedModules:
+    """Modules by the hash of their bytes, kept in a file: parsing all of them takes half a second.
+
+    Whatever is in a module decides its key, so an entry is never out of date.
+    """
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+        self._known: dict[str, Any] = {}
+        self._is_saved = True
+
+    def keep_in(self, file: Path) -> None:
+        """Take what an earlier process left in a file, and let ``save`` write there."""
+        self._file = file
+        with contextlib.suppress(OSError, ValueError):
+            self._known = {**json.loads(file.read_bytes()), **self._known}
+
+    def read(self, path: Path) -> _Module:
+        """Return what counts of a file's code."""
+        source = path.read_bytes()
+        key = hashlib.sha256(source).hexdigest()
+        if key not in self._known:
+            self._known[key] = _parse(source)
+            self._is_saved = False
+        sha256, imports = self._known[key]
+        return _Module(sha256, tuple(imports))
+
+    def save(self) -> None:
+        """Write what was learned, for the next process."""
+        if self._file is not None and not self._is_saved:
+            newest = list(self._known.items())[-MAX_KNOWN:]
+            write_text(self._file, json.dumps(dict(newest)))
+            self._is_saved = True
+
+
+parsed_modules = ParsedModules()
 
 
 @cache
 def _read_module(path: Path) -> _Module:
+    return parsed_modules.read(path)
+
+
+def _parse(source: bytes) -> _Module:
     parts: list[str] = []
     names: set[str] = set()
     # A tree has no cycles, and looking for some among all its nodes takes longer than parsing.
     collects = gc.isenabled()
     gc.disable()
     try:
-        _visit(ast.parse(path.read_text(encoding="utf-8")), parts, names)
+        _visit(ast.parse(source), parts, names)
     finally:
         if collects:
             gc.enable()
     ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
-    return _Module("\n".join(parts), ours)
+    return _Module(sha256_text("\n".join(parts)), ours)
 
 
 def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from expertflow.config import rule_code, specs
 from expertflow.config.ablations import variant_spec
+from expertflow.config.digest import parsed_modules
 from expertflow.config.expected_work import Case as Work
 from expertflow.config.forecast import forecast, is_current
 from expertflow.config.guard import fail, note, one_line
@@ -50,6 +51,7 @@ class House:
         self.directories = [Path("config"), basedir / "config"]
         self._raw, self._told = config, told or {}
         self._hashes = HashCache(Path("state/hashes.json"))
+        parsed_modules.keep_in(Path("state/code.json"))
         self._experts: dict[str, dict[str, Any]] = {}
         self._locks: dict[str, ExpertLock] = {}
         self._cases: dict[str, Case] = {}
