@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import LORA
 from tiny_run import made, train
 
 from expertflow.train import expert, loop, processes
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.model.packed import PackedLoss
-from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged, PendingStep
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.saver import Saver
@@ -114,7 +111,6 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     assert f"the last good state is {assignment.state}/checkpoints/step-00000005" in str(
         caught.value
     )
-    assert "--replay-step 8" in str(caught.value)
     assert [path.name for path in checkpoint_files.complete(assignment.state)] == ["step-00000005"]
     assert [step["step"] for step in steps(assignment)] == [1, 2, 3, 4, 5]
 
@@ -125,31 +121,6 @@ def test_the_bar_for_an_explosion_can_be_set(
     assignment = made(tmp_path, n_steps=10, max_loss=100.0)
     broken_at(monkeypatch, step=8, loss=50.0)
     assert train(assignment)["loss_last"] == pytest.approx(50.0, rel=1e-6)
-
-
-def test_a_step_is_looked_at_again_without_a_trace(tmp_path: Path) -> None:
-    """Its micro-batches, run alone from the very weights that the step saw, add up to its loss."""
-    assignment = made(
-        tmp_path,
-        lora=LORA,
-        batch_size=2,
-        gradient_accumulation_steps=2,
-        n_steps=12,
-        save_total_limit=9,
-    )
-    plan = replace(assignment.plan, logging_steps=1)
-    assignment = replace(assignment, plan=plan)
-    train(assignment)
-    before = {p: p.stat().st_mtime_ns for p in assignment.state.rglob("*")}
-    first, *lines = replay_step(assignment, processes.start(plan), 8)
-    assert first == "from the state after step 5 on to step 8"
-    assert len(lines) == 2
-    summed = [float(line.split("loss ")[1].split()[0]) for line in lines]
-    counts = [int(line.split("over ")[1].split()[0]) for line in lines]
-    mean = sum(s * n for s, n in zip(summed, counts, strict=True)) / sum(counts)
-    assert mean == pytest.approx(steps(assignment)[7]["loss"], abs=1e-5)
-    assert all("gradient norm" in line for line in lines)
-    assert {p: p.stat().st_mtime_ns for p in assignment.state.rglob("*")} == before
 
 
 def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:

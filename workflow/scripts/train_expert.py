@@ -11,7 +11,7 @@ import sys
 from expertflow.core import cli
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.flags import changes_of, parsed, trainer_parser
-from expertflow.train.job import TrainingJob, replay_job, run_job
+from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.run import Interrupted
 
 
@@ -29,10 +29,6 @@ def main() -> None:
         changes=changes_of(args),
         documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
-    if args.replay_step is not None:
-        for line in replay_job(job, args.replay_step):
-            print(line)
-        return
     try:
         published = run_job(job)
     except Interrupted as interruption:

@@ -36,9 +36,6 @@ def trainer_parser(description: str | None) -> argparse.ArgumentParser:
     by_hand = parser.add_argument_group("by hand, to go on where the packed rows are missing")
     by_hand.add_argument("--shards", type=Path, nargs="+", help="records of the documents' shards")
     by_hand.add_argument("--keep", type=Path, help="keep-list")
-    parser.add_argument(
-        "--replay-step", type=int, metavar="N", help="only look at step N of --state again"
-    )
     group = parser.add_argument_group("hyper-parameters, instead of those of the plan")
     for name, kind in flags().items():
         _add_flag(group, name, kind)
@@ -55,11 +52,8 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
             if args.results is None:
                 parser.error(f"--{name} is missing; give it, or --results DIR with the records")
             setattr(args, name, args.results / f"{name}.json")
-    if args.replay_step is not None and args.state is None:
-        parser.error("--replay-step needs --state, the state of the run")
-    if args.replay_step is None and args.output is None:
+    if args.output is None:
         parser.error("--output is missing; give the training.json to write")
-    args.output = args.output or args.state / "training.json"
     args.state = args.state or args.output.parent / "state"
     args.checkpoint = args.checkpoint or args.output.parent / "checkpoint"
     return args

@@ -23,7 +23,6 @@ from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.preflight import preflight
 from expertflow.train.profile.files import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord
-from expertflow.train.replay import replay_step
 from expertflow.train.run import Diverged
 from expertflow.train.saved import agree, checkpoint_files
 from expertflow.train.saved import lock as state_lock
@@ -87,35 +86,6 @@ def run_job(job: TrainingJob) -> bool:
         )
     write_record(job.output, record)
     return True
-
-
-def replay_job(job: TrainingJob, number: int) -> Iterator[str]:
-    """Look at one step of the job again; give lines to read.
-
-    The job's state has to be that of one run, which keeps the plan it was made by: settings given
-    with the request have no say. In several processes, the first one's micro-batches are told.
-
-    Raises:
-        TrainingError: it is not.
-    """
-    if not (job.state / PLAN).is_file():
-        raise TrainingError(
-            f"{job.state}: is no state of a run; give the one that the message names, as"
-            " --state state/EXPERT/NAME"
-        )
-    assignment, _ = _assignment(replace(job, plan=job.state / PLAN, changes={}))
-    assignment = replace(assignment, state=job.state)
-    processes.relaunch(assignment.plan.world_size)
-    word = agree.Word()
-    if processes.is_helper():
-        word.wait()
-        with _placed(job, assignment) as (placed, _):
-            list(replay_step(placed, processes.start(placed.plan), number))
-        return
-    with state_lock.locked(job.state):
-        word.give(go_on=True)
-        with _placed(job, assignment) as (placed, _):
-            yield from replay_step(placed, processes.start(placed.plan), number)
 
 
 def _assignment(job: TrainingJob) -> tuple[Assignment, PackingRecord]:

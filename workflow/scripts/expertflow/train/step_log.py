@@ -121,9 +121,7 @@ def _check(run: Run, record: StepRecord) -> None:
     good = checkpoint_files.newest(run.state) or "the start"
     raise Diverged(
         f"step {record.step} diverged: {problem}; its rows are {shown}; the last good state is"
-        f" {good}; look at the step with --replay-step {record.step}"
-        f" --state {run.state}, lower"
-        f" training.learning_rate ({run.plan.learning_rate:g}) or check the data"
+        f" {good}; lower training.learning_rate ({run.plan.learning_rate:g}) or check the data"
     )
 
 
