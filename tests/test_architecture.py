@@ -90,14 +90,13 @@ CONFIG_MAY_USE = {
     "plan.switches",
     "train.model.base",
     "rental.bundle.records",
-    "evaluate.task_fields",
 }
 DOORS = {
     "torch": (
         "train/",
         "export/",
         "evaluate/generate",
-        "evaluate/expert_models.py",
+        "evaluate/expert_sides.py",
         "evaluate/likelihood.py",
         "evaluate/losses.py",
     ),
@@ -194,7 +193,7 @@ def test_every_rule_has_its_script_and_log() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_files_and_functions_stay_readable(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 300, f"{path} is longer than 300 lines"
+    assert text.count("\n") <= 400, f"{path} is longer than 400 lines"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno is not None

@@ -7,8 +7,7 @@ import pytest
 from expertflow.config.evaluation_tasks import ARTEFACTS, check_task
 from expertflow.core.errors import ConfigError
 from expertflow.evaluate import tasks
-from expertflow.evaluate.records import Task
-from expertflow.evaluate.task_fields import FIELDS
+from expertflow.evaluate.records import TASK_FIELDS, Task
 
 
 def check(task: str, *, fields: Any = (), artefacts: Any = ()) -> None:
@@ -16,8 +15,8 @@ def check(task: str, *, fields: Any = (), artefacts: Any = ()) -> None:
 
 
 def test_every_task_with_a_scorer_says_what_it_reads() -> None:
-    assert {*tasks._SCORERS, "held_out_loss"} == FIELDS.keys() == set(get_args(Task))
-    assert ARTEFACTS.keys() <= FIELDS.keys()
+    assert {*tasks._SCORERS, "held_out_loss"} == TASK_FIELDS.keys() == set(get_args(Task))
+    assert ARTEFACTS.keys() <= TASK_FIELDS.keys()
 
 
 @pytest.mark.parametrize(

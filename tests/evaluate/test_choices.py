@@ -6,8 +6,7 @@ from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
 from support import SHARED_DATA
 
 from expertflow.evaluate.ask import Held
-from expertflow.evaluate.choices import choose_options
-from expertflow.evaluate.likelihood import log_likelihoods
+from expertflow.evaluate.likelihood import choose_options, log_likelihoods
 from expertflow.evaluate.options import wordings
 from expertflow.evaluate.records import Example
 from expertflow.evaluate.tasks import score

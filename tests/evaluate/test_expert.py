@@ -14,9 +14,9 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
-from expertflow.evaluate import expert, expert_extras, expert_models, expert_sides, statistics
+from expertflow.evaluate import expert, expert_sides, statistics
 from expertflow.evaluate.expert import Case, evaluate_expert
-from expertflow.evaluate.expert_models import Models
+from expertflow.evaluate.expert_sides import Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.losses import DocumentLosses
 from expertflow.evaluate.records import EvaluationRecord, JudgeSpec
@@ -78,7 +78,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_sides, "log_likelihoods", likelihoods)
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
     # These models are no cycles, and collecting takes a second beside all that torch holds.
-    monkeypatch.setattr(expert_models.gc, "collect", lambda: None)
+    monkeypatch.setattr(expert_sides.gc, "collect", lambda: None)
     monkeypatch.setattr(expert, "Engine", lambda _: Letters())
     monkeypatch.setattr(expert, "read_rows", lambda _: None)
 
@@ -236,7 +236,7 @@ def test_a_training_document_that_cannot_be_judged_costs_the_baselines_only(
     def broken(*_: Any) -> None:
         raise EvaluationError("document s/200: the reference is no query")
 
-    monkeypatch.setattr(expert_extras, "make_baselines", broken)
+    monkeypatch.setattr(expert, "make_baselines", broken)
     record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,)))
     assert record.baselines == () and record.after.score is not None
     assert "document s/200" in record.unavailable["baselines"]
@@ -276,15 +276,13 @@ def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
     found = expert._outcome(split, asker, None, [])
     assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
     assert found.side.n_documents == 1
-    (change,) = expert_extras.changes(asker, found, found)
+    (change,) = expert.changes(asker, found, found)
     assert (change.n, change.change) == (1, "no measurable change")
 
 
 def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(
-        expert_extras, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs)
-    )
+    monkeypatch.setattr(expert, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
     settings = JudgeSpec(
         endpoint="http://127.0.0.1", model="m", api_key_env=None, criterion="", n_examples=3,
         max_tokens=1, timeout_s=1.0, usd_per_million_input_tokens=None,

@@ -18,7 +18,7 @@ from expertflow.evaluate.choose_checkpoint import (
     no_choice,
 )
 from expertflow.evaluate.records import Published, TaskScore, Verdict
-from expertflow.evaluate.scores import summarise
+from expertflow.evaluate.statistics import summarise
 from expertflow.train.records import Candidate
 
 

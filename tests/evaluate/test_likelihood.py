@@ -11,7 +11,7 @@ from support import LORA
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import likelihood
-from expertflow.evaluate.expert_models import Models
+from expertflow.evaluate.expert_sides import Models
 from expertflow.evaluate.generate import answers
 from expertflow.evaluate.likelihood import log_likelihoods
 from expertflow.evaluate.records import Decoding

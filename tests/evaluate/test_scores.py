@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.scores import summarise, wilson_interval
+from expertflow.evaluate.statistics import summarise, wilson_interval
 
 
 def _verdicts(*kinds: str) -> list[Verdict]:

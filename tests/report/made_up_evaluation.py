@@ -18,7 +18,7 @@ from expertflow.evaluate.records import (
     Published,
     TaskScore,
 )
-from expertflow.evaluate.scores import wilson_interval
+from expertflow.evaluate.statistics import wilson_interval
 
 PUBLISHED_STEP = 1200
 N, N_SELECTION = 200, 100

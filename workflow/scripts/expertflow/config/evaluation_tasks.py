@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from expertflow.core.errors import ConfigError
-from expertflow.evaluate.task_fields import FIELDS
+from expertflow.evaluate.records import TASK_FIELDS
 
 ARTEFACTS = {"sql_execution": frozenset({"database"}), "cypher": frozenset({"graph"})}
 NEEDED = (
@@ -29,7 +29,9 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
     task, fields, artefacts = evaluation["task"], evaluation["fields"], evaluation["artefacts"]
     # The record's field names the artefact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    known_fields = frozenset().union(*FIELDS.values()) if task == "held_out_loss" else FIELDS[task]
+    known_fields = (
+        frozenset().union(*TASK_FIELDS.values()) if task == "held_out_loss" else TASK_FIELDS[task]
+    )
     _refuse_unknown(fields, known_fields, f"{where}: evaluation.fields", task)
     if not by_record:
         known = frozenset().union(*ARTEFACTS.values())

@@ -1,19 +1,21 @@
 """Ask one model after the other the same things: held-out documents, and the task's questions."""
 
+import gc
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from expertflow.data.records import Layout
 from expertflow.evaluate import generate
 from expertflow.evaluate.ask import Held
-from expertflow.evaluate.choices import choose_options
-from expertflow.evaluate.expert_models import Models, Place
 from expertflow.evaluate.generate import Answer
-from expertflow.evaluate.likelihood import log_likelihoods
+from expertflow.evaluate.likelihood import choose_options, log_likelihoods
 from expertflow.evaluate.losses import DocumentLosses, document_losses
 from expertflow.evaluate.records import (
     EvaluationSide,
@@ -22,8 +24,7 @@ from expertflow.evaluate.records import (
     TaskScore,
     Verdict,
 )
-from expertflow.evaluate.scores import summarise
-from expertflow.evaluate.statistics import mean_interval
+from expertflow.evaluate.statistics import mean_interval, summarise
 from expertflow.evaluate.tasks import metric_of, score
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
@@ -31,7 +32,49 @@ from expertflow.tokens.engine import Engine
 log = logging.getLogger(__name__)
 # Beyond it exp() leaves the range of floats.
 LARGEST_LOSS = 700.0
+# Below the checkpoint's folder; null is the base model.
+Place = str | None
 NOT_ASKED = "not_asked"
+
+
+class Models:
+    """The base model and the candidates, each loaded when it is asked for and another was before.
+
+    ``load`` takes the folder of trained weights, or null for the base model. Who gets a model keeps
+    no hold of it.
+    """
+
+    def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
+        self._load = load
+        self._checkpoint = checkpoint
+        self._held: tuple[Place, Any] | None = None
+        self.n_loaded = 0
+
+    def get(self, place: Place) -> Any:
+        """Give the model of a place; whatever else was loaded is let go first."""
+        if self._held is None or self._held[0] != place:
+            self.release()
+            log.info("loading %s", self.name(place))
+            self._held = place, self._load(self.folder(place))
+            self.n_loaded += 1
+        return self._held[1]
+
+    def folder(self, place: Place) -> Path | None:
+        """Give the folder of trained weights; null for the base model."""
+        return None if place is None else self._checkpoint / place
+
+    def name(self, place: Place) -> str:
+        """Name a model in a log."""
+        return "the base model" if place is None else str(self.folder(place))
+
+    def release(self) -> None:
+        """Free the memory for the next model."""
+        if self._held is None:
+            return
+        self._held = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,16 @@
-"""Say what chance leaves of a difference: bootstrap intervals, seeded and vectorised. Pure."""
+"""Turn verdicts into scores, and say what chance leaves of a difference. Pure.
 
+Bootstrap intervals are seeded and vectorized.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from expertflow.evaluate.records import Change, PairedChange
+from expertflow.evaluate.records import Change, PairedChange, TaskScore, Verdict
 
 Floats = NDArray[np.float64]
 
@@ -17,6 +22,8 @@ TAILS = (0.025, 0.975)
 MAX_UNITS = 1_000
 # Numbers drawn at a time, 64 MB of them.
 CHUNK = 8_000_000
+# The normal distribution's 97.5 % quantile: 2.5 % left out on either side.
+Z_95 = 1.959963984540054
 # If so few pairs differ and all in one direction, a sign test still gives it 2 x 0.5^5 = 0.06.
 MIN_DIFFERING = 6
 
@@ -105,3 +112,36 @@ def _ratios(kinds_K2: Floats, n_K: NDArray[np.int64], rng: np.random.Generator) 
 def _blocks(units: Floats, rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
     parts: Sequence[NDArray[np.int64]] = np.array_split(rng.permutation(len(units)), MAX_UNITS)
     return np.stack([units[part].sum(axis=0) for part in parts]), np.ones(MAX_UNITS, np.int64)
+
+
+def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a proportion, as fractions.
+
+    Unlike the textbook interval it stays inside 0-1 and keeps a width at 0 and n correct, which
+    small held-out sets reach: 0 of 10 is (0, 0.28), not (0, 0). Wilson, JASA 22 (1927) 209-212.
+    """
+    if not 0 <= n_correct <= n or n == 0:
+        raise ValueError(f"no proportion: {n_correct} correct of {n}")
+    p = n_correct / n
+    scale = 1 + Z_95**2 / n
+    centre = (p + Z_95**2 / (2 * n)) / scale
+    half_width = Z_95 / scale * sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2))
+    # The ends are exactly 0 and 1 in these two cases; rounding would leave 1e-17 beside them.
+    low = 0.0 if n_correct == 0 else centre - half_width
+    high = 1.0 if n_correct == n else centre + half_width
+    return low, high
+
+
+def summarise(metric: str, verdicts: Sequence[Verdict]) -> TaskScore:
+    """Count verdicts; without examples there is no value, and the score says why."""
+    n, n_correct = len(verdicts), sum(verdict.correct for verdict in verdicts)
+    counts = Counter(verdict.kind for verdict in verdicts)
+    return TaskScore(
+        metric=metric,
+        n_examples=n,
+        n_correct=n_correct,
+        value_fraction=n_correct / n if n else None,
+        ci95=wilson_interval(n_correct, n) if n else None,
+        n_by_kind=dict(sorted(counts.items())),
+        reason=None if n else "no held-out examples to score",
+    )

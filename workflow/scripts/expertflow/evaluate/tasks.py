@@ -17,9 +17,8 @@ from expertflow.evaluate.graph import engine as graph
 from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
 from expertflow.evaluate.judging import Judged, judge_apart
 from expertflow.evaluate.options import judge_choice
-from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
+from expertflow.evaluate.records import TASK_FIELDS, EvaluationSpec, Example, Task, Verdict
 from expertflow.evaluate.sql.scorer import QueryPair, judge_queries
-from expertflow.evaluate.task_fields import FIELDS
 from expertflow.evaluate.text import judge_exact_match, judge_final_answer
 from expertflow.evaluate.typescript import by_tests as typescript_tests
 from expertflow.evaluate.typescript.by_tests import TestedProgram, judge_programs
@@ -136,7 +135,7 @@ def score(
     """
     if task not in _SCORERS:
         raise EvaluationError(f"task {task!r} has no scorer; choose one of {', '.join(_SCORERS)}")
-    accepted = FIELDS[task]
+    accepted = TASK_FIELDS[task]
     if unknown := sorted(set(fields) - accepted):
         known = ", ".join(sorted(accepted)) or "no fields"
         raise EvaluationError(f"evaluation.fields.{unknown[0]}: task {task!r} takes {known}")

@@ -13,26 +13,44 @@ With ``*`` as a projection nothing is changed, since each variable is part of th
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from expertflow.evaluate.cypher.clauses import COMMA, VARIABLES, Tokens, end_of_clause, split
-from expertflow.evaluate.cypher.columns import without_column_names
 from expertflow.evaluate.cypher.paths import Path, closing_brackets, find_paths, read_path
-from expertflow.evaluate.cypher.tokens import Token, at, is_operator, number_variables
+from expertflow.evaluate.cypher.tokens import (
+    VARIABLES,
+    Token,
+    at,
+    is_operator,
+    nesting,
+    number_variables,
+)
 
-_AND, _MATCH, _WHERE = (Token("keyword", word) for word in ("AND", "MATCH", "WHERE"))
+Tokens = list[Token]
+
+COMMA = Token("operator", ",")
+_AND, _AS, _BY, _DISTINCT, _MATCH, _RETURN, _UNION, _WHERE = (
+    Token("keyword", word)
+    for word in ("AND", "AS", "BY", "DISTINCT", "MATCH", "RETURN", "UNION", "WHERE")
+)
 _OPEN, _CLOSE = Token("operator", "("), Token("operator", ")")
+_CLAUSES = """
+    CALL CREATE DELETE DETACH FOREACH LIMIT MATCH MERGE OPTIONAL ORDER REMOVE RETURN SET SKIP UNION
+    UNWIND WHERE WITH
+"""
+_CLAUSE_WORDS = frozenset(_CLAUSES.split())
 # Where one of these stands, AND does not simply join conditions.
 _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "END"})
 _VALUES = frozenset({"string", "number", "parameter", "variable"})
 _LITERALS = frozenset({"TRUE", "FALSE"})
+# Two calls of these are two values.
+_FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 
 
 def common_form(tokens: Sequence[Token]) -> Tokens:
     """Give the form of a legal query whose words ``classify`` has named."""
     result = list(tokens)
     if not _projects_all(result):
-        result = without_column_names(result)
+        result = _without_column_names(result)
         result = _with_conditions_outside(result)
     result = _sort_keys(result)
     if not _projects_all(result):
@@ -54,7 +72,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
     """Move the maps of each MATCH into its WHERE."""
     result, n_new = list(tokens), 0
     for start in reversed([i for i, token in enumerate(tokens) if token == _MATCH]):
-        end = end_of_clause(result, start + 1)
+        end = _end_of_clause(result, start + 1)
         pattern = result[start + 1 : end]
         paths = _all_paths(pattern)
         if paths is None:
@@ -62,7 +80,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
         pattern, conditions, n_new = _split_maps(pattern, paths, n_new)
         after = end
         if at(result, end) == _WHERE:
-            after = end_of_clause(result, end + 1)
+            after = _end_of_clause(result, end + 1)
             parts = _conjunction(result[end + 1 : after])
             if parts is None and conditions:
                 parts = [[_OPEN, *result[end + 1 : after], _CLOSE]]
@@ -74,10 +92,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
 def _where(conditions: list[Tokens]) -> Tokens:
     if not conditions:
         return []
-    joined = [_WHERE]
-    for index, condition in enumerate(conditions):
-        joined += [_AND, *condition] if index else condition
-    return joined
+    return [_WHERE, *_join(conditions, _AND)]
 
 
 def _all_paths(tokens: Tokens) -> list[Path] | None:
@@ -122,7 +137,7 @@ def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, To
     if keys is None:
         return None
     pairs = []
-    for item in split(tokens[keys[0] + 1 : keys[1] - 1], COMMA):
+    for item in _split(tokens[keys[0] + 1 : keys[1] - 1], COMMA):
         if len(item) != 3 or item[0].kind != "name" or not is_operator(item[1], ":"):
             return None
         is_literal = item[2].kind == "keyword" and item[2].text in _LITERALS
@@ -134,12 +149,9 @@ def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, To
 
 def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
     """Split at AND; nothing where the words are no plain conjunction."""
-    level = 0
-    for token in tokens:
-        level += is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
-        if level == 0 and token.kind == "keyword" and token.text in _NOT_A_CONJUNCTION:
-            return None
-    return split(tokens, _AND)
+    if any(t.kind == "keyword" and t.text in _NOT_A_CONJUNCTION for t in _outside(tokens)):
+        return None
+    return _split(tokens, _AND)
 
 
 def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
@@ -150,10 +162,10 @@ def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
 def _sort_conditions(tokens: Tokens) -> Tokens:
     result = list(tokens)
     for start in reversed([i for i, token in enumerate(tokens) if token == _WHERE]):
-        end = end_of_clause(result, start + 1)
+        end = _end_of_clause(result, start + 1)
         parts = _conjunction(result[start + 1 : end])
         # After the bar of a list another expression begins; the bar of labels looks the same.
-        has_bar = len(split(result[start + 1 : end], Token("operator", "|"))) > 1
+        has_bar = len(_split(result[start + 1 : end], Token("operator", "|"))) > 1
         if parts is not None and not has_bar:
             result[start:end] = _where(sorted(parts, key=_masked))
     return result
@@ -165,9 +177,8 @@ def _sort_keys(tokens: Tokens) -> Tokens:
         for entity in (*path.nodes, *path.relationships):
             if entity.keys is not None:
                 first, last = entity.keys[0] + 1, entity.keys[1] - 1
-                parts = sorted(split(tokens[first:last], COMMA), key=_masked)
-                joined = [word for part in parts for word in (COMMA, *part)]
-                result[first:last] = joined[1:]
+                parts = sorted(_split(tokens[first:last], COMMA), key=_masked)
+                result[first:last] = _join(parts, COMMA)
     return result
 
 
@@ -177,7 +188,7 @@ def _without_unused_variables(tokens: Tokens) -> Tokens:
     matched = {
         index
         for start in (i for i, token in enumerate(tokens) if token == _MATCH)
-        for index in range(start + 1, end_of_clause(tokens, start + 1))
+        for index in range(start + 1, _end_of_clause(tokens, start + 1))
     }
     unused = {
         entity.body[0]
@@ -217,3 +228,96 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
         result += [left] * is_right + [minus, *body, minus] + [right] * is_left
         result += tokens[node.start : node.end]
     return result
+
+
+def _without_column_names(tokens: Tokens) -> Tokens:
+    """Drop the names of the last RETURN's columns where nothing depends on them."""
+    tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
+    closes, returns, index = closing_brackets(tokens), [], 0
+    while index < len(tokens):
+        if tokens[index] == _RETURN:
+            returns.append(index)
+        index = closes.get(index, index) + 1
+    if not returns or any(t == _UNION for t in tokens):
+        return tokens
+    start = returns[-1] + 1
+    start += at(tokens, start) == _DISTINCT
+    end = _end_of_clause(tokens, start)
+    items = _split(tokens[start:end], COMMA)
+    others = [*tokens[: returns[-1]], *(token for item in items for token in item[:-1])]
+    known = {token.text for token in others if token.kind in VARIABLES}
+    stands_for: dict[str, Tokens] = {}
+    for item in items:
+        if len(item) > 2 and item[-2] == _AS and item[-1].kind in VARIABLES:
+            stands_for[item[-1].text] = item[:-2]
+    tail = _put_in_order(tokens[end:], stands_for)
+    repeated = any(t.kind == "function" and t.text in _FRESH_EACH_TIME for t in tokens)
+    if tail is None or repeated or known & set(stands_for):
+        return tokens
+    short = [item[:-2] if len(item) > 2 and item[-2] == _AS else item for item in items]
+    return [*tokens[:start], *_join(short, COMMA), *tail]
+
+
+def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
+    """Replace aliases in ORDER BY; nothing where one is part of a longer expression."""
+    if tail[1:2] != [_BY]:
+        return None if any(t.text in stands_for and t.kind in VARIABLES for t in tail) else tail
+    end = _end_of_clause(tail, 2)
+    result = tail[:2]
+    for index, item in enumerate(_split(tail[2:end], COMMA)):
+        head, rest = item[:1], item[1:]
+        is_alias = bool(head) and head[0].kind in VARIABLES and head[0].text in stands_for
+        if is_alias and not all(t.kind == "keyword" for t in rest):
+            return None
+        if any(t.kind in VARIABLES and t.text in stands_for for t in rest):
+            return None
+        result += [COMMA] if index else []
+        result += [*stands_for[head[0].text], *rest] if is_alias else item
+    return result + tail[end:]
+
+
+def _end_of_clause(tokens: Tokens, start: int) -> int:
+    """Find where the words of a clause end: at the next one, at WHERE, or at its bracket."""
+    level = 0
+    for index in range(start, len(tokens)):
+        level += nesting(tokens[index])
+        if level < 0:
+            return index
+        if level == 0 and (_opens_clause(tokens, index) or is_operator(tokens[index], ";")):
+            return index
+    return len(tokens)
+
+
+def _opens_clause(tokens: Tokens, index: int) -> bool:
+    word = tokens[index].text
+    if tokens[index].kind != "keyword":
+        return False
+    if word == "WITH":  # STARTS WITH, ENDS WITH
+        return at(tokens, index - 1).text not in ("STARTS", "ENDS")
+    return word in _CLAUSE_WORDS
+
+
+def _outside(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield the tokens that stand in no bracket, and those that close one."""
+    level = 0
+    for token in tokens:
+        level += nesting(token)
+        if level == 0:
+            yield token
+
+
+def _split(tokens: Sequence[Token], separator: Token) -> list[Tokens]:
+    """Split where the separator stands in no further bracket."""
+    parts: list[Tokens] = [[]]
+    level = 0
+    for token in tokens:
+        level += nesting(token)
+        if level == 0 and token == separator:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _join(parts: Sequence[Tokens], separator: Token) -> Tokens:
+    return [word for part in parts for word in (separator, *part)][1:]

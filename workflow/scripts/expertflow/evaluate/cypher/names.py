@@ -6,9 +6,7 @@ from itertools import product
 
 from expertflow.evaluate.cypher.paths import Entity, Path, find_paths
 from expertflow.evaluate.cypher.schema import GraphSchema, Properties
-from expertflow.evaluate.cypher.tokens import Token, at, is_operator
-
-_VARIABLES = frozenset({"variable", "yielded"})
+from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator, nesting
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class _Names:
                 names = self._names_of(relationship, self._relationships)
                 yield from self._of_keys(relationship, names, self._schema.types)
         for index, token in enumerate(self._tokens):
-            if token.kind not in _VARIABLES or not is_operator(at(self._tokens, index + 1), "."):
+            if token.kind not in VARIABLES or not is_operator(at(self._tokens, index + 1), "."):
                 continue
             key = at(self._tokens, index + 2)
             for bound, properties in (
@@ -104,7 +102,7 @@ class _Names:
         level = 0
         for index in range(*entity.keys):
             token = self._tokens[index]
-            level += is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
+            level += nesting(token)
             is_key = token.kind == "name" and is_operator(at(self._tokens, index - 1), "{", ",")
             if level == 1 and is_key:
                 yield from _unless_known(token.text, names, properties)
@@ -140,7 +138,7 @@ def _rebound(tokens: Sequence[Token]) -> set[str]:
     return {
         token.text
         for index, token in enumerate(tokens)
-        if token.kind in _VARIABLES
+        if token.kind in VARIABLES
         and (
             at(tokens, index - 1) == Token("keyword", "AS")
             or (

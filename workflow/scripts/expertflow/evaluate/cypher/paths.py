@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from expertflow.evaluate.cypher.tokens import Token, at, is_operator
+from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator
 
-Direction = str  # ">", "<", or "" where the pattern takes both
-
-_VARIABLES = frozenset({"variable", "yielded"})
 _CALLED = frozenset({"function", "plugin", "name", "variable", "yielded", "parameter"})
 # Words of a label expression; a longer one is read as no pattern, so that reading stays linear.
 _MAX_LABEL_TOKENS = 64
@@ -29,7 +26,7 @@ class Entity:
     plain: bool = True
     keys: tuple[int, int] | None = None
     has_length: bool = False
-    direction: Direction = ""
+    direction: str = ""  # ">", "<", or "" where the pattern takes both
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +138,12 @@ def _entity(
     span: tuple[int, int],
     body: tuple[int, int],
     closes: dict[int, int],
-    direction: Direction,
+    direction: str,
 ) -> Entity | None:
     """Read what the brackets hold: variable, labels or types, length, keys, condition."""
     index, end = body
     variable = None
-    if index < end and tokens[index].kind in _VARIABLES:
+    if index < end and tokens[index].kind in VARIABLES:
         variable, index = tokens[index].text, index + 1
     names: list[str] = []
     plain, after = True, min(end, index + _MAX_LABEL_TOKENS)

@@ -62,12 +62,6 @@ def orders_rows(query: str) -> bool:
     return _ORDER in words[last:]
 
 
-def normalise(query: str) -> list[Token] | None:
-    """Return the words that equal queries share, or nothing where the text is no Cypher."""
-    words = _words(query)
-    return None if words is None else number_variables(words)
-
-
 def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Verdict | None:
     if text is None:
         return None

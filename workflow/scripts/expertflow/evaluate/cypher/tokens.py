@@ -31,6 +31,8 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 # A brace behind one of these opens a subquery or counts repetitions; any other one opens a map.
 _BEFORE_SUBQUERY = frozenset({"EXISTS", "COUNT", "COLLECT", "CALL", ")"})
 _WORDS = frozenset({"word", "quoted"})
+# Kinds of the words that name a value of the query's own.
+VARIABLES = frozenset({"variable", "yielded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,11 @@ def at(tokens: Sequence[Token], index: int) -> Token:
 
 def is_operator(token: Token, *operators: str) -> bool:
     return token.kind == "operator" and token.text in operators
+
+
+def nesting(token: Token) -> int:
+    """Return 1 for an opening bracket, -1 for a closing one, else 0."""
+    return is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
 
 
 def says(token: Token, keyword: str) -> bool:

@@ -20,7 +20,7 @@ from expertflow.evaluate.judge.address import shown
 from expertflow.evaluate.judge.client import JudgeClient, JudgeError, Patience, Reply
 from expertflow.evaluate.judge.prompt import make_messages, read_verdict
 from expertflow.evaluate.records import JudgeResult, JudgeSpec
-from expertflow.evaluate.scores import wilson_interval
+from expertflow.evaluate.statistics import wilson_interval
 
 LOG = logging.getLogger(__name__)
 
