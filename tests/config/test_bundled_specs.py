@@ -27,10 +27,8 @@ def told(folder: Path, rule: str, bundle: BundleSpec | None = None, **changes: A
     expert = load(folder, manifest)
     case = Case(config={}, directories=[], hardware=cast(HardwareTables, None))
     if bundle is not None:
-        index = BundleIndex(
-            format=1, kind="bundle", expert="e", git=None, code={}, members=(), spec=bundle
-        )
-        case = replace(case, bundle=Opened(sha256="", n_bytes=0, index=index, settings_here=None))
+        index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
+        case = replace(case, bundle=Opened(index=index, settings_here=None))
     specs = RuleSpecs(
         case=lambda _: case,
         expert=lambda _: expert,

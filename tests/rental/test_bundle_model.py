@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crafted_bundles import model_record
 
 from expertflow.core.errors import DataError, TrainingError
-from expertflow.rental.bundle.model import find_weights, lay_out_weights
-from expertflow.rental.bundle.records import ModelToFetch
+from expertflow.core.records import read_record
+from expertflow.rental.bundle.model import link_weights
 from expertflow.train.model.base import hash_weights
+from expertflow.train.records import ModelRecord
 
 
 @pytest.fixture
@@ -20,10 +22,13 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def model(folder: Path, **changes: Any) -> ModelToFetch:
-    settings: dict[str, Any] = {"name": "maker/model", "kind": "hub", "revision": "abc"}
-    settings |= {"weights_sha256": hash_weights(folder), "n_weight_bytes": 0, **changes}
-    return ModelToFetch(**settings)
+def model(folder: Path, **changes: Any) -> ModelRecord:
+    settings = {"name": "maker/model", "kind": "hub", "revision": "abc"}
+    record = folder.with_name("model.json")
+    record.write_bytes(
+        model_record(**{**settings, "weights_sha256": hash_weights(folder), **changes})
+    )
+    return read_record(ModelRecord, record)
 
 
 def test_a_hub_model_is_asked_for_by_its_commit(
@@ -36,9 +41,10 @@ def test_a_hub_model_is_asked_for_by_its_commit(
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    files = find_weights(model(folder), None)
-    assert asked == [("maker/model", "abc")]
-    lay_out_weights(files, tmp_path / "laid out")
+    (tmp_path / "laid out").mkdir()
+    for _ in range(2):
+        link_weights(model(folder), None, tmp_path / "laid out")
+    assert asked == [("maker/model", "abc")], "what is there already is not asked for"
     assert hash_weights(tmp_path / "laid out") == hash_weights(folder)
     assert not (tmp_path / "laid out" / "consolidated.safetensors").exists()
 
@@ -50,17 +56,19 @@ def test_a_model_that_is_nowhere_ends_in_one_line(
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(TrainingError, match=r"neither in this box's cache .* give a folder"):
-        find_weights(model(folder), None)
-    with pytest.raises(TrainingError, match="no such folder on this box"):
-        find_weights(model(folder, kind="local", name="/nowhere"), None)
+    with pytest.raises(TrainingError, match=r"neither in this machine's cache .* give a folder"):
+        link_weights(model(folder), None, folder.parent)
+    with pytest.raises(TrainingError, match="no such folder on this machine"):
+        link_weights(model(folder, kind="local", name="/nowhere"), None, folder.parent)
 
 
 def test_a_given_folder_has_to_hold_the_same_weights(folder: Path, tmp_path: Path) -> None:
-    wanted = model(folder)
-    assert len(find_weights(wanted, folder)) == 2
+    wanted, there = model(folder), tmp_path / "there"
+    there.mkdir()
+    link_weights(wanted, folder, there)
+    assert len(list(there.iterdir())) == 2
     (folder / "model-2.safetensors").write_text("others")
     with pytest.raises(DataError, match="its weights are not those of the bundle"):
-        find_weights(wanted, folder)
+        link_weights(wanted, folder, there)
     with pytest.raises(TrainingError, match=r"no \*\.safetensors"):
-        find_weights(wanted, tmp_path)
+        link_weights(wanted, tmp_path, there)

@@ -8,7 +8,6 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.rental.bundle.outcome import pack_outcome
 from expertflow.rental.bundle.tar import write_bundle
-from expertflow.report.provenance import git_commit
 
 
 def main() -> None:
@@ -19,8 +18,7 @@ def main() -> None:
     args = parser.parse_args()
     output = args.output.absolute()
     os.chdir(args.directory)
-    index, items = pack_outcome(args.expert, git=git_commit())
-    write_bundle(output, index, items)
+    write_bundle(output, *pack_outcome(args.expert))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from pathlib import Path
 from expertflow.config.opened import manifest_here
 from expertflow.config.rule_code import other_code
 from expertflow.core import cli
-from expertflow.rental.bundle.open import Opening, open_bundle
+from expertflow.core.errors import ConfigError
+from expertflow.rental.bundle.open import open_bundle
 from expertflow.rental.bundle.outcome import land_outcome
 from expertflow.rental.bundle.tar import read_index
 
@@ -32,24 +33,26 @@ def main() -> None:
     index = read_index(args.bundle)
     target = f"results/{index.expert}/report.json"
     if args.outcome:
-        land_outcome(args.bundle, index, args.directory, replace=args.replace)
+        land_outcome(args.bundle, index, args.directory, may_replace=args.replace)
         logging.info("%s is here, checked; see report.html beside it", args.directory / target)
         return
+    others = other_code(index.code, SCRIPTS)
+    if others and not args.accept_other_code:
+        raise ConfigError(
+            f"{args.bundle}: made by other code than this checkout's: {', '.join(others)}; check"
+            " out the code it was made by, or let these rules run again with --accept-other-code"
+        )
     places = [args.directory / "config", SCRIPTS.parents[1] / "config"]
-    opening = Opening(
-        bundle=args.bundle,
-        index=index,
-        directory=args.directory,
+    is_new = open_bundle(
+        args.bundle,
+        index,
+        args.directory,
         model=args.model,
-        other_code=other_code(index.code, SCRIPTS),
-        accept_other_code=args.accept_other_code,
-        replace=args.replace,
+        may_replace=args.replace,
         settings_here=manifest_here(index.expert, places),
+        other_code=others,
     )
-    opened = open_bundle(opening)
-    for name in opened.index.unrecorded if opened else ():
-        logging.warning("%s: changes of its settings will go unnoticed", name)
-    logging.info("%s: next, snakemake %s", "opened" if opened else "was open already", target)
+    logging.info("%s: next, snakemake %s", "opened" if is_new else "was open already", target)
 
 
 if __name__ == "__main__":

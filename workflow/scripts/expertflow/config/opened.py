@@ -1,7 +1,7 @@
 """Settings of an expert whose bundle was opened here: those it was made with, unless told anew.
 
-The configuration of this box counts for what belongs to the box. For what was decided where the
-bundle was made, the bundle's counts, and over it the command line.
+The configuration of this machine counts for what belongs to the machine. For what was decided where
+the bundle was made, the bundle's counts, and over it the command line.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from expertflow.core.records import read_record
 from expertflow.rental.bundle.records import CARRIED, OPENED, BundleSpec, Opened
 
 Settings = dict[str, Any]
-# Keys of the configuration that decide what a bundle holds. The others belong to a box.
+# Keys of the configuration that decide what a bundle holds. The others belong to a machine.
 DECIDED = (
     "preset", "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
     "compare", "calibrate", "ablate", "ablation",
@@ -26,7 +26,7 @@ DECIDED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What an expert's settings are read from; ``bundle`` is null where none was opened."""
+    """The places that an expert's settings are read from; ``bundle`` is null where none is open."""
 
     config: Settings
     directories: list[Path]
@@ -35,12 +35,12 @@ class Case:
 
     @property
     def spec(self) -> BundleSpec | None:
-        """Give what the bundle was made with."""
+        """The settings that the bundle was made with."""
         return None if self.bundle is None else self.bundle.index.spec
 
     @property
     def content(self) -> dict[str, dict[str, str]]:
-        """Give the hashes of the user's files that the bundle knows, by the manifest's path."""
+        """The hashes of the user's files that the bundle knows, by the manifest's path."""
         return {} if self.spec is None else self.spec.content
 
 
@@ -53,9 +53,9 @@ def decided(config: Settings, expert: str) -> Settings:
 def opened_case(
     name: str, *, own: Case, raw: Settings, told: Settings, schemas: Schemas, workflow_dir: Path
 ) -> Case:
-    """Give the case of an expert: that of its bundle if one was opened, else this box's ``own``.
+    """Return the case of an expert: that of its bundle if one is open, else this machine's ``own``.
 
-    ``raw`` is the configuration before it was checked, ``told`` what of it the command line says.
+    ``raw`` is the configuration before it was checked, ``told`` the part from the command line.
 
     Raises:
         ConfigError: the command line asks for another preset than the bundle's.
@@ -64,7 +64,8 @@ def opened_case(
     if not marker.is_file():
         return own
     bundle = read_record(Opened, marker)
-    assert bundle.index.spec is not None
+    if bundle.index.spec is None:
+        raise ConfigError(f"{marker}: holds no settings; open the bundle again with --replace")
     made = bundle.index.spec.config
     if told.get("preset", made["preset"]) != made["preset"]:
         raise ConfigError(
@@ -73,8 +74,7 @@ def opened_case(
         )
     experts = {**raw["experts"], **made["experts"]}
     config = load_config(merge({**raw, **made, "experts": experts}, told), schemas)
-    carried = Path("results", name, CARRIED)
-    directories = [carried, *own.directories]
+    directories = [Path("results", name, CARRIED), *own.directories]
     hardware = HardwareTables(config, directories, workflow_dir)
     if manifest_here(name, own.directories) != bundle.settings_here:
         directories = own.directories
@@ -82,7 +82,7 @@ def opened_case(
 
 
 def manifest_here(name: str, directories: list[Path]) -> str | None:
-    """Hash the manifest that this box has of an expert, if it has one."""
+    """Hash the manifest that this machine has of an expert, if it has one."""
     try:
         return sha256_file(find_manifest(name, [d / "experts" for d in directories]))
     except ConfigError:
@@ -90,20 +90,16 @@ def manifest_here(name: str, directories: list[Path]) -> str | None:
 
 
 def note_case(name: str, case: Case, own: list[Path]) -> None:
-    """Say where an opened expert's settings are read from, if that could surprise."""
-    if case.bundle is None:
+    """Log where an opened expert's settings are read from, if that could surprise."""
+    if case.bundle is None or case.spec is None:
         return
     place = f"results/{name}/{CARRIED}/experts"
+    files = case.spec.files.items()
+    made_with = next((file.sha256 for key, file in files if key.startswith("experts/")), None)
     if case.directories == own:
         note(
             f"{name}: its manifest in config/experts changed since its bundle was opened, and"
             f" counts; the bundle's is in {place}"
         )
-    elif case.bundle.settings_here not in (None, _manifest_of(case.bundle)):
+    elif case.bundle.settings_here not in (None, made_with):
         note(f"{name}: goes by the manifest of its bundle, in {place}; config/experts has another")
-
-
-def _manifest_of(bundle: Opened) -> str | None:
-    assert bundle.index.spec is not None
-    files = bundle.index.spec.files.items()
-    return next((file.sha256 for name, file in files if name.startswith("experts/")), None)

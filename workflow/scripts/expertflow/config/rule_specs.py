@@ -142,6 +142,7 @@ class RuleSpecs:
             code=rule_code.chain_digests(generators, self._scripts),
             with_weights=config["bundle_weights"],
             tuned=self._expert(name)["training"]["tuned"],
+            staging=specs.stage_spec(config),
         )
 
     def benchmarks(self, name: str) -> list[str]:

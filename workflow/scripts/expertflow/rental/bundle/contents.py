@@ -1,220 +1,198 @@
-"""What goes into a bundle: all that is read from staging to the report, and nothing more."""
+"""Collect the contents of a bundle: all that is read from staging to the report."""
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file
+from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record, to_json
-from expertflow.data.records import ExpertLock, SourceLock
+from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names, token_shards
-from expertflow.rental.bundle.check import check_made
-from expertflow.rental.bundle.model import model_items, model_place
-from expertflow.rental.bundle.provenance import (
-    provenance_text,
-    read_provenance,
-    with_checksum,
-    with_moved_input,
-    without_inputs,
-)
+from expertflow.rental.bundle.provenance import adapt_inputs, provenance_text, read_provenance
 from expertflow.rental.bundle.records import (
     CARRIED,
     FORMAT,
+    MODEL,
     PROVENANCE,
+    TIMESTAMP,
     BundleIndex,
     BundleSpec,
-    ModelToFetch,
-    SettingsFile,
+    Member,
     own_artefact,
     own_tuning,
+    sidecar_of,
 )
-from expertflow.rental.bundle.tar import Content, Item, describe
+from expertflow.rental.bundle.tar import Items, describe
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.model.base import wanted_files, weight_files
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
 
-Items = dict[str, Item]
-# What Snakemake puts into a folder that a rule makes, to tell its time by.
-TIMESTAMP = ".snakemake_timestamp"
 
-
-def pack(spec: BundleSpec, *, git: str | None) -> tuple[BundleIndex, Items]:
+def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     """Collect an expert's bundle from its results in the working directory.
 
     Raises:
-        DataError: something is missing, or not what the manifest's hashes say.
+        DataError: something is missing, or is not what the records say.
     """
     results = Path("results", spec.expert)
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
-    items = _data(results, lock, calibrated=bool(spec.config["calibrate"]))
-    items |= _folder(results / "packed")
-    items |= _artefacts(results, spec)
-    if spec.tuned is not None:
-        tuned = _there(Path(spec.tuned).expanduser())
-        items[own_tuning(spec.expert)] = Item(content=tuned)
-    items |= _settings(results, spec)
+    items = _data_items(results, lock, has_calibration=bool(spec.config["calibrate"]))
+    items |= _folder_items(results / "packed") | _user_items(spec) | _artefact_items(results, spec)
     if model.kind == "builtin":
-        items |= _folder(results / "base_model")
+        items |= _folder_items(results / MODEL)
     else:
-        items |= model_items(spec.expert, model, with_weights=spec.with_weights)
-        items |= _moved_model(results, model)
-    records, unrecorded = _provenance(results, spec, items)
-    items[f"{results}/{PROVENANCE}"] = Item(content=records)
+        items |= _model_items(results, model, with_weights=spec.with_weights)
+    for name, path in items.items():
+        if isinstance(path, Path) and not path.is_file():
+            raise DataError(f"{path}: is missing, needed for {name}; run again to make it")
+    items[f"{results}/{PROVENANCE}"] = _provenance_text(spec, items)
     members = describe(items)
-    check_made(results, members, lock=lock, model=model)
+    _check_recorded(results, members, lock=lock, model=model)
+    named = {name: replace(f, path=f"{CARRIED}/{name}") for name, f in spec.files.items()}
     index = BundleIndex(
         format=FORMAT,
         kind="bundle",
         expert=spec.expert,
-        git=git,
         code=spec.code,
         members=members,
-        spec=replace(spec, files=_named(spec.files)),
+        spec=replace(spec, files=named),
         lock=lock,
-        model=_model_to_fetch(model, spec),
-        unrecorded=unrecorded,
     )
     return index, items
 
 
-def with_notes(path: Path) -> Iterator[Path]:
-    """Give a record, and the note beside it that says what it was made from, if there is one."""
-    yield path
-    note = note_of(path)
-    if note.is_file():
-        yield note
-
-
-def note_of(record: Path) -> Path:
-    """Give the place of the note beside a record."""
-    return record.with_name(f".{record.name}.fingerprint")
-
-
-def _items(files: Iterator[Path] | list[Path]) -> Items:
-    return {file.as_posix(): Item(content=_there(file)) for file in files}
-
-
-def _there(file: Path) -> Path:
-    if not file.is_file():
-        raise DataError(f"{file}: is missing; run again, so that it is made")
-    return file
-
-
-def _data(results: Path, lock: ExpertLock, *, calibrated: bool) -> Items:
+def _data_items(results: Path, lock: ExpertLock, *, has_calibration: bool) -> Items:
     names = ["datasets.json", "documents.json", "model.json", "packing.json", "plan.json"]
-    records = [results / name for name in names + ["calibration.json"] * calibrated]
+    records = [results / name for name in names + ["calibration.json"] * has_calibration]
     files = [results / "sources.lock.json", results / "keep.arrow"]
     for source in lock.sources:
+        made = "generated" if source.kind == "generated" else "fetched"
+        documents = results / "documents" / source.name
+        shards = shard_names(source.n_shards)
+        tokens = results / "tokens" / source.name
         files.append(results / "sources" / "locked" / f"{source.name}.json")
-        records.append(_source_record(results, source))
-        for shard in shard_names(source.n_shards):
-            records.append(results / "documents" / source.name / f"{shard}.json")
-            files.append(results / "documents" / source.name / f"{shard}.arrow")
-        for shard in token_shards(source.n_shards):
-            records.append(results / "tokens" / source.name / f"{shard}.json")
-    return _items(files) | _items(path for record in records for path in with_notes(record))
+        files += [documents / f"{shard}.arrow" for shard in shards]
+        records.append(results / "sources" / made / f"{source.name}.json")
+        records += [documents / f"{shard}.json" for shard in shards]
+        records += [tokens / f"{shard}.json" for shard in token_shards(source.n_shards)]
+    files += [note for record in records if (note := sidecar_of(record)).is_file()]
+    return {file.as_posix(): file for file in files + records}
 
 
-def _source_record(results: Path, source: SourceLock) -> Path:
-    kind = "generated" if source.kind == "generated" else "fetched"
-    return results / "sources" / kind / f"{source.name}.json"
-
-
-def _folder(folder: Path) -> Items:
-    """Take a folder with all its files; its time stamp tells Snakemake that it is whole."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != TIMESTAMP)
+def _folder_items(folder: Path) -> Items:
+    """Return a folder's files; its time stamp tells Snakemake that it is complete."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
-    stamp: Content = b""
-    return {**_items(files), f"{folder.as_posix()}/{TIMESTAMP}": Item(content=stamp)}
+    return {**{file.as_posix(): file for file in files}, f"{folder.as_posix()}/{TIMESTAMP}": b""}
 
 
-def _artefacts(results: Path, spec: BundleSpec) -> Items:
-    """Take what scoring reads: of a generator's folder that alone, and the user's own files."""
-    items: Items = {}
-    for key, place in spec.artefacts.items():
-        path = Path(place)
-        if key in spec.own_artefacts:
-            items[own_artefact(spec.expert, key, place)] = Item(content=_there(path.expanduser()))
-            continue
-        items |= _folder(path) if path.is_dir() else _items([path])
-        source = path.relative_to(results).parts[2]
-        items[f"{results}/sources/generated/{source}/{TIMESTAMP}"] = Item(content=b"")
-    return items
-
-
-def _settings(results: Path, spec: BundleSpec) -> Items:
+def _user_items(spec: BundleSpec) -> Items:
+    """Return the user's files: settings, what scoring reads, the tuning behind the plan."""
     items: Items = {}
     for name, file in spec.files.items():
-        content = _there(Path(file.path))
-        if sha256_file(content) != file.sha256:
-            raise DataError(f"{content}: changed while the bundle was made; run again")
-        items[f"{results}/{CARRIED}/{name}"] = Item(content=content)
+        if sha256_file(Path(file.path)) != file.sha256:
+            raise DataError(f"{file.path}: changed while the bundle was made; run again")
+        items[f"results/{spec.expert}/{CARRIED}/{name}"] = Path(file.path)
+    for key, place in spec.own_artefacts.items():
+        items[own_artefact(spec.expert, key, place)] = Path(spec.artefacts[key]).expanduser()
+    if spec.tuned is not None:
+        items[own_tuning(spec.expert)] = Path(spec.tuned).expanduser()
     return items
 
 
-def _named(files: dict[str, SettingsFile]) -> dict[str, SettingsFile]:
-    """Name the files of settings by their place in the bundle; not in the box that made it."""
-    return {name: replace(file, path=f"{CARRIED}/{name}") for name, file in files.items()}
+def _artefact_items(results: Path, spec: BundleSpec) -> Items:
+    """Return what scoring reads of generators' folders, and nothing else of them."""
+    items: Items = {}
+    for path in (Path(p) for key, p in spec.artefacts.items() if key not in spec.own_artefacts):
+        items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
+        source = path.relative_to(results).parts[2]
+        items[f"{results}/sources/generated/{source}/{TIMESTAMP}"] = b""
+    return items
 
 
-def _moved_model(results: Path, model: ModelRecord) -> Items:
-    """Give the model's record with the place that the model has in an opened bundle."""
-    path = results / "model.json"
-    moved = replace(model, path=model_place(results.name))
-    text = _record_text(moved)
-    items: Items = {
-        path.as_posix(): Item(content=text),
-        f"{results}/base_model/{TIMESTAMP}": Item(content=b""),
-    }
-    if (note := note_of(path)).is_file():
+def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> Items:
+    """Return tokenizer and settings of a hub or local model, and its weights if asked for.
+
+    Its record names the folder that the model has in an opened bundle.
+    """
+    folder, record = Path(model.path), results / "model.json"
+    if not (weights := set(weight_files(folder))):
+        raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
+    wanted = [path for path in wanted_files(folder) if with_weights or path not in weights]
+    items: Items = {f"{results}/{MODEL}/{path.name}": path for path in wanted}
+    moved = _json_text(to_json(replace(model, path=f"{results}/{MODEL}")))
+    items |= {f"{results}/{MODEL}/{TIMESTAMP}": b"", record.as_posix(): moved}
+    if (note := sidecar_of(record)).is_file():
         value = json.loads(note.read_text(encoding="utf-8"))
-        items[note.as_posix()] = Item(content=_record_text({**value, "sha256": _sha256(text)}))
+        items[note.as_posix()] = _json_text({**value, "sha256": describe({"": moved})[0].sha256})
     return items
 
 
-def _record_text(record: object) -> bytes:
-    return (json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n").encode()
+def _json_text(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _sha256(content: bytes) -> str:
-    return describe({"": Item(content=content)})[0].sha256
-
-
-def _model_to_fetch(model: ModelRecord, spec: BundleSpec) -> ModelToFetch | None:
-    if model.kind == "builtin" or spec.with_weights:
-        return None
-    return ModelToFetch(
-        name=model.name,
-        kind=model.kind,
-        revision=model.revision,
-        weights_sha256=model.weights_sha256,
-        n_weight_bytes=model.n_weight_bytes,
-    )
-
-
-def _provenance(results: Path, spec: BundleSpec, items: Items) -> tuple[bytes, tuple[str, ...]]:
-    """Give Snakemake's records as the box that opens the bundle needs them, and what lacks one."""
+def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
+    """Return Snakemake's records as the machine that opens the bundle needs them."""
     folders = {str(parent) for name in items for parent in Path(name).parents}
     records = read_provenance(spec.expert, lambda key: key in items or key in folders)
-    records = without_inputs(records, set(spec.content))
+    # The user's files are not there and not asked for.
+    names: dict[str, str | None] = dict.fromkeys(spec.content)
     if spec.tuned is not None:
-        place = str(Path(spec.tuned).expanduser())
-        records = with_moved_input(records, place, own_tuning(spec.expert))
-    model = items[f"{results}/model.json"].content
-    if isinstance(model, bytes):
-        records = with_checksum(records, f"{results}/model.json", _sha256(model))
-    made = {note for note in items if note.endswith(".fingerprint")}
-    outputs = {str(Path(n).with_name(Path(n).name[1 : -len(".fingerprint")])) for n in made}
-    if unrecorded := tuple(sorted(outputs - set(records))):
+        names[str(Path(spec.tuned).expanduser())] = own_tuning(spec.expert)
+    record = f"results/{spec.expert}/model.json"
+    hashes = {}
+    if isinstance(content := items[record], bytes):
+        hashes[record] = f"sha256:{describe({record: content})[0].sha256}"
+    outputs = {n for n in items if sidecar_of(Path(n)).as_posix() in items}
+    if unrecorded := sorted(outputs - set(records)):
         log.warning(
             "Snakemake has no record of %s and %d more outputs: where the bundle is opened, later"
             " changes of their settings go unnoticed",
             unrecorded[0],
             len(unrecorded) - 1,
         )
-    return provenance_text(records), unrecorded
+    return provenance_text(adapt_inputs(records, names, hashes))
+
+
+def _check_recorded(
+    results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
+) -> None:
+    """Compare the hashes of what is packed with its records, before a machine is rented for it.
+
+    Raises:
+        DataError: a file is another one by now.
+    """
+    found = {member.name: member.sha256 for member in members}
+    for file, record, sha256 in _recorded_hashes(results, lock, model):
+        if found.get(file.as_posix()) != sha256:
+            raise DataError(f"{file}: is not what {record} says; delete {record} and run again")
+    folder, record = results / MODEL, results / "model.json"
+    weights = sorted(n for n in found if Path(n).parent == folder and n.endswith(".safetensors"))
+    # Weights that are not packed are checked by who opens the bundle.
+    if weights and sha256_json([found[name] for name in weights]) != model.weights_sha256:
+        raise DataError(f"{folder}: is not what {record} says; delete {record} and run again")
+
+
+def _recorded_hashes(
+    results: Path, lock: ExpertLock, model: ModelRecord
+) -> Iterator[tuple[Path, Path, str]]:
+    """Yield files, their records, and the hashes there."""
+    packing = read_record(PackingRecord, results / "packing.json")
+    for split, packed in (("train", packing.train), ("held_out", packing.held_out)):
+        yield results / "packed" / split / ROWS_FILE, results / "packing.json", packed.sha256
+    documents = read_record(DocumentsRecord, results / "documents.json")
+    yield results / "keep.arrow", results / "documents.json", documents.sha256
+    for source in lock.sources:
+        for shard in shard_names(source.n_shards):
+            record = results / "documents" / source.name / f"{shard}.json"
+            yield record.with_suffix(".arrow"), record, read_record(ShardRecord, record).sha256
+    yield results / MODEL / "tokenizer.json", results / "model.json", model.tokenizer_sha256

@@ -1,21 +1,19 @@
 """Open a bundle: check every byte, then lay it out as if it had been made here."""
 
 import contextlib
-import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.files import remove, sha256_file, sync, sync_directory
+from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
 from expertflow.core.records import read_record, write_record
-from expertflow.rental.bundle.lock import only_one
-from expertflow.rental.bundle.model import find_weights, has_weights, lay_out_weights
+from expertflow.rental.bundle.model import link_weights
 from expertflow.rental.bundle.provenance import write_provenance
 from expertflow.rental.bundle.records import (
     CARRIED,
@@ -27,182 +25,168 @@ from expertflow.rental.bundle.records import (
     Opened,
 )
 from expertflow.rental.bundle.tar import read_bundle
+from expertflow.train.records import ModelRecord
 
-log = logging.getLogger(__name__)
 SPACE_RESERVE = 1.02
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """How to open a bundle, as its ``index`` was read. ``model`` is a folder with weights.
+def open_bundle(
+    bundle: Path,
+    index: BundleIndex,
+    directory: Path,
+    *,
+    model: Path | None = None,
+    may_replace: bool = False,
+    settings_here: str | None = None,
+    other_code: tuple[str, ...] = (),
+) -> bool:
+    """Lay a bundle's expert out in a working directory; return false where it was open already.
 
-    ``other_code`` are the rules of which this checkout has other code than the bundle was made by.
-    """
-
-    bundle: Path
-    index: BundleIndex
-    directory: Path
-    model: Path | None
-    other_code: tuple[str, ...]
-    accept_other_code: bool
-    replace: bool
-    settings_here: str | None
-
-
-def open_bundle(opening: Opening) -> Opened | None:
-    """Lay a bundle's expert out in a working directory; null where this was done before.
+    ``index`` was read from the bundle, ``model`` is a folder with weights; the last two become part
+    of the record ``Opened``.
 
     Raises:
-        ConfigError: other code, or other results, and no word that this is meant; or a run makes
-            the expert.
+        ConfigError: other results are there and may not be dropped, or a run makes the expert.
         DataError: the bundle or the base model is not what it should be.
-        HardwareError: the disk is too small.
+        HardwareError: the disk is too small, or cannot be written to.
     """
-    index = opening.index
     if index.kind != "bundle":
-        raise DataError(f"{opening.bundle}: is an outcome; open it with --outcome")
-    results = opening.directory / "results" / index.expert
-    with only_one(opening.directory, index.expert):
-        sweep(results)
+        raise DataError(f"{bundle}: is an outcome; open it with --outcome")
+    results = directory / "results" / index.expert
+    with hold_expert(directory, index.expert):
         if _is_open(index, results):
-            _link_again(opening, results)
-            return None
-        _refuse_other_code(opening)
-        _refuse_results(results, replace=opening.replace)
-        return _open(opening, results)
-
-
-def _open(opening: Opening, results: Path) -> Opened:
-    index = opening.index
-    with unpacked(opening.bundle, index, results) as (partial, sha256):
-        if index.model is not None:
-            lay_out_weights(find_weights(index.model, opening.model), partial / MODEL)
-        opened = Opened(
-            sha256=sha256,
-            n_bytes=opening.bundle.stat().st_size,
-            index=index,
-            settings_here=opening.settings_here,
-            other_code=opening.other_code,
-        )
-        write_record(partial / OPENED, opened)
-        time_s = same_time(partial)
-        provenance = (partial / PROVENANCE).read_text(encoding="utf-8")
-        write_provenance(opening.directory, provenance, expert=index.expert, time_s=time_s)
-        _move_in(partial, results)
-    return opened
+            _complete_model(index, results, model)
+            return False
+        if results.exists() and not may_replace:
+            is_bundle = (results / CARRIED).exists()
+            what = "an opened bundle, changed since or another one" if is_bundle else "results"
+            raise ConfigError(
+                f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
+            )
+        with unpack(bundle, index, results) as partial:
+            _complete_model(index, partial, model)
+            opened = Opened(index=index, settings_here=settings_here, other_code=other_code)
+            write_record(partial / OPENED, opened)
+            adopt_provenance(partial, directory, index)
+            remove(results)
+            partial.rename(results)
+            sync_directory(results.parent)
+    return True
 
 
 @contextlib.contextmanager
-def unpacked(bundle: Path, index: BundleIndex, results: Path) -> Iterator[tuple[Path, str]]:
-    """Unpack a bundle beside where it belongs, checked; it is gone after the block unless moved.
+def hold_expert(directory: Path, expert: str) -> Iterator[None]:
+    """Keep runs and other openings off an expert; nothing is left of a block that fails.
 
-    Yields the folder, and the hash of the bundle.
+    Raises:
+        ConfigError: a run makes it, or another opening is at work.
     """
-    parent = results.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    n_bytes = sum(member.n_bytes for member in index.members)
-    free = shutil.disk_usage(parent).free
-    if free < n_bytes * SPACE_RESERVE:
-        raise HardwareError(
-            f"{parent}: {free / 1e9:.1f} GB free, {n_bytes / 1e9:.1f} GB needed for {bundle}; free"
-            " some, or open it elsewhere with --directory"
-        )
-    partial = parent / f".{results.name}.{os.getpid()}.partial"
-    try:
-        sha256 = read_bundle(bundle, index, lambda member: _create(partial / below(index, member)))
-        sync(partial)
-        yield partial, sha256
-    finally:
-        remove(partial)
+    path = directory / EXPERT_LOCKS / f"{expert}.lock"
+    is_new = not path.exists()
+    with _new_folder(path.parent):
+        with path.open("a+", encoding="utf-8") as stream:
+            held = try_lock(stream) == "held"
+            known = holder(stream)
+            if held:
+                who = f", process {known['pid']} on {known['host']}" if known else ""
+                raise ConfigError(
+                    f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
+                    " it, or stop it"
+                )
+            # The rest of what a run has written there is for the next run.
+            sign(stream, **known)
+            try:
+                yield
+            except BaseException:
+                if is_new:
+                    remove(path)
+                raise
 
 
-def below(index: BundleIndex, member: Member) -> str:
-    """Give a member's name below its expert's results."""
-    return member.name.removeprefix(f"results/{index.expert}/")
+@contextlib.contextmanager
+def unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
+    """Unpack a bundle beside its place, checked; the folder is gone after the block unless moved.
+
+    Only who holds the expert may call this, so that earlier attempts' folders can go.
+
+    Raises:
+        HardwareError: the disk is too small, or cannot be written to.
+    """
+    parent, prefix = results.parent, f"results/{index.expert}/"
+    with _new_folder(parent):
+        for left in parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(results.name)}\.\d+\.partial", left.name):
+                remove(left)
+        n_bytes, free = sum(m.n_bytes for m in index.members), shutil.disk_usage(parent).free
+        if free < n_bytes * SPACE_RESERVE:
+            raise HardwareError(
+                f"{parent}: {free / 1e9:.1f} GB free, {n_bytes / 1e9:.1f} GB needed for {bundle};"
+                " free some, or open it elsewhere with --directory"
+            )
+        partial = parent / f".{results.name}.{os.getpid()}.partial"
+
+        def create(member: Member) -> BinaryIO:
+            path = partial / member.name.removeprefix(prefix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("xb")
+
+        try:
+            try:
+                read_bundle(bundle, index, create)
+                sync(partial)
+            except OSError as error:
+                raise HardwareError(
+                    f"{error.filename or parent}: cannot be written ({error.strerror}); open the"
+                    " bundle elsewhere with --directory"
+                ) from error
+            yield partial
+        finally:
+            remove(partial)
 
 
-def same_time(folder: Path) -> float:
-    """Give all files below a folder one time, so that none is newer than what is made of it."""
+def adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None:
+    """Give all files of an unpacked bundle one time, and tell Snakemake how they were made."""
+    # None is newer than what was made from it.
     time_s = float(int(time.time()))
-    for path in [*folder.rglob("*"), folder]:
+    for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
-    return time_s
+    if not (path := partial / PROVENANCE).is_file():
+        raise DataError(f"{PROVENANCE}: is missing in the bundle; make the bundle again")
+    write_provenance(directory, path.read_bytes(), expert=index.expert, time_s=time_s)
 
 
-def is_whole(index: BundleIndex, results: Path) -> bool:
-    """Tell whether all members lie in ``results`` as they were packed."""
-    return all(holds(results / below(index, member), member) for member in index.members)
-
-
-def holds(path: Path, member: Member) -> bool:
-    """Tell whether a file is a member, to the byte."""
-    return (
-        path.is_file()
-        and path.stat().st_size == member.n_bytes
-        and sha256_file(path) == member.sha256
-    )
-
-
-def sweep(results: Path) -> None:
-    """Remove what killed openings have left, and put back results that one had moved away.
-
-    Who calls it holds the expert, so that none of it belongs to an opening at work.
-    """
-    name = re.compile(rf"\.{re.escape(results.name)}\.\d+\.partial(\.old)?")
-    found = sorted(results.parent.glob(".*")) if results.parent.is_dir() else []
-    for left in filter(lambda path: name.fullmatch(path.name), found):
-        if left.suffix == ".old" and not results.exists():
-            log.warning("%s: an opening was killed; its old results are back", results)
-            left.rename(results)
-        else:
-            remove(left)
-
-
-def _create(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("xb")
+def is_same(path: Path, n_bytes: int, sha256: str) -> bool:
+    """Return whether a file has this size and hash."""
+    return path.is_file() and path.stat().st_size == n_bytes and sha256_file(path) == sha256
 
 
 def _is_open(index: BundleIndex, results: Path) -> bool:
-    """Tell whether this very bundle was opened here before, and is still as it was."""
-    marker = results / OPENED
+    """Return whether this very bundle was opened here before, and is still as it was."""
+    marker, place = results / OPENED, results.parents[1]
     return (
-        marker.is_file() and read_record(Opened, marker).index == index and is_whole(index, results)
+        marker.is_file()
+        and read_record(Opened, marker).index == index
+        and all(is_same(place / m.name, m.n_bytes, m.sha256) for m in index.members)
     )
 
 
-def _link_again(opening: Opening, results: Path) -> None:
-    """Look for the weights again if what was linked is gone, or another model by now."""
-    model = opening.index.model
-    if model is not None and not has_weights(results / MODEL, model):
-        lay_out_weights(find_weights(model, opening.model), results / MODEL)
-        log.info("%s: the weights are linked again", results / MODEL)
+def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> None:
+    """Link the weights of a base model that came without them."""
+    folder = f"results/{index.expert}/{MODEL}/"
+    names = [member.name for member in index.members if member.name.startswith(folder)]
+    if not any(name.endswith(".safetensors") for name in names):
+        link_weights(read_record(ModelRecord, results / "model.json"), given, results / MODEL)
 
 
-def _refuse_other_code(opening: Opening) -> None:
-    if opening.other_code and not opening.accept_other_code:
-        raise ConfigError(
-            f"{opening.bundle}: made by other code than this checkout's:"
-            f" {', '.join(opening.other_code)}; check out the code it was made by, or"
-            " let these rules run again with --accept-other-code"
-        )
-
-
-def _refuse_results(results: Path, *, replace: bool) -> None:
-    if results.exists() and not replace:
-        what = "an opened bundle, changed since or another one"
-        if not (results / CARRIED).exists():
-            what = "results of its own"
-        raise ConfigError(
-            f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
-        )
-
-
-def _move_in(partial: Path, results: Path) -> None:
-    """Put the new results in the place of the old ones, if any, which go last."""
-    old = results.with_name(f"{partial.name}.old")
-    if results.exists():
-        results.rename(old)
-    partial.rename(results)
-    sync_directory(results.parent)
-    remove(old)
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and those above it; those that were made are gone again if the block fails."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for place in missing:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise

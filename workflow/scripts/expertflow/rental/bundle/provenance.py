@@ -1,13 +1,13 @@
 """Carry Snakemake's own records of outputs from one working directory to another.
 
-Without them it takes over what is there and no longer sees that settings or code changed since.
-What differs from run to run and from box to box stays behind: times, process and environment.
+Without them Snakemake takes over what is there and no longer sees that settings or code changed
+since. Times, process and environment differ between runs and machines, and stay behind.
 """
 
 import json
 import logging
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,80 +15,71 @@ from typing import Any
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import from_json, to_json
+from expertflow.rental.bundle.tar import AGAIN, is_inside, parse_json
 
 log = logging.getLogger(__name__)
 METADATA = Path(".snakemake", "metadata")
-KEPT = ("rule", "input", "log", "params", "code", "record_format_version", "input_checksums")
 
 Provenance = dict[str, dict[str, Any]]
 
 
-def read_provenance(expert: str, wanted: Callable[[str], bool]) -> Provenance:
-    """Give what Snakemake recorded of the jobs that made an expert's outputs, by output.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """The part of a record of Snakemake's that is carried, by its names there."""
 
-    ``wanted`` picks outputs; a job counts with all of its outputs if one of them is picked.
+    rule: str | None = None
+    input: tuple[str, ...] | None = None
+    log: tuple[str, ...] | None = None
+    params: tuple[str, ...] | None = None
+    code: str | None = None
+    record_format_version: int
+    input_checksums: dict[str, str] | None = None
+
+
+def read_provenance(expert: str, is_wanted: Callable[[str], bool]) -> Provenance:
+    """Return Snakemake's records of the jobs that made an expert's outputs, by output.
+
+    A job counts with all of its outputs if one of them is wanted.
     """
-    found = {key: _read(path) for path, key in _records(f"results/{expert}/")}
-    jobs = {_job(record) for key, record in found.items() if record and wanted(key)}
+    found: Provenance = {}
+    for path in sorted(METADATA.rglob("*")):
+        if path.is_file():
+            # A long name is cut into folders that begin with @.
+            name = "".join(part.removeprefix("@") for part in path.relative_to(METADATA).parts)
+            try:
+                key = urlsafe_b64decode(name).decode()
+                if key.startswith(f"results/{expert}/"):
+                    found[key] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                log.warning("%s: is no record of Snakemake's; left out", path)
+    jobs = {_job(record) for key, record in found.items() if is_wanted(key)}
+    names = JobRecord.__dataclass_fields__
     return {
-        key: {name: record.get(name) for name in KEPT}
+        key: {name: record.get(name) for name in names}
         for key, record in sorted(found.items())
-        if record and _job(record) in jobs
+        if _job(record) in jobs
     }
 
 
-def without_inputs(records: Provenance, absent: Collection[str]) -> Provenance:
-    """Leave out inputs that the box that opens the bundle will not have, and will not ask for."""
-    return {
-        key: {
-            **record,
-            "input": [name for name in record["input"] or () if name not in absent],
-            "input_checksums": {
-                name: sha256
-                for name, sha256 in (record["input_checksums"] or {}).items()
-                if name not in absent
-            },
-        }
-        for key, record in records.items()
-    }
-
-
-def with_moved_input(records: Provenance, name: str, moved: str) -> Provenance:
-    """Put another name in the place of an input's."""
-    return {
-        key: {
+def adapt_inputs(
+    records: Provenance, names: Mapping[str, str | None], hashes: Mapping[str, str]
+) -> Provenance:
+    """Rename inputs, or drop those whose new name is null, and set the hashes of others."""
+    adapted = {}
+    for key, record in records.items():
+        old = record["input_checksums"] or {}
+        checksums = {names.get(name, name): hashes.get(name, old[name]) for name in old}
+        inputs = [names.get(name, name) for name in record["input"] or ()]
+        adapted[key] = {
             **record,
             # Sorted, as Snakemake compares them.
-            "input": sorted(moved if own == name else own for own in record["input"] or ()),
-            "input_checksums": {
-                moved if own == name else own: sha256
-                for own, sha256 in (record["input_checksums"] or {}).items()
-            },
+            "input": sorted(name for name in inputs if name is not None),
+            "input_checksums": {name: checksums[name] for name in checksums if name is not None},
         }
-        for key, record in records.items()
-    }
+    return adapted
 
 
-def with_checksum(records: Provenance, name: str, sha256: str) -> Provenance:
-    """Put another hash in the place of an input's."""
-    return {
-        key: {
-            **record,
-            "input_checksums": {
-                own: f"sha256:{sha256}" if own == name else old
-                for own, old in record["input_checksums"].items()
-            },
-        }
-        for key, record in records.items()
-    }
-
-
-def provenance_text(records: Provenance) -> bytes:
-    """Write the records as one JSON text."""
-    return canonical_json(records).encode()
-
-
-def write_provenance(directory: Path, text: str, *, expert: str, time_s: float) -> None:
+def write_provenance(directory: Path, text: bytes, *, expert: str, time_s: float) -> None:
     """Tell Snakemake in a working directory how an expert's outputs were made, as if at ``time_s``.
 
     Raises:
@@ -98,69 +89,34 @@ def write_provenance(directory: Path, text: str, *, expert: str, time_s: float) 
     from snakemake.persistence import MetadataRecord  # type: ignore[import-untyped]
     from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
 
+    records = _check_records(text, expert)
     place = directory / METADATA.parent
     place.mkdir(parents=True, exist_ok=True)
     store = FilePersistence(path=place.absolute())
-    for key, record in _checked(text, expert).items():
+    for key, record in records.items():
         whole = MetadataRecord(**record, starttime=time_s, endtime=time_s, incomplete=False)
         store._write_record(key, whole)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    """What is kept of a record of Snakemake's, by its names."""
-
-    rule: str | None
-    input: tuple[str, ...] | None
-    log: tuple[str, ...] | None
-    params: tuple[str, ...] | None
-    code: str | None
-    record_format_version: int
-    input_checksums: dict[str, str] | None
+def provenance_text(records: Provenance) -> bytes:
+    """Return the records as one JSON text."""
+    return canonical_json(records).encode()
 
 
-def _checked(text: str, expert: str) -> Provenance:
-    """Read records from a bundle; they may speak of this expert's results, and of nothing else."""
-    records = json.loads(text)
+def _check_records(text: bytes, expert: str) -> Provenance:
+    """Parse records from a bundle, which may be of this expert's results and of nothing else."""
+    where = "the bundle's records of Snakemake"
+    records = parse_json(text, where)
     if not isinstance(records, dict):
-        raise DataError("the bundle's records of Snakemake are no object; make the bundle again")
-    checked = {}
-    for key, record in records.items():
-        inside = key.startswith(f"results/{expert}/") and ".." not in Path(key).parts
-        if not inside:
-            raise DataError(
-                f"record of {key}: does not lie in results/{expert}; make the bundle again"
-            )
-        kept = from_json(_Kept, record, where=f"record of {key}")
-        checked[key] = to_json(kept)
-    return checked
+        raise DataError(f"{where}: are no object; {AGAIN}")
+    if odd := [key for key in records if not is_inside(key, expert)]:
+        raise DataError(f"record of {odd[0]!r:.120}: does not lie in results/{expert}; {AGAIN}")
+    return {
+        key: to_json(from_json(JobRecord, record, where=f"record of {key}"))
+        for key, record in records.items()
+    }
 
 
 def _job(record: dict[str, Any]) -> str:
     """Name the job behind a record: every job has a log of its own."""
     return canonical_json([record.get("rule"), record.get("log")])
-
-
-def _records(prefix: str) -> list[tuple[Path, str]]:
-    """List files and outputs of the records; a long name is cut into folders that begin with @."""
-    found = []
-    for path in sorted(METADATA.rglob("*")) if METADATA.is_dir() else []:
-        if path.is_file():
-            name = "".join(part.removeprefix("@") for part in path.relative_to(METADATA).parts)
-            try:
-                key = urlsafe_b64decode(name).decode()
-            except ValueError:
-                log.warning("%s: is no record of Snakemake's; left out", path)
-                continue
-            if key.startswith(prefix):
-                found.append((path, key))
-    return found
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        log.warning("%s: is damaged; left out", path)
-        return None
-    return record

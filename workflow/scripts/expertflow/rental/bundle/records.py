@@ -1,20 +1,23 @@
-"""What a bundle says of itself, and what an opened one leaves behind."""
+"""The manifest of a bundle, and the record that an opened one leaves behind."""
 
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from expertflow.data.records import ExpertLock
+from expertflow.stage.records import StageSpec
 from expertflow.tokens.records import TokenSpec
 
 INDEX = "MANIFEST.json"
-FORMAT = 1
-# Below results/{expert}/ of an opened bundle: what its makers' box had beside the results.
+FORMAT = 2
+# Below results/{expert}/ of an opened bundle: what came with it besides the results.
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
 PROVENANCE = f"{CARRIED}/provenance.json"
 # Not below it: model.json names this folder, also where the bundle no longer counts.
 MODEL = "base_model"
+# The file by which Snakemake tells the time of a folder that a rule made.
+TIMESTAMP = ".snakemake_timestamp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +32,12 @@ class SettingsFile:
 class BundleSpec:
     """Settings of ``make_bundle``.
 
-    ``config`` are the keys of the configuration that decide what was made. ``files`` are manifest,
-    cards and prices by the name they get in the bundle. ``content`` hashes what the manifest names
-    of the user's own files, as its rules see them, by the path in the manifest. ``artefacts`` are
-    what scoring reads; ``own_artefacts`` those of them that are the user's. ``tokens`` names the
-    engines that tokenised, ``tuned`` the tuning that the plan goes by, as the manifest does.
-    ``code`` is the digest of every rule, and of the generators.
+    ``config`` holds the keys of the configuration that decide what was made. ``files`` are
+    manifest, cards and prices by their name in the bundle. ``content`` hashes the user's own files
+    by their path in the manifest. ``artefacts`` are the files that scoring reads, ``own_artefacts``
+    the user's among them. ``tokens`` names the engines that tokenized, ``tuned`` the tuning behind
+    the plan as the manifest names it, ``staging`` the settings of staging here, which belong to a
+    machine. ``code`` is the digest of every rule and of the generators.
     """
 
     expert: str
@@ -47,71 +50,59 @@ class BundleSpec:
     code: dict[str, str]
     with_weights: bool
     tuned: str | None = None
+    staging: StageSpec = field(default_factory=StageSpec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A file of a bundle. ``brought`` ones came to the box that packed it with another bundle."""
+    """A file of a bundle."""
 
     name: str
     n_bytes: int
     sha256: str
-    brought: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelToFetch:
-    """A base model whose weights the box that opens the bundle has to find."""
-
-    name: str
-    kind: Literal["local", "hub"]
-    revision: str | None
-    weights_sha256: str
-    n_weight_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleIndex:
-    """The first member of a bundle: all others in their order, and what they were made by.
+    """The first member of a bundle: all others in their order, and how they were made.
 
-    An outcome has neither settings nor lock; ``bundle_sha256`` names the bundle it was made from.
-    ``git`` is null outside a clone. ``unrecorded`` are outputs of which Snakemake kept no record,
-    so that later changes of their settings go unnoticed.
+    Settings and lock are null in an outcome. ``brought`` names the members of an outcome that came
+    with the bundle it was made from.
     """
 
     format: int
     kind: Literal["bundle", "outcome"]
     expert: str
-    git: str | None
     code: dict[str, str]
     members: tuple[Member, ...]
     spec: BundleSpec | None = None
     lock: ExpertLock | None = None
-    model: ModelToFetch | None = None
-    bundle_sha256: str | None = None
-    unrecorded: tuple[str, ...] = ()
+    brought: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """What stays of a bundle's index where it was opened; as long as it is there, it counts.
+    """The record of an opened bundle, which counts as long as it is there.
 
-    ``settings_here`` hashes the manifest of this box when the bundle was opened, null where it had
-    none: edited since, it counts again. ``other_code`` are rules of which this box has other code.
+    ``settings_here`` hashes this machine's manifest when the bundle was opened, null without one:
+    edited since, it counts again. ``other_code`` are rules of which this machine has other code.
     """
 
-    sha256: str
-    n_bytes: int
     index: BundleIndex
     settings_here: str | None
-    other_code: tuple[str, ...] = field(default=())
+    other_code: tuple[str, ...] = ()
 
 
 def own_artefact(expert: str, key: str, place: str) -> str:
-    """Say where a file of the user's that scoring reads lies in an opened bundle."""
+    """Return the place of a user's file that scoring reads in an opened bundle."""
     return f"results/{expert}/{CARRIED}/artefacts/{key}/{PurePath(place).name}"
 
 
 def own_tuning(expert: str) -> str:
-    """Say where the tuning that the plan goes by lies in an opened bundle."""
+    """Return the place of the tuning behind the plan in an opened bundle."""
     return f"results/{expert}/{CARRIED}/tuning.json"
+
+
+def sidecar_of(record: Path) -> Path:
+    """Return the place of the note beside a record that says what it was made from."""
+    return record.with_name(f".{record.name}.fingerprint")

@@ -1,17 +1,17 @@
 """Write and read a bundle: a tar of which every byte follows from its index.
 
-The index comes first, so that a reader knows each header before it reads it. What is not exactly
-the one tar that the index describes is refused: a changed byte anywhere, a link, a device, a name
-that leads elsewhere, something before, between or after. Any tar program can unpack it.
+The index comes first, so that a reader knows each header before it reads it. A tar that is not
+exactly the one that the index describes is refused: a changed byte anywhere, a link, a device, a
+name that leads elsewhere, anything before, between or after. Any tar program can unpack it.
 """
 
 import hashlib
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import CHUNK_BYTES, canonical_json, replacing, sha256_text
@@ -20,111 +20,115 @@ from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex, Member
 
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
-MAX_INDEX_BYTES = 256 << 20
+MAX_INDEX_BYTES, MAX_LEVELS = 256 << 20, 40
+# Most file systems take names of 255 bytes; a path also has a working directory before it.
+MAX_PART_BYTES, MAX_NAME_BYTES = 255, 1024
+AGAIN = "copy or make the bundle again"
 
-Content = Path | bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
-    """Something to pack: a file, or bytes made on the way."""
-
-    content: Content
-    brought: bool = False
+# Files to pack by the names of their members, or bytes that are made on the way.
+Items = dict[str, Path | bytes]
 
 
-def describe(items: dict[str, Item]) -> tuple[Member, ...]:
-    """Measure and hash what is to be packed, in the order of the names."""
-    return tuple(
-        Member(name=name, n_bytes=n_bytes, sha256=sha256, brought=items[name].brought)
-        for name in sorted(items)
-        for n_bytes, sha256 in [_measure(items[name].content)]
-    )
+def describe(items: Items) -> tuple[Member, ...]:
+    """Measure and hash the items, in the order of their names."""
+    members = []
+    for name in sorted(items):
+        n_bytes, digest = 0, hashlib.sha256()
+        for chunk in _chunks(items[name]):
+            n_bytes += len(chunk)
+            digest.update(chunk)
+        members.append(Member(name=name, n_bytes=n_bytes, sha256=digest.hexdigest()))
+    return tuple(members)
 
 
-def write_bundle(path: Path, index: BundleIndex, items: dict[str, Item]) -> None:
-    """Write a bundle whole or not at all.
+def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
+    """Write a bundle as a whole or not at all.
 
     Raises:
-        DataError: a file changed since it was described.
+        DataError: a file changed since it was described, or has a name that no bundle takes.
     """
-    text = _index_text(index)
+    _check_names(index, path)
+    value = to_json(index)
+    sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
     with replacing(path) as partial, partial.open("wb") as stream:
-        _write_member(stream, INDEX, len(text), [text])
+        stream.write(_header(INDEX, len(sealed)) + sealed + _padding(len(sealed)))
         for member in index.members:
-            content = items[member.name].content
-            n_bytes, sha256 = _write_member(stream, member.name, member.n_bytes, _chunks(content))
-            if (n_bytes, sha256) != (member.n_bytes, member.sha256):
-                raise DataError(f"{content!s:.200}: changed while it was packed; run again")
+            stream.write(_header(member.name, member.n_bytes))
+            n_bytes, digest = 0, hashlib.sha256()
+            for chunk in _chunks(items[member.name]):
+                stream.write(chunk)
+                n_bytes += len(chunk)
+                digest.update(chunk)
+            if (n_bytes, digest.hexdigest()) != (member.n_bytes, member.sha256):
+                raise DataError(f"{member.name}: changed while it was packed; run again")
+            stream.write(_padding(n_bytes))
         stream.write(END)
 
 
 def read_index(path: Path) -> BundleIndex:
-    """Read a bundle's index, and check that it is whole.
+    """Read and check a bundle's index.
 
     Raises:
         DataError: this is no bundle, or its index was changed.
     """
-    try:
-        with path.open("rb") as stream:
-            return _read_index(stream, path)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such bundle; correct the path") from error
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; correct the path")
+    with path.open("rb") as stream:
+        return _read_index(stream, path)
 
 
-def read_bundle(
-    path: Path, index: BundleIndex, receive: Callable[[Member], BinaryIO | None]
-) -> str:
-    """Read a bundle once, checking every byte; give its hash.
+def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], BinaryIO]) -> None:
+    """Read a bundle once, checking every byte.
 
-    ``index`` is the one that was read before, by which it was decided to open it. ``receive`` gives
-    what to write a member to, or None where checking is enough.
+    ``index`` was read before, to decide whether to open the bundle. ``create`` returns the file to
+    write a member to.
 
     Raises:
         DataError: a byte differs from what the index says.
     """
-    with path.open("rb") as file:
-        stream = _Hashing(file)
+    with path.open("rb") as stream:
         if _read_index(stream, path) != index:
             raise DataError(f"{path}: was replaced while it was opened; open it again")
         for member in index.members:
             _expect(stream, _header(member.name, member.n_bytes), path, member.name)
-            target = receive(member)
-            try:
+            with create(member) as target:
                 _copy(stream, member, target, path)
-            finally:
-                if target is not None:
-                    target.close()
+            _expect(stream, _padding(member.n_bytes), path, member.name)
         _expect(stream, END, path, "its end")
         if stream.read(1):
-            raise DataError(f"{path}: goes on after its end; {_AGAIN}")
-        return stream.digest.hexdigest()
+            raise DataError(f"{path}: goes on after its end; {AGAIN}")
 
 
-_AGAIN = "copy or make the bundle again"
+def parse_json(text: bytes, where: str) -> Any:
+    """Parse JSON from a bundle, nested no deeper than ours is.
+
+    Raises:
+        DataError: it is damaged, or was made to overflow the stack.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is damaged ({error}); {AGAIN}") from error
+    if not _is_shallow(value, MAX_LEVELS):
+        raise DataError(f"{where}: is nested deeper than {MAX_LEVELS} levels; {AGAIN}")
+    return value
 
 
-class _Hashing:
-    """A stream that hashes what is read from it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self.digest = stream, hashlib.sha256()
-
-    def read(self, n_bytes: int) -> bytes:
-        chunk = self._stream.read(n_bytes)
-        self.digest.update(chunk)
-        return chunk
-
-
-def _measure(content: Content) -> tuple[int, str]:
-    n_bytes, digest = 0, hashlib.sha256()
-    for chunk in _chunks(content):
-        n_bytes += len(chunk)
-        digest.update(chunk)
-    return n_bytes, digest.hexdigest()
+def is_inside(name: str, expert: str) -> bool:
+    """Return whether a name leads to a file below an expert's results, on any file system."""
+    parts = name.split("/")
+    is_plain = all(
+        part.isprintable()
+        and part not in ("", ".", "..")
+        and len(part.encode()) <= MAX_PART_BYTES
+        and "\\" not in part
+        for part in parts
+    )
+    has_place = len(parts) > 2 and parts[:2] == ["results", expert]
+    return is_plain and has_place and len(name.encode()) <= MAX_NAME_BYTES
 
 
-def _chunks(content: Content) -> Iterator[bytes]:
+def _chunks(content: Path | bytes) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
         return
@@ -134,7 +138,7 @@ def _chunks(content: Content) -> Iterator[bytes]:
 
 
 def _header(name: str, n_bytes: int) -> bytes:
-    """Give the one header that a member of this name and size has."""
+    """Return the one header that a member of this name and size has."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = n_bytes, 0o644, 0
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
@@ -144,101 +148,78 @@ def _padding(n_bytes: int) -> bytes:
     return bytes(-n_bytes % BLOCK)
 
 
-def _write_member(
-    stream: BinaryIO, name: str, n_bytes: int, chunks: Iterable[bytes]
-) -> tuple[int, str]:
-    stream.write(_header(name, n_bytes))
-    n_written, digest = 0, hashlib.sha256()
-    for chunk in chunks:
-        stream.write(chunk)
-        n_written += len(chunk)
-        digest.update(chunk)
-    stream.write(_padding(n_bytes))
-    return n_written, digest.hexdigest()
-
-
-def _index_text(index: BundleIndex) -> bytes:
-    """Write the index with its own hash, so that a changed byte of it shows, too."""
-    value = to_json(index)
-    return canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
-
-
-def _read_index(stream: BinaryIO | _Hashing, path: Path) -> BundleIndex:
+def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
     header = stream.read(BLOCK)
     try:
         n_bytes = tarfile.TarInfo.frombuf(header, "utf-8", "strict").size
-    except tarfile.HeaderError as error:
+    except (tarfile.HeaderError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no bundle; make one with make_bundle") from error
     if not 0 <= n_bytes <= MAX_INDEX_BYTES or header != _header(INDEX, n_bytes):
-        raise DataError(f"{path}: is no bundle, as {INDEX} does not come first; {_AGAIN}")
-    text = _take(stream, n_bytes, path, INDEX)
+        raise DataError(f"{path}: is no bundle, as {INDEX} does not come first; {AGAIN}")
+    text, where = stream.read(n_bytes), f"{path}: {INDEX}"
     _expect(stream, _padding(n_bytes), path, INDEX)
-    try:
-        value = json.loads(text)["index"]
-        whole = value["format"] != FORMAT or _is_canonical(text, value)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: {INDEX} is damaged ({error}); {_AGAIN}") from error
-    if not whole:
-        raise DataError(f"{path}: {INDEX} was changed; {_AGAIN}")
-    if value["format"] != FORMAT:
+    sealed = parse_json(text, where)
+    value = sealed.get("index") if isinstance(sealed, dict) else None
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is damaged; {AGAIN}")
+    if value.get("format") != FORMAT:
         raise DataError(
-            f"{path}: is a bundle of format {value['format']!r} and this code reads {FORMAT}; open"
-            " it with the code that made it"
+            f"{path}: is a bundle of format {value.get('format')!r} and this code reads {FORMAT};"
+            " open it with the code that made it"
         )
-    index: BundleIndex = from_json(BundleIndex, value, where=INDEX)
+    try:
+        own = canonical_json(value)
+        is_sealed = text == canonical_json({"index": value, "sha256": sha256_text(own)}).encode()
+    except ValueError as error:
+        raise DataError(f"{where} is damaged ({error}); {AGAIN}") from error
+    if not is_sealed:
+        raise DataError(f"{where} was changed; {AGAIN}")
+    index: BundleIndex = from_json(BundleIndex, value, where=where)
     _check_names(index, path)
     return index
 
 
-def _is_canonical(text: bytes, value: object) -> bool:
-    own = canonical_json(value)
-    return text == canonical_json({"index": value, "sha256": sha256_text(own)}).encode()
+def _is_shallow(value: Any, n_levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return n_levels > 0 and all(_is_shallow(each, n_levels - 1) for each in inside)
 
 
 def _check_names(index: BundleIndex, path: Path) -> None:
-    """Let every member lie below its expert's results, and none in the place of another's folder.
+    """Require every member to lie below its expert's results, at a place of its own.
 
     Raises:
         DataError: one does not.
     """
     names = [member.name for member in index.members]
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    if "/" in index.expert or index.expert in ("", ".", ".."):
-        raise DataError(f"{path}: {index.expert!r} is no name of an expert; {_AGAIN}")
-    for name in names:
-        parts = name.split("/")
-        inside = len(parts) > 2 and parts[:2] == ["results", index.expert]
-        odd = any(part in ("", ".", "..") or not part.isprintable() for part in parts)
-        if not inside or odd or name in folders:
-            raise DataError(
-                f"{path}: member {name!r} does not lie in results/{index.expert}; {_AGAIN}"
-            )
+    if not is_inside(f"results/{index.expert}/x", index.expert):
+        raise DataError(f"{path}: {index.expert!r:.80} is no name of an expert; {AGAIN}")
+    if odd := [name for name in names if not is_inside(name, index.expert)]:
+        raise DataError(
+            f"{path}: member {odd[0]!r:.120} does not lie in results/{index.expert}, or has a name"
+            f" that not every file system takes; {AGAIN}"
+        )
     if names != sorted(set(names)) or any(member.n_bytes < 0 for member in index.members):
-        raise DataError(f"{path}: its members are out of order or repeated; {_AGAIN}")
+        raise DataError(f"{path}: its members are out of order or repeated; {AGAIN}")
+    # A file system that ignores case or spelling would write one over the other.
+    plain = {unicodedata.normalize("NFKC", name).casefold() for name in names}
+    folders = {str(parent) for name in plain for parent in PurePosixPath(name).parents}
+    if len(plain) != len(names) or plain & folders:
+        raise DataError(f"{path}: two of its members have one place; {AGAIN}")
 
 
-def _copy(stream: BinaryIO | _Hashing, member: Member, target: BinaryIO | None, path: Path) -> None:
+def _copy(stream: BinaryIO, member: Member, target: BinaryIO, path: Path) -> None:
     digest, left = hashlib.sha256(), member.n_bytes
     while left:
         chunk = stream.read(min(left, CHUNK_BYTES))
         if not chunk:
-            raise DataError(f"{path}: ends within {member.name}; {_AGAIN}")
+            raise DataError(f"{path}: ends within {member.name}; {AGAIN}")
         digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
+        target.write(chunk)
         left -= len(chunk)
-    _expect(stream, _padding(member.n_bytes), path, member.name)
     if digest.hexdigest() != member.sha256:
-        raise DataError(f"{path}: {member.name} was changed; {_AGAIN}")
+        raise DataError(f"{path}: {member.name} was changed; {AGAIN}")
 
 
-def _take(stream: BinaryIO | _Hashing, n_bytes: int, path: Path, name: str) -> bytes:
-    found = stream.read(n_bytes)
-    if len(found) != n_bytes:
-        raise DataError(f"{path}: ends within {name}; {_AGAIN}")
-    return found
-
-
-def _expect(stream: BinaryIO | _Hashing, wanted: bytes, path: Path, name: str) -> None:
+def _expect(stream: BinaryIO, wanted: bytes, path: Path, name: str) -> None:
     if stream.read(len(wanted)) != wanted:
-        raise DataError(f"{path}: {name} is not as the index says; {_AGAIN}")
+        raise DataError(f"{path}: {name} is not as the index says; {AGAIN}")
