@@ -66,11 +66,6 @@ def test_equal_scores_go_by_loss_and_then_by_step(
     assert "which 2 others have too; the lowest held-out loss decides" in found.reason
 
 
-def test_the_one_that_training_published_is_asked_last() -> None:
-    """It is the likeliest to win, and then still loaded."""
-    assert [c.step for c in in_order(training(0.1, 0.2, 0.3, published=20))] == [10, 30, 20]
-
-
 @pytest.mark.parametrize(
     ("changes", "losses", "n_questions", "hindrance", "why"),
     [

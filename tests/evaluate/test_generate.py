@@ -10,7 +10,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import generate
-from expertflow.evaluate.generate import Answer, Draws, answers, finished, pad_left
+from expertflow.evaluate.generate import Answer, Draws, answers, finished
 from expertflow.evaluate.records import Decoding
 from expertflow.train.model import attention
 
@@ -210,22 +210,11 @@ def test_what_did_not_fit_is_let_go_before_memory_is_given_back(
     assert held == [None]
 
 
-def test_another_error_is_no_want_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        generate.halved(6, RuntimeError("CUDA error: an illegal memory access was encountered"))
-
-
 def test_no_questions_have_no_answers(model: Qwen3ForCausalLM) -> None:
     assert generate.answers(
         model, [], engine=ENGINE, end_id=END, pad_id=PAD, decoding=Decoding(),
         max_new_tokens=1, batch_size=1, seed=0,
     ) == []  # fmt: skip
-
-
-def test_padding_stands_on_the_left() -> None:
-    ids, mask = pad_left([[5], [6, 7]], pad_id=0)
-    assert ids.tolist() == [[0, 5], [6, 7]]
-    assert mask.tolist() == [[0, 1], [1, 1]]
 
 
 def test_a_family_that_sdpa_does_not_know_answers_too() -> None:

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+import made_up_documents
 import pytest
 
 from expertflow.core.errors import EvaluationError
@@ -12,7 +13,7 @@ from expertflow.evaluate.graph import engine
 from expertflow.evaluate.graph import rows as cypher_rows
 from expertflow.evaluate.graph.engine import GraphAnswer, GraphServer
 from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
+from expertflow.evaluate.records import EvaluationSpec, Example
 from expertflow.evaluate.tasks import hindrance, metric_of, score, tools
 
 needs_engine = pytest.mark.skipif(
@@ -206,15 +207,7 @@ def test_a_graph_that_cannot_be_built_is_an_error(
 
 
 def spec(artefacts: dict[str, str]) -> EvaluationSpec:
-    return EvaluationSpec(
-        task="cypher",
-        max_examples=1,
-        n_selection_examples=0,
-        max_new_tokens=1,
-        batch_size=1,
-        decoding=Decoding(),
-        artefacts=artefacts,
-    )
+    return made_up_documents.spec(task="cypher", artefacts=artefacts)
 
 
 def test_the_metric_follows_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:

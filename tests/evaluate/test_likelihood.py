@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
-from support import LORA
+from support import LORA, SHARED_DATA
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import likelihood
+from expertflow.evaluate.ask import Held
 from expertflow.evaluate.expert_sides import Models
 from expertflow.evaluate.generate import answers
-from expertflow.evaluate.likelihood import log_likelihoods
-from expertflow.evaluate.records import Decoding
+from expertflow.evaluate.likelihood import choose_options, log_likelihoods
+from expertflow.evaluate.options import wordings
+from expertflow.evaluate.records import Decoding, Example
+from expertflow.evaluate.tasks import score
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import causal_lm
 
@@ -92,3 +95,76 @@ def test_a_batch_that_does_not_fit_is_halved(
     room = 0
     with pytest.raises(EvaluationError, match="one question at a time"):
         log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)
+
+
+FIELDS = {"choices": "options", "answer": "correct"}
+ENGINE = Pairs()
+AQUA = SHARED_DATA / "phase1c-cot" / "aqua" / "records.jsonl"
+
+
+def held(
+    prompt: list[int], options: list[str], correct: Any, reference: str, engine: Any = ENGINE
+) -> Held:
+    fields = {"options": options, "correct": correct}
+    example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
+    ids = engine.encode_flat(options).tolist()
+    pairs = {text: (prompt, [*own, END]) for text, own in zip(options, ids, strict=True)}
+    return Held(example, prompt, options=pairs)
+
+
+def choose(asked: list[Held], batch_size: int = 3, n_positions: int = 512) -> list[str]:
+    model = tiny_qwen3(n_positions=n_positions)
+    found = choose_options(model, asked, pad_id=PAD, batch_size=batch_size)
+    assert all(answer.hindrance is None for answer in found)
+    return [answer.text for answer in found]
+
+
+def test_the_option_most_likely_a_token_is_chosen() -> None:
+    options = ["CaDaEaFa", "Ga", "GaHa", "Ib"]
+    asked = [held(prompt, options, "A", options[0]) for prompt in prompts(3, 5, 8, 2, 6)]
+    found = choose(asked)
+    for question, chosen in zip(asked, found, strict=True):
+        ids = [*ENGINE.encode_flat(options).tolist()]
+        pairs = [(question.prompt_ids, [*option, END]) for option in ids]
+        likely = log_likelihoods(tiny_qwen3(), pairs, pad_id=PAD, batch_size=1)
+        means = [nats / n for nats, n in likely]
+        assert chosen == options[means.index(max(means))]
+    assert len(set(found)) > 1
+    assert choose(asked, batch_size=20) == found
+
+
+def test_a_choice_is_judged_as_a_prediction() -> None:
+    asked = [held(prompts(3)[0], ["Ga", "Ha"], "B", "Ha")]
+    chosen = choose(asked)
+    examples = [question.example for question in asked]
+    verdict = score(
+        "multiple_choice", examples=examples, predictions=chosen, fields=FIELDS, artefacts={}
+    )[0]
+    assert verdict.kind == ("correct" if chosen == ["Ha"] else "wrong_choice")
+
+
+def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
+    fields = {"options": {"Aa": "Ga", "Ba": "Ha"}}
+    for reference, wanted in (
+        (" Ba\n", ["Aa", "Ba"]), ("Ha", ["Ga", "Ha"]), ("The answer is Ha", ["Ga", "Ha"])
+    ):  # fmt: skip
+        example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
+        assert wordings(example, "options") == wanted
+
+
+def test_questions_may_have_different_numbers_of_options() -> None:
+    asked = [
+        held(prompts(4)[0], ["Ga", "Ha"], 0, "Ga"),
+        held(prompts(6)[0], ["Ga", "Ha", "Ia", "Ja"], 3, "Ja"),
+    ]
+    assert choose(asked) == [choose(asked[:1])[0], choose(asked[1:])[0]]
+
+
+@pytest.mark.parametrize("options", [["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]])
+def test_a_question_with_an_option_that_has_no_position_is_not_asked(options: list[str]) -> None:
+    long, short = (held(prompt, options, 0, options[0]) for prompt in prompts(6, 2))
+    found = choose_options(
+        tiny_qwen3(n_positions=8), [long, short], pad_id=PAD, batch_size=2
+    )  # fmt: skip
+    assert found[0].text == "" and "positions" in (found[0].hindrance or "")
+    assert [found[1].text] == choose([short])

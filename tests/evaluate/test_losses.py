@@ -86,10 +86,3 @@ def test_logits_exist_a_chunk_at_a_time(
     found = document_losses(model, made_rows(), micro_batch_size=8)
     assert max(heights) == 5 and sum(heights) == 53
     np.testing.assert_allclose(found.nats_D, expected.nats_D, rtol=1e-6)
-
-
-def test_nothing_is_left_switched(model: Qwen3ForCausalLM) -> None:
-    model.train()
-    document_losses(model, made_rows(), micro_batch_size=2)
-    assert model.training
-    model.eval()

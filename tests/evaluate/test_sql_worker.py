@@ -3,7 +3,6 @@
 import random
 import sqlite3
 import sys
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +92,6 @@ def test_each_query_has_a_budget_of_its_own(item: Path) -> None:
     assert kinds == {"rows"}
     assert Reader(Limits(n_instructions=50_000)).run(query, item).kind == "timed_out"
     reader.close()
-
-
-def test_reference_and_prediction_each_have_processor_time(
-    item: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    run = Reader.run
-    monkeypatch.setattr(Reader, "run", lambda *given: (events.append(given[1]), run(*given))[1])
-    monkeypatch.setattr(sql_worker, "allow_processor_time", lambda s: events.append(f"{s} s"))
-    ours, theirs = Pipe()
-    pair = {"database": str(item), "reference": "SELECT 1", "prediction": "SELECT 2"}
-    sql_worker._answer_pair(theirs, pair, Reader(Limits()), cpu_s=7)
-    assert events == ["SELECT 1", "7 s", "SELECT 2"]
-    ours.close()
 
 
 @pytest.mark.parametrize(

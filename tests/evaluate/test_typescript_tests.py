@@ -108,11 +108,6 @@ def test_tests_that_do_not_parse_name_their_document() -> None:
         _kinds("  return 4; };", tests="assert.equal(")
 
 
-@needs_sandbox
-def test_versions_are_told() -> None:
-    assert set(typescript_tests.tools()) == {"node", "bubblewrap"}
-
-
 @pytest.fixture
 def fresh_answers() -> Iterator[None]:
     for cached in (typescript_tests.hindrance, node.find_node):

@@ -106,12 +106,13 @@ class _Asking:
         if pair.before.strip() == pair.after.strip():
             return _Opinion("tie")
         a, b = (pair.after, pair.before) if after_is_a else (pair.before, pair.after)
-        messages = make_messages(
-            criterion=self._spec.criterion, question=pair.prompt, reference=pair.reference, a=a, b=b
-        )
         async with self._slots:
             if self._ended is not None:
                 return _Opinion(None, reason=self._ended)
+            criterion, reference = self._spec.criterion, pair.reference
+            messages = make_messages(
+                criterion=criterion, question=pair.prompt, reference=reference, a=a, b=b
+            )
             try:
                 reply = await self._client.ask(messages)
             except JudgeError as error:
