@@ -83,7 +83,6 @@ CONFIG_MAY_USE = {
     "data.lock",
     "data.shards",
     "data.cache",
-    "data.cache_scan",
     "data.shapes",
     "data.checks.registry",
     "hardware.gpu_table",

@@ -14,7 +14,7 @@ from loopback_hub import write_hub_cache, write_prepared_cache
 from rich.console import Console
 from support import ROOT, SCRIPTS
 
-from expertflow.config.catalogue import NamedSource, catalogue
+from expertflow.config.catalogue import NamedSource, catalogue, scan_caches
 from expertflow.config.catalogue_tables import print_catalogue, size
 from expertflow.config.digest import reachable
 
@@ -64,6 +64,24 @@ def test_the_projects_own_experts_are_listed_in_both_presets(home: Path) -> None
     demo, full = (catalogue(preset, basedir=ROOT).sources for preset in ("demo", "full"))
     assert not any(source.kind == "hub" for source in demo)
     assert any(source.kind == "hub" for source in full)
+
+
+def test_both_caches_are_listed(home: Path) -> None:
+    files = {"README.md": b"---\n---\n", "data/train.jsonl": b"x" * 100}
+    write_hub_cache(home, files, repository="someone/Sums", commit=COMMIT)
+    write_prepared_cache(home, 5, repository="someone/sums", commit=COMMIT)
+    write_prepared_cache(home, 7, repository="other/facts", commit="b" * 40)
+    broken = write_hub_cache(home, {"a": b"1"}, repository="bad/one", commit=COMMIT)
+    (broken / "refs" / "v1").write_text("b" * 40)
+    (home / "hub" / "models--x--y" / "snapshots").mkdir(parents=True)
+    report = scan_caches()
+    facts, sums = report.datasets
+    (prepared,) = sums.prepared
+    assert (sums.id, sums.commits) == ("someone/Sums", (COMMIT,))
+    assert sums.n_bytes == 108 + prepared.n_bytes > 108
+    assert (prepared.config, prepared.n_records_by_split) == ("default", {"train": 5})
+    assert (facts.id, facts.commits) == ("other/facts", ()) and facts.n_bytes > 0
+    assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
 
 
 def test_each_kind_says_what_is_here(home: Path) -> None:

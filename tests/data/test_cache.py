@@ -9,7 +9,6 @@ from loopback_hub import write_hub_cache, write_prepared_cache
 
 from expertflow.core.errors import DataError
 from expertflow.data import cache
-from expertflow.data.cache_scan import scan_caches
 from expertflow.data.settings import SourceSpec
 
 COMMITS = ["a" * 40, "b" * 40]
@@ -151,31 +150,6 @@ def test_a_damaged_description_is_one_line(home: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"delete .* and fetch again"):
         cache.read_prepared(folder)
     assert cache.list_prepared(cache.prepared_root("someone/sums")) == []
-
-
-def test_both_caches_are_listed(home: Path) -> None:
-    files = {"README.md": CARD, "data/train.jsonl": b"x" * 100}
-    write_hub_cache(home, files, repository="someone/Sums", commit=COMMITS[0])
-    write_prepared_cache(home, 5, repository="someone/sums", commit=COMMITS[0])
-    write_prepared_cache(home, 7, repository="other/facts", commit=COMMITS[1])
-    broken = write_hub_cache(home, {"a": b"1"}, repository="bad/one", commit=COMMITS[0])
-    (broken / "refs" / "v1").write_text(COMMITS[1])
-    (home / "hub" / "models--x--y" / "snapshots").mkdir(parents=True)
-    report = scan_caches()
-    facts, sums = report.datasets
-    assert (sums.id, sums.licence, sums.n_bytes) == ("someone/Sums", "cc0-1.0", 100 + len(CARD))
-    assert [(r.commit, r.refs, r.n_files) for r in sums.revisions] == [(COMMITS[0], ("main",), 2)]
-    assert [(p.config, p.n_records_by_split) for p in sums.prepared] == [("default", {"train": 5})]
-    assert sums.last_used is not None and sums.last_used.endswith("+00:00")
-    assert (facts.id, facts.revisions, facts.licence) == ("other/facts", (), None)
-    assert facts.n_prepared_bytes > 0
-    assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
-
-
-def test_missing_caches_are_said(home: Path) -> None:
-    report = scan_caches()
-    assert (report.hub_cache_exists, report.prepared_cache_exists) == (False, False)
-    assert report.datasets == ()
 
 
 def test_the_description_the_library_writes_is_read(home: Path) -> None:

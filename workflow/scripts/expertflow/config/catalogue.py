@@ -14,7 +14,6 @@ from expertflow.config.specs import source_specs
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.data import cache
-from expertflow.data.cache_scan import CacheReport, scan_caches
 from expertflow.data.settings import SourceKind, SourceSpec
 
 Preset = Literal["demo", "full"]
@@ -57,6 +56,26 @@ class NamedSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CachedDataset:
+    """A data set of the caches; ``n_bytes`` counts downloads, each blob once, and Arrow files."""
+
+    id: str
+    commits: tuple[str, ...]
+    n_bytes: int
+    prepared: tuple[cache.Prepared, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheReport:
+    """Both Hugging Face caches; ``damaged`` are folders that could not be read, with the reason."""
+
+    hub_cache: str
+    prepared_cache: str
+    datasets: tuple[CachedDataset, ...]
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
     """Both tables, and the manifests that could not be read."""
 
@@ -75,6 +94,46 @@ def catalogue(preset: str, *, basedir: Path) -> Catalogue:
         cache=scan_caches(),
         sources=tuple(_named(spec, names) for spec, names in uses),
         problems=problems,
+    )
+
+
+def scan_caches() -> CacheReport:
+    """List the data sets of both caches, sorted by id."""
+    hub, arrow = cache.hub_cache(), cache.prepared_cache()
+    sizes: dict[str, int] = {}
+    commits: dict[str, tuple[str, ...]] = {}
+    damaged: list[str] = []
+    if hub.is_dir():
+        from huggingface_hub import scan_cache_dir
+
+        found = scan_cache_dir(hub)
+        damaged = sorted(text for text in map(str, found.warnings) if "datasets--" in text)
+        for repository in found.repos:
+            if repository.repo_type == "dataset":
+                sizes[repository.repo_id] = repository.size_on_disk
+                commits[repository.repo_id] = tuple(
+                    sorted(revision.commit_hash for revision in repository.revisions)
+                )
+    roots = {cache.prepared_root(name): name for name in sizes}
+    prepared: dict[str, tuple[cache.Prepared, ...]] = {}
+    for root in sorted(path for path in arrow.glob("*") if path.is_dir()):
+        # Without its downloaded files, a data set's id follows from the folder alone.
+        if configs := cache.list_prepared(root):
+            prepared[roots.get(root, root.name.replace("___", "/"))] = tuple(configs)
+    datasets = (
+        CachedDataset(
+            id=name,
+            commits=commits.get(name, ()),
+            n_bytes=sizes.get(name, 0) + sum(p.n_bytes for p in prepared.get(name, ())),
+            prepared=prepared.get(name, ()),
+        )
+        for name in sorted({*sizes, *prepared})
+    )
+    return CacheReport(
+        hub_cache=str(hub),
+        prepared_cache=str(arrow),
+        datasets=tuple(datasets),
+        damaged=tuple(damaged),
     )
 
 

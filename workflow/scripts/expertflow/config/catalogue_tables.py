@@ -8,9 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expertflow.config.catalogue import Catalogue, NamedSource, catalogue
+from expertflow.config.catalogue import (
+    CachedDataset,
+    CacheReport,
+    Catalogue,
+    NamedSource,
+    catalogue,
+)
 from expertflow.core.records import to_json
-from expertflow.data.cache_scan import CachedDataset, CacheReport
 
 NO_LICENCE = "[bold red]no licence[/]"
 UNKNOWN = "-"
@@ -20,7 +25,7 @@ def show(preset: str, *, as_json: bool, basedir: Path) -> None:
     """Print the data of the configured experts and of the caches to stdout."""
     found = catalogue(preset, basedir=basedir)
     if as_json:
-        print(json.dumps(to_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
     else:
         print_catalogue(found, Console())
 
@@ -41,11 +46,8 @@ def print_catalogue(found: Catalogue, console: Console) -> None:
 
 
 def _print_cache(cache: CacheReport, console: Console) -> None:
-    for what, place, exists in (
-        ("downloaded", cache.hub_cache, cache.hub_cache_exists),
-        ("prepared", cache.prepared_cache, cache.prepared_cache_exists),
-    ):
-        said = "" if exists else " (there is no such folder yet)"
+    for what, place in (("downloaded", cache.hub_cache), ("prepared", cache.prepared_cache)):
+        said = "" if Path(place).is_dir() else " (there is no such folder yet)"
         console.print(f"{what}: {escape(place)}{said}", soft_wrap=True)
     if cache.datasets:
         console.print(_cache_table(cache.datasets))
@@ -56,18 +58,13 @@ def _print_cache(cache: CacheReport, console: Console) -> None:
 
 
 def _cache_table(datasets: tuple[CachedDataset, ...]) -> Table:
-    table = _table(
-        "In the Hugging Face caches", ("data set", "size", "prepared", "licence", "used")
-    )
+    table = _table("In the Hugging Face caches", ("data set", "size", "prepared"))
     for row in datasets:
-        refs = [f"{r.commit[:8]}{' ' + ', '.join(r.refs) if r.refs else ''}" for r in row.revisions]
         prepared = [f"{p.config} {sum(p.n_records_by_split.values()):,}" for p in row.prepared]
         table.add_row(
-            "\n".join([f"[bold]{escape(row.id)}[/]", *map(escape, refs)]),
-            size(row.n_bytes + row.n_prepared_bytes),
+            "\n".join([f"[bold]{escape(row.id)}[/]", *(commit[:8] for commit in row.commits)]),
+            size(row.n_bytes),
             escape("\n".join(prepared)) or "no",
-            escape(row.licence) if row.licence else NO_LICENCE,
-            row.last_used[:10] if row.last_used else UNKNOWN,
         )
     return table
 
@@ -113,7 +110,7 @@ def _table(title: str, headers: tuple[str, ...]) -> Table:
         table.add_column(
             header,
             overflow="fold",
-            no_wrap=numeric or header in ("here", "used"),
+            no_wrap=numeric or header == "here",
             justify="right" if numeric else "left",
         )
     return table

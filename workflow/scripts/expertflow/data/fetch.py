@@ -34,8 +34,10 @@ def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRe
     elif source.kind == "hub":
         got = hub.fetch(source)
         revision, card_licence, files = got.revision, got.card_licence, got.files
-    else:
+    elif source.kind == "git":
         files = [_extract_commits(source, lock, directory)]
+    else:
+        raise DataError(f"source {source.name}: kind {source.kind!r} is not local, hub or git")
     return _record(
         spec, lock, revision=revision, card_licence=card_licence, files=files, artefacts={}
     )
