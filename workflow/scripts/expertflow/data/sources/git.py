@@ -32,12 +32,25 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.data.sources.git_changes import Pipes, changes_of, open_pipes, touched_by
 from expertflow.data.sources.git_identities import Contributors
-from expertflow.data.sources.git_objects import BATCH_IDS, Changes, Commit, read_commits
-from expertflow.data.sources.git_options import GitOptions, Period
-from expertflow.data.sources.git_refs import first_tags, names_by_commit
-from expertflow.data.sources.git_store import Store, head, opened
+from expertflow.data.sources.git_objects import (
+    BATCH_IDS,
+    Changes,
+    Commit,
+    Pipes,
+    changes_of,
+    open_pipes,
+    read_commits,
+    touched_by,
+)
+from expertflow.data.sources.git_options import GitOptions
+from expertflow.data.sources.git_store import (
+    Store,
+    first_tags,
+    head,
+    names_by_commit,
+    opened,
+)
 from expertflow.data.sources.git_text import changes_text, narrative
 
 __all__ = ["extract_commits", "head"]
@@ -92,19 +105,17 @@ def _records(
     for line in listed.splitlines():
         commit_id, *others = line.split(" ")
         parents[commit_id] = tuple(others)
-    refs = names_by_commit(store.refs, ("refs/heads/", "refs/tags/"))
     context = _Context(
         parents=parents,
-        tags=first_tags(parents, names_by_commit(store.refs, ("refs/tags/",))),
-        refs=refs,
+        tags=first_tags(parents, names_by_commit(store.refs, "refs/tags/")),
+        refs=names_by_commit(store.refs),
         branch=store.walked,
         contributors=Contributors(),
     )
     selected = []
-    period = options.period()
     for commit_id, commit in zip(parents, read_commits(pipes.cat, list(parents)), strict=True):
         context.contributors.meet(commit)
-        reason = _reason_against(commit, options, period, n_parents=len(parents[commit_id]))
+        reason = _reason_against(commit, options, n_parents=len(parents[commit_id]))
         if reason or commit_id in store.shallow:
             skipped[reason or "shallow"] += 1
         else:
@@ -128,12 +139,10 @@ def _records(
             yield _record(commit_id, commit, changes, context, options)
 
 
-def _reason_against(
-    commit: Commit, options: GitOptions, period: Period, *, n_parents: int
-) -> str | None:
+def _reason_against(commit: Commit, options: GitOptions, *, n_parents: int) -> str | None:
     if options.merges == "skip" and n_parents > 1:
         return "merge"
-    if not period.holds(commit.authored_at):
+    if not options.takes_date(commit.authored_at):
         return "date"
     who = f"{commit.author.name} <{commit.author.e_mail}>".lower()
     if options.authors and not any(author.lower() in who for author in options.authors):

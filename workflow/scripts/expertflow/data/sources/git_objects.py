@@ -1,4 +1,4 @@
-"""Read commits and their changes from git's own object and diff formats.
+"""Ask git for commits and their changes, and read its object and diff formats.
 
 Commits are asked for in batches, as every question costs two changes of process. Every answer is
 read in pieces: of an object, a list of files or a patch that is absurdly long only the start is
@@ -7,19 +7,39 @@ ever held.
 
 import codecs
 import contextlib
+import os
 import re
+import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from expertflow.core.errors import DataError
+from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_process import BIG_FILE_BYTES, Pipe
+from expertflow.data.sources.git_store import Store
 
 CHUNK_BYTES = 1 << 16
 COMMIT_BYTES = 1 << 20
 # A patch is read to its end only when this much more comes: a new process is sooner ready.
 PATIENCE_BYTES = 4 << 20
 BATCH_IDS = 64
+# What a command line holds for certain.
+MAX_EXCLUDED_FILES, MAX_EXCLUDED_BYTES = 100, 50_000
+_DIFF_TREE = ("diff-tree", "--stdin", "-r", "-z", "--root", "--diff-merges=first-parent")
+_PATCH = (
+    *(
+        "--numstat",
+        "--patch",
+        "--find-renames",
+        "--unified=3",
+        "--diff-algorithm=myers",
+        "--submodule=short",
+    ),
+    *("--abbrev=7", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
 # Python knows codecs that are no encoding of a language, and some that take quadratic time.
 _ENCODING = re.compile(
     r"us-?ascii|latin-?1|iso-?8859-?\d{1,2}|(?:cp|windows-?)\d{3,4}|koi8-?[ru]|iso-?2022-?jp"
@@ -83,6 +103,37 @@ class Changes:
     diff: str
     is_truncated: bool
     replaced: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipes:
+    """The commands that answer: commits, files touched, sizes, patches."""
+
+    cat: Pipe
+    touched: Pipe
+    sizes: Pipe
+    patch: Pipe
+    sentinel: bytes
+
+
+@contextlib.contextmanager
+def open_pipes(store: Store, options: GitOptions) -> Iterator[Pipes]:
+    """Start the commands for as long as the block lasts."""
+    specs = ("--", *options.pathspecs()) if options.pathspecs() else ()
+    paths = ("--", *options.paths) if options.paths else ()
+    commands = {
+        "cat": ("cat-file", "--batch"),
+        "touched": (*_DIFF_TREE, "--raw", "--no-abbrev", "--no-renames", *paths),
+        "sizes": ("cat-file", "--batch-check=%(objectsize)"),
+        "patch": (*_DIFF_TREE, *_PATCH, *specs),
+    }
+    with contextlib.ExitStack() as stack:
+        pipes = {
+            name: stack.enter_context(contextlib.closing(store.pipe(*command)))
+            for name, command in commands.items()
+        }
+        sentinel = b"end of commit " + secrets.token_hex(16).encode() + b"\n"
+        yield Pipes(**pipes, sentinel=sentinel)
 
 
 def read_commits(cat: Pipe, commit_ids: Sequence[str]) -> Iterator[Commit]:
@@ -150,7 +201,51 @@ def _decode(raw: bytes, encoding: str = "utf-8") -> tuple[str, bool]:
     return raw.decode("utf-8", "replace"), True
 
 
-def read_touched(
+def touched_by(
+    pipes: Pipes, batch: list[str], options: GitOptions, skipped: Counter[str]
+) -> dict[str, Touched]:
+    """Look which files the commits of a batch touch, and keep those that are to be shown."""
+    touched = _read_touched(
+        pipes.touched,
+        batch,
+        sentinel=pipes.sentinel,
+        endings=tuple(ending.encode() for ending in options.endings()),
+        max_files=options.max_files,
+    )
+    shown = {}
+    for commit_id, files in zip(batch, touched, strict=True):
+        if options.paths and not files.n_any:
+            skipped["paths"] += 1
+        elif options.languages and not files.n_files:
+            skipped["languages"] += 1
+        elif files.n_files > options.max_files:
+            skipped["too_many_files"] += 1
+        else:
+            shown[commit_id] = files
+    return shown
+
+
+def changes_of(
+    store: Store, pipes: Pipes, commit_id: str, touched: Touched, options: GitOptions
+) -> Changes | None:
+    """Read the files and the patch of one commit.
+
+    Null where more files are too big than git can be told to leave out.
+    """
+    big = _big_paths(pipes.sizes, touched)
+    if not big:
+        return _read_changes(pipes.patch, commit_id, pipes.sentinel, options.max_diff_bytes)
+    # Git would load them, to show them or to look for renames: they are named, and not asked for.
+    if len(big) > MAX_EXCLUDED_FILES or sum(map(len, big)) > MAX_EXCLUDED_BYTES:
+        return None
+    excluded = [f":(exclude,literal){os.fsdecode(path)}" for path in big]
+    command = (*_DIFF_TREE, *_PATCH, "--", *(options.pathspecs() or ["*"]), *excluded)
+    with contextlib.closing(store.pipe(*command)) as patch:
+        changes = _read_changes(patch, commit_id, pipes.sentinel, options.max_diff_bytes)
+        return _with_big_files(changes, big)
+
+
+def _read_touched(
     diff: Pipe,
     commit_ids: Sequence[str],
     *,
@@ -203,7 +298,7 @@ def _fields(diff: Pipe, commit_ids: Sequence[str], sentinel: bytes) -> Iterator[
             index, rest = index + 1, rest.removeprefix(sentinel)
 
 
-def big_paths(check: Pipe, touched: Touched) -> list[bytes]:
+def _big_paths(check: Pipe, touched: Touched) -> list[bytes]:
     """Ask ``cat-file --batch-check=%(objectsize)`` which files are too big to be loaded."""
     found: dict[bytes, None] = {}
     for start in range(0, len(touched.loaded), BATCH_IDS):
@@ -217,7 +312,7 @@ def big_paths(check: Pipe, touched: Touched) -> list[bytes]:
     return list(found)
 
 
-def read_changes(diff: Pipe, commit_id: str, *, sentinel: bytes, max_bytes: int) -> Changes:
+def _read_changes(diff: Pipe, commit_id: str, sentinel: bytes, max_bytes: int) -> Changes:
     """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch.
 
     At most ``max_bytes`` of the patch are kept.
@@ -275,7 +370,7 @@ def _files(counts: list[bytes]) -> tuple[tuple[FileChange, ...], bool]:
     return tuple(files), any_replaced
 
 
-def with_big_files(changes: Changes, paths: Sequence[bytes]) -> Changes:
+def _with_big_files(changes: Changes, paths: Sequence[bytes]) -> Changes:
     """Name files among the changes that git was not asked to show."""
     named = [_decode(path) for path in paths]
     big = [

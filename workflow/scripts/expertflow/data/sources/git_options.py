@@ -39,21 +39,6 @@ LANGUAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Period:
-    """Author's dates that are taken, both ends included; null is open."""
-
-    since: datetime | None
-    until: datetime | None
-
-    def holds(self, when: datetime | None) -> bool:
-        """Say whether a date is taken; an unknown one only when any date is."""
-        if when is None:
-            return self.since is None and self.until is None
-        after = self.since is None or when >= self.since
-        return after and (self.until is None or when <= self.until)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GitOptions:
     """Which commits to take, and how much of them.
@@ -90,7 +75,7 @@ class GitOptions:
             raise DataError(f"options.pseudonymise: {result.pseudonymise!r} must be true or false")
         result._check_lists()
         result._check_numbers()
-        result.period()
+        result.takes_date(None)  # refuses what is no date
         return result
 
     def _check_lists(self) -> None:
@@ -113,11 +98,13 @@ class GitOptions:
             if value is not None and (type(value) is not int or value < 1):
                 raise DataError(f"options.{key}: {value!r} must be a whole number of at least 1")
 
-    def period(self) -> Period:
-        """Give the dates that are taken."""
-        return Period(
-            _moment(self.since, "since", time.min), _moment(self.until, "until", time.max)
-        )
+    def takes_date(self, when: datetime | None) -> bool:
+        """Tell whether an author's date is selected; an unknown one only when any date is."""
+        since = _moment(self.since, "since", time.min)
+        until = _moment(self.until, "until", time.max)
+        if when is None:
+            return since is None and until is None
+        return (since is None or when >= since) and (until is None or when <= until)
 
     def endings(self) -> tuple[str, ...]:
         """Give the endings of the files that are taken; none means all files."""

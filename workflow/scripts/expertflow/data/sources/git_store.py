@@ -96,6 +96,31 @@ def opened(repository: Path, *, ref: str) -> Iterator[Store]:
             yield _beside(git_directory(repository), git_dir, ref=ref, tip=tip)
 
 
+def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
+    """Return the short names of the refs that point at each commit, in order of their full ones."""
+    names: dict[str, list[str]] = {}
+    for name in sorted(refs):
+        if name.startswith(prefix) and (short := _short(name)) is not None:
+            names.setdefault(refs[name], []).append(short)
+    return names
+
+
+def first_tags(parents: dict[str, tuple[str, ...]], tags: dict[str, list[str]]) -> dict[str, str]:
+    """Give each commit the first tag of the walk, parents before children, that contains it.
+
+    Every commit is visited once, whatever the number of tags.
+    """
+    found: dict[str, str] = {}
+    for tagged in parents:
+        ahead = [tagged] if tagged in tags else []
+        while ahead:
+            commit_id = ahead.pop()
+            if commit_id not in found:
+                found[commit_id] = tags[tagged][0]
+                ahead.extend(parent for parent in parents[commit_id] if parent not in found)
+    return found
+
+
 def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
     def said(*command: str) -> str:
         failure = f"{place}: its branches cannot be read"
