@@ -9,7 +9,6 @@
 # make s3           install what object storage needs
 # make node         install the Node that runs generated TypeScript, in its sandbox
 # make graph        install what runs generated Cypher on a small graph
-# make gguf         install what writes GGUF files
 # make lm-eval      install what evaluation.lm_eval needs
 # make verify       check every record against its sidecar
 # make prune        remove training states, tokens and staged copies that no result refers to
@@ -31,7 +30,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos test slurm-test lint install bitsandbytes slurm s3 node graph gguf lm-eval verify prune soak soak-chain clean
+.PHONY: help demo demos test slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -75,9 +74,9 @@ $(VENV)/.logger: $(VENV)/.installed $(LOGGER)
 	touch $@
 
 # Extras: what is needed for one thing only has a lock of its own.
-EXTRAS := bitsandbytes slurm s3 node graph gguf lm-eval
+EXTRAS := bitsandbytes slurm s3 node graph lm-eval
 
-bitsandbytes slurm s3 node graph gguf lm-eval: %: $(VENV)/.%
+bitsandbytes slurm s3 node graph lm-eval: %: $(VENV)/.%
 
 $(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.logger envs/requirements-%.lock
 	$(BIN)/pip install -q -r envs/requirements-$*.lock

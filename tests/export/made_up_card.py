@@ -29,7 +29,7 @@ HOSTILE = "a|b\n# c <script>x</script> [l](http://e) `d` **e** \\\n---\n| f | g 
 def card_inputs(run: Any, **changes: Any) -> CardInputs:
     spec = ExportSpec(
         expert="expert-sql", description="Writes SQL.", decoding=Decoding(), dtype="auto",
-        gguf=None, hub_datasets={},
+        hub_datasets={},
     )  # fmt: skip
     names = ("datasets", "model", "plan", "training", "monitor", "evaluation")
     records = {name: getattr(run, name) for name in names}

@@ -24,7 +24,6 @@ from expertflow.evaluate.records import (
 from expertflow.export.card import model_card
 from expertflow.export.card_inputs import CardInputs
 from expertflow.export.card_text import code, paragraph, plain, table
-from expertflow.export.records import GgufFile
 
 CHANGE = PairedChange(
     quantity="execution_accuracy", difference=0.56, ci95=(0.5, 0.62), n=200, change="better"
@@ -167,18 +166,6 @@ def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
     assert f"torch {inputs.training.versions['torch']}" in card
 
 
-def test_a_gguf_file_is_told_with_its_error_or_with_what_stood_against_it(
-    inputs: CardInputs,
-) -> None:
-    file = GgufFile(
-        path="results/e/merged/e-q8_0.gguf", dtype="q8_0", sha256="0", n_bytes=1,
-        max_relative_difference=0.0041,
-    )  # fmt: skip
-    card = model_card(inputs, exported(gguf=file))
-    assert "`e-q8_0.gguf`, q8_0, tensors read back are within 0.0041" in card
-    assert "GGUF: none: no room" in model_card(inputs, exported(unavailable={"gguf": "no room"}))
-
-
 @pytest.mark.parametrize(
     ("base", "source", "files", "name", "link"),
     [
@@ -213,7 +200,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
         model=replace(inputs.model, name=HOSTILE, kind="hub", licence=HOSTILE, revision=HOSTILE),
         evaluation=replace(inputs.evaluation, unavailable={HOSTILE: HOSTILE}),
     )
-    front, body = parts(model_card(hostile, exported(unavailable={"gguf": HOSTILE})))
+    front, body = parts(model_card(hostile, exported()))
     assert front["base_model"] == HOSTILE
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     flat = [child for token in tokens for child in (token.children or [token])]

@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 from expertflow.evaluate.records import Decoding
 from expertflow.export.card import model_card
 from expertflow.export.card_inputs import CardInputs
-from expertflow.export.records import GgufFile
 
 
 @pytest.fixture
@@ -46,13 +45,12 @@ def options(card: str, command: str) -> list[str]:
 def test_other_servers_are_told_to_decode_as_the_scores_were_reached(
     inputs: CardInputs, decoding: Decoding, vllm: dict[str, Any], llama: list[str]
 ) -> None:
-    file = GgufFile(path="m/e.gguf", dtype="f32", sha256="0", n_bytes=1, max_relative_difference=0)
     told = replace(inputs, spec=replace(inputs.spec, decoding=decoding))
-    card = model_card(told, exported(gguf=file))
+    card = model_card(told, exported())
     *start, override = options(card, "vllm")
     assert start == ["vllm", "serve", ".", "--override-generation-config"]
     assert json.loads(override) == vllm
-    assert options(card, "llama-cli") == ["llama-cli", "-m", "e.gguf", *llama]
+    assert options(card, "llama-cli") == ["llama-cli", "-m", "model.gguf", *llama]
 
 
 def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:

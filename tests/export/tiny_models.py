@@ -115,7 +115,7 @@ def trained(
 def export(what: Trained, output: Path, **changes: Any) -> ExportRecord:
     """Export with a card of one word."""
     settings: dict[str, Any] = {
-        "expert": "e", "description": "d", "decoding": Decoding(), "dtype": "auto", "gguf": None,
+        "expert": "e", "description": "d", "decoding": Decoding(), "dtype": "auto",
         **changes,
     }  # fmt: skip
     return export_model(

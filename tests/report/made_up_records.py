@@ -333,7 +333,7 @@ def make_training() -> TrainingRecord:
 def make_export() -> ExportRecord:
     return ExportRecord(
         expert="expert-sql", path="results/expert-sql/merged", published_step=PUBLISHED_STEP,
-        dtype="float32", merged_into="base", gguf=None, unavailable={},
+        dtype="float32", merged_into="base",
         loss_before_merge=0.5312, loss_after_merge=0.5312, n_rows_compared=4,
         max_logit_difference=0.0078, weights_sha256="9e" * 32, n_bytes=1_192_400_000,
     )  # fmt: skip

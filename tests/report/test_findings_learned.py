@@ -110,12 +110,6 @@ def test_an_export_that_moved_the_loss(after: float, speaks: bool, gpu_report: R
     assert ("export-moved-loss" in _found(gpu_report)) is speaks
 
 
-def test_what_was_not_exported_is_said(gpu_report: Report) -> None:
-    assert "export-incomplete" not in _found(gpu_report)
-    gpu_report["export"]["unavailable"] = {"gguf": "the gguf package is not installed"}
-    assert "gguf: the gguf package" in _found(gpu_report)["export-incomplete"].evidence
-
-
 @pytest.mark.parametrize(("n_cut", "speaks"), [(None, False), (10, False), (11, True)])
 def test_answers_cut_off(n_cut: int | None, speaks: bool, gpu_report: Report) -> None:
     gpu_report["evaluation"]["after"]["n_cut_off"] = n_cut

@@ -32,5 +32,6 @@ FORMER_NAMES = {
 # Settings that are gone, by their full keys, and what to do instead.
 DROPPED = {
     "evaluation.backend": "transformers writes the answers; leave it out",
+    "export.gguf": "leave it out; llama.cpp converts merged/ itself (docs/exporting.md)",
     "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
 }

@@ -5,7 +5,7 @@ from expertflow.export.card_inputs import CardInputs, Exported
 from expertflow.export.card_run import cost_lines, data_lines, provenance_lines, settings_lines
 from expertflow.export.card_scores import published_lines, score_lines
 from expertflow.export.card_text import code, paragraph, plain
-from expertflow.export.card_use import gguf_name, use_lines
+from expertflow.export.card_use import use_lines
 from expertflow.export.licences import conflicts
 
 INTO = {
@@ -75,13 +75,6 @@ def _model_lines(inputs: CardInputs, exported: Exported) -> list[str]:
         f" {record.n_bytes / 1e6:,.1f} MB",
         f"- Merge: {merged}",
     ]
-    if record.gguf is not None:
-        lines.append(
-            f"- GGUF: {code(gguf_name(exported))}, {record.gguf.dtype}, tensors read back are"
-            f" within {record.gguf.max_relative_difference:.2g} of their largest value"
-        )
-    elif "gguf" in record.unavailable:
-        lines.append(f"- GGUF: none: {plain(record.unavailable['gguf'])}")
     return [*lines, *published_lines(inputs.evaluation.published)]
 
 

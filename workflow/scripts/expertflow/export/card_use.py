@@ -38,10 +38,16 @@ def use_lines(inputs: CardInputs, exported: Exported) -> list[str]:
         "```",
         "",
     ]
-    if exported.record.gguf is not None:
-        name = shlex.quote(gguf_name(exported))
-        options = llama_options(inputs.spec.decoding)
-        lines += ["With llama.cpp:", "", "```sh", f"llama-cli -m {name} {options}", "```", ""]
+    options = llama_options(inputs.spec.decoding)
+    lines += [
+        "With llama.cpp, whose own converter reads this folder:",
+        "",
+        "```sh",
+        "python convert_hf_to_gguf.py . --outfile model.gguf --outtype q8_0",
+        f"llama-cli -m model.gguf {options}",
+        "```",
+        "",
+    ]
     lines += _scored_lines(inputs)
     if exported.record.merged_into is not None:
         lines += _adapter_lines(inputs, exported)
@@ -64,12 +70,6 @@ def llama_options(decoding: Decoding) -> str:
         f"--temp {decoding.temperature:g} --top-p {decoding.top_p:g} --top-k {decoding.top_k}"
         " --min-p 0"
     )
-
-
-def gguf_name(exported: Exported) -> str:
-    """Give the GGUF file's name in the folder."""
-    assert exported.record.gguf is not None
-    return exported.record.gguf.path.rsplit("/", 1)[-1]
 
 
 def _form_lines(inputs: CardInputs) -> list[str]:

@@ -14,7 +14,6 @@ from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.data.records import Layout
 from expertflow.evaluate.records import Published
 from expertflow.export.decoding import set_decoding
-from expertflow.export.gguf_file import write_gguf
 from expertflow.export.merge_check import (
     ATTENTION,
     Comparison,
@@ -113,11 +112,6 @@ def export_model(
         merged_into, comparison = _write_weights(spec, trained, dtype, folder)
         licences = copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
         write_system_prompt(folder, spec.system_prompt)
-        gguf, hindrance = None, None
-        if spec.gguf is not None:
-            gguf, hindrance = write_gguf(
-                folder, dtype=spec.gguf, name=spec.expert, shown_in=output, layout=trained.layout
-            )
         weights = weight_files(folder)
         record = ExportRecord(
             expert=spec.expert,
@@ -131,8 +125,6 @@ def export_model(
             max_logit_difference=comparison.max_logit_difference,
             weights_sha256=sha256_json([sha256_file(path) for path in weights]),
             n_bytes=sum(path.stat().st_size for path in weights),
-            gguf=gguf,
-            unavailable={} if hindrance is None else {"gguf": hindrance},
         )
         (folder / CARD).write_text(card(record, comparison, licences), encoding="utf-8")
     return record

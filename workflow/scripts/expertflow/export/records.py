@@ -18,24 +18,8 @@ class ExportSpec:
     description: str
     decoding: Decoding
     dtype: Literal["auto", "fp32", "bf16"]
-    gguf: Literal["f32", "f16", "bf16", "q8_0"] | None
     hub_datasets: dict[str, str] = field(default_factory=dict)
     system_prompt: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GgufFile:
-    """One file for llama.cpp, beside the merged weights, and how far its tensors are from them.
-
-    ``max_relative_difference`` is of the file as read back, as a part of each tensor's largest
-    value.
-    """
-
-    path: str
-    dtype: str
-    sha256: str
-    n_bytes: int
-    max_relative_difference: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +28,6 @@ class ExportRecord:
 
     Losses, in nats a target over some held-out rows, and logits compare the trained model with the
     files as they are loaded by anyone. ``published_step`` is the step whose weights these are.
-    ``unavailable`` says why a part that was asked for is missing.
     """
 
     expert: str
@@ -58,5 +41,3 @@ class ExportRecord:
     max_logit_difference: float
     weights_sha256: str
     n_bytes: int
-    gguf: GgufFile | None
-    unavailable: dict[str, str]

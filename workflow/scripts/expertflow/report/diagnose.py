@@ -50,7 +50,6 @@ RULES: tuple[Callable[[Report], Finding | None], ...] = (
     answers.judge_inconsistent,
     answers.judge_failed,
     learned.export_moved,
-    learned.export_incomplete,
     learned.another_checkpoint,
     compared.checkpoints_not_compared,
     run.short_memory,

@@ -56,7 +56,6 @@ ALWAYS = {
     "cost.rate_as_of": "the price has no date",
     "plan.billing_minutes": "no billing step is configured",
     "export.merged_into": "no adapter was trained",
-    "export.gguf": "no GGUF file was asked for",
     "model.revision": "only models from a hub have a revision",
     "model.licence": "the model states no licence",
     "model.lora": "the method trains all weights",
@@ -109,7 +108,6 @@ def _known(inputs: ReportInputs) -> dict[str, str]:
         **_derived(inputs),
         **_planned(inputs),
         **evaluation_reasons(inputs.evaluation),
-        **_exported(inputs),
         **profile_reasons(inputs),
     }
 
@@ -219,7 +217,3 @@ def _compared(report: dict[str, Any], said: dict[str, str]) -> dict[str, str]:
         first = plan if row["plan"] is None else actual
         reasons[f"{place}.difference_fraction"] = said.get(first, "the plan is zero")
     return reasons
-
-
-def _exported(inputs: ReportInputs) -> dict[str, str]:
-    return {f"export.{part}": why for part, why in inputs.export.unavailable.items()}

@@ -1,7 +1,7 @@
 """Rules over what was learned: beyond chance, beyond no model at all, beyond earlier runs."""
 
 from expertflow.report.finding import NO_LOSS, Report, finding
-from expertflow.report.format import loss, number_of, sentence, tenths, words
+from expertflow.report.format import loss, number_of, tenths, words
 from expertflow.report.learned import (
     BETTER,
     NO_CHANGE,
@@ -177,22 +177,5 @@ def export_moved(report: Report) -> Finding | None:
         ),
         threshold=f"at most {MOVED_LIMIT:g} nats a token apart",
         recommendation="export in fp32 (export.dtype), if so much matters for this task",
-        worth=(None, NO_LOSS),
-    )
-
-
-def export_incomplete(report: Report) -> Finding | None:
-    """Say which files that were asked for could not be made."""
-    missing = report["export"]["unavailable"]
-    if not missing:
-        return None
-    listed = "; ".join(f"{part}: {why}" for part, why in sorted(missing.items()))
-    return finding(
-        "export-incomplete",
-        severity="info",
-        evidence=sentence(f"not exported: {listed}"),
-        threshold="every part that was asked for",
-        origin="a fallback is said",
-        recommendation="see that reason; export_model runs alone again once it is gone",
         worth=(None, NO_LOSS),
     )
