@@ -17,14 +17,13 @@ EXPERT_LOCKS = Path(".snakemake", "expertflow")
 Outcome = Literal["taken", "held", "no locks"]
 
 
-def try_lock(stream: IO[Any], *, shared: bool = False, wait: bool = False) -> Outcome:
+def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
     """Lock an open file until it is closed, unless another one holds it; ``wait`` for that one.
 
     Where the file system has no locks, that is logged, and what follows is the caller's choice.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(stream, kind if wait else kind | fcntl.LOCK_NB)
+        fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return "held"
     except OSError as error:

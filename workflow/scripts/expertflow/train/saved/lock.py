@@ -1,17 +1,15 @@
 """One trainer at a time in a state: wait for another one, or refuse."""
 
-import json
 import logging
-import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.locks import try_lock
+from expertflow.core.locks import holder, sign, try_lock
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +34,7 @@ def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
     # Not "w": what its holder wrote into it has to stay.
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as stream:
         _wait(stream, state, elsewhere_s)
-        stream.truncate(0)
-        stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
-        stream.flush()
+        sign(stream)
         yield
 
 
@@ -46,12 +42,12 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
     """Take the lock, if the file system has locks; say every minute who holds it."""
     start_s, told_s = time.monotonic(), -TOLD_EVERY_S
     while try_lock(stream) == "held":
-        holder = _holder(state)
+        known = holder(stream)
         waited_s = time.monotonic() - start_s
-        is_here = holder.get("host") == socket.gethostname()
-        who = f"{state}: a trainer is at work there, process {holder.get('pid', 'unknown')}"
+        is_here = known.get("host") == socket.gethostname()
+        who = f"{state}: a trainer is at work there, process {known.get('pid', 'unknown')}"
         if not is_here:
-            who += f" on {holder.get('host', 'an unknown machine')}"
+            who += f" on {known.get('host', 'an unknown machine')}"
             if waited_s >= elsewhere_s:
                 raise TrainingError(
                     f"{who}, for {waited_s:.0f} s now; stop it, and run again: it saves and this"
@@ -61,12 +57,3 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
             log.warning("%s; waiting for it", who)
             told_s = waited_s
         time.sleep(POLL_S)
-
-
-def _holder(state: Path) -> dict[str, Any]:
-    """Read who holds the lock; nothing where it has just been taken and not yet signed."""
-    try:
-        holder: dict[str, Any] = json.loads((state / LOCK_FILE).read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
-    return holder
