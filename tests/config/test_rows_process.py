@@ -12,13 +12,13 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.config.rows_folder import LOCK, keep_rejected, workplace
-from expertflow.config.rows_process import run_stoppable
+from expertflow.core.process import run_stoppable
 
 PATIENT_S = 60.0
 # Runs a shell with a child of its own; both note who they are.
 RUN = """
 import sys
-from expertflow.config.rows_process import run_stoppable
+from expertflow.core.process import run_stoppable
 run_stoppable(["bash", "-c", sys.argv[1]], patience_s=0.5)
 """
 HOLD = """

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.config.rows_folder import Workplace, keep_rejected, workplace
-from expertflow.config.rows_process import run_stoppable
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json
+from expertflow.core.process import run_stoppable
 from expertflow.core.records import read_record
 from expertflow.tokens.records import PackingRecord
 

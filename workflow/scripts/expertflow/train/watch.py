@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from expertflow.core.process import stop_group
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train.clock import process_age_s
@@ -40,12 +41,7 @@ def watched(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        monitor.send_signal(signal.SIGTERM)
-        try:
-            monitor.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            monitor.kill()
-            monitor.wait()
+        stop_group(monitor, patience_s=STOP_S, signals=[signal.SIGTERM])
     _ensure_record(state, plan)
 
 

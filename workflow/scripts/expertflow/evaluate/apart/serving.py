@@ -14,18 +14,19 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-def _set_limit(which: int, amount: int) -> None:
+def set_limit(which: int, amount: int) -> None:
+    """Limit this process for good; only processor time can be allowed anew."""
     _, hard = resource.getrlimit(which)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     # macOS refuses a limit on address space; the other limits still hold there.
     with suppress(ValueError, OSError):
-        resource.setrlimit(which, (amount, hard))
+        resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
 
 
 def allow_processor_time(cpu_s: int) -> None:
     """Move the limit ahead from now; the system counts over a process's whole life."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
+    set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
 
 
 def serve(
@@ -35,10 +36,10 @@ def serve(
     cpu_s: int,
 ) -> None:
     """Answer messages within limits until the other side hangs up."""
-    _set_limit(resource.RLIMIT_AS, memory_bytes)
+    set_limit(resource.RLIMIT_AS, memory_bytes)
     for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
-        _set_limit(none_of, 0)
-    _set_limit(resource.RLIMIT_NOFILE, 64)
+        set_limit(none_of, 0)
+    set_limit(resource.RLIMIT_NOFILE, 64)
     # Ctrl-C reaches the whole process group; the other side decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))

@@ -19,19 +19,22 @@ from typing import Any
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
-def kept_environment() -> dict[str, str]:
-    """Give what such a process is told of the environment."""
-    return {name: os.environ[name] for name in _KEPT if name in os.environ}
-
-
 class Worker:
     """The process, started when it is needed; ``wall_s`` is its time for each answer."""
 
-    def __init__(self, script: Path, limits: Mapping[str, Any], *, wall_s: float) -> None:
+    def __init__(
+        self, script: Path, limits: Mapping[str, Any], *, wall_s: float, quiet: bool = False
+    ) -> None:
+        """Take what the script reads as JSON in ``sys.argv[2]``; ``quiet`` drops its stderr."""
         self._script = script
         self._limits = json.dumps(dict(limits))
-        self._wall_s = wall_s
+        self._wall_s, self._stderr = wall_s, subprocess.DEVNULL if quiet else None
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """False before the first message, and once the process was ended."""
+        return self._running is not None
 
     def send(self, message: Mapping[str, str | None]) -> None:
         """Hand over a message; if the process is gone, ``receive`` says so."""
@@ -39,14 +42,15 @@ class Worker:
         with suppress(ConnectionError):
             self._start()[1].send_bytes(json.dumps(dict(message)).encode("ascii"))
 
-    def receive(self) -> tuple[str, str]:
+    def receive(self, wall_s: float | None = None) -> tuple[str, Any]:
         """Wait for one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
         process, pipe = self._start()
-        detail = f"no answer within {self._wall_s:g} s"
-        if pipe.poll(self._wall_s):
+        wall_s = self._wall_s if wall_s is None else wall_s
+        detail = f"no answer within {wall_s:g} s"
+        if pipe.poll(wall_s):
             with suppress(EOFError, ConnectionError):
-                kind, text = json.loads(pipe.recv_bytes())
-                return kind, text
+                kind, found = json.loads(pipe.recv_bytes())
+                return kind, found
             detail = f"its process ended with code {process.wait()}"
         self.close()
         return "timed_out", detail
@@ -69,7 +73,8 @@ class Worker:
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=kept_environment(),
+                stderr=self._stderr,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
             )
             theirs.close()
             self._running = process, ours

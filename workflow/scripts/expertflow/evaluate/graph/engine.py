@@ -1,23 +1,18 @@
 """Ask a graph, so that Cypher can be judged by what it returns.
 
 The engine is an optional extra (envs/requirements-graph.lock). A prediction is text from a model,
-so it runs in a process of its own (``graph_worker``), which is killed when it overruns the clock.
+so it runs in a process of its own (``worker``), which is killed when it overruns the clock.
 """
 
 import importlib.util
 import json
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.apart.worker import kept_environment
+from expertflow.evaluate.apart.worker import Worker
 from expertflow.evaluate.graph import worker as graph_worker
 from expertflow.evaluate.sql.rows import Row, same_rows
 
@@ -62,14 +57,19 @@ class GraphServer:
 
     def __init__(self, script: Path, *, wall_s: float = WALL_S) -> None:
         """Take a file with one Cypher statement a line; lines with ``//`` first are comments."""
-        self._script, self._wall_s = script, wall_s
-        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+        self._script = script
+        self._worker = Worker(
+            Path(graph_worker.__file__),
+            {"script": str(script.resolve())},
+            wall_s=wall_s,
+            quiet=True,
+        )
 
     def __enter__(self) -> "GraphServer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._worker.close()
 
     def ask(self, query: str) -> GraphAnswer:
         """Run one query; whatever it does ends in a kind.
@@ -77,70 +77,23 @@ class GraphServer:
         Raises:
             EvaluationError: the graph itself cannot be built.
         """
-        pipe = self._start()
-        with suppress(ConnectionError):
-            pipe.send_bytes(json.dumps(query).encode("ascii"))
-        reply = self._receive(self._wall_s)
-        if reply["kind"] != "rows":
-            return GraphAnswer(kind=reply["kind"], detail=reply["detail"])
-        rows = reply["rows"]
-        if len(rows) > MAX_ROWS:
-            return GraphAnswer(kind="timed_out", detail=f"more than {MAX_ROWS:,} rows")
-        return GraphAnswer(kind="rows", rows=tuple(tuple(map(_cell, row)) for row in rows))
-
-    def close(self) -> None:
-        """End the process."""
-        if self._running is not None:
-            process, pipe = self._running
-            self._running = None
-            pipe.close()
-            process.kill()
-            process.wait()
-
-    def _receive(self, wall_s: float) -> dict[str, Any]:
-        assert self._running is not None
-        process, pipe = self._running
-        detail = f"no answer within {wall_s:g} s"
-        if pipe.poll(wall_s):
-            with suppress(EOFError, ConnectionError):
-                reply: dict[str, Any] = json.loads(pipe.recv_bytes())
-                return reply
-            detail = f"its process ended with code {process.wait()}"
-        self.close()
-        return {"kind": "timed_out", "detail": detail}
-
-    def _start(self) -> "Connection[Any, Any]":
-        if self._running is None:
-            if not self._script.is_file():
-                raise EvaluationError(
-                    f"the graph {self._script} is not a file; check evaluation.artefacts.graph"
-                )
-            ours, theirs = Pipe()
-            worker, descriptor = Path(graph_worker.__file__).resolve(), theirs.fileno()
-            script = str(self._script.resolve())
-            process = subprocess.Popen(
-                [sys.executable, "-I", str(worker), str(descriptor), _extension(), script],
-                pass_fds=[descriptor],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=kept_environment(),
+        builds = not self._worker.is_running
+        if builds and not self._script.is_file():
+            raise EvaluationError(
+                f"the graph {self._script} is not a file; check evaluation.artefacts.graph"
             )
-            theirs.close()
-            self._running = process, ours
-            ready = self._receive(BUILD_S)
-            if ready["kind"] != "ready":
-                self.close()
-                raise EvaluationError(f"the graph {self._script} is not built: {ready['detail']}")
-        return self._running[1]
-
-
-def _extension() -> str:
-    """Find the engine's library; SQLite adds the ending."""
-    found = importlib.util.find_spec("graphqlite")
-    if found is None or found.origin is None:
-        raise EvaluationError(hindrance() or "graphqlite is not there; install it again")
-    return str(Path(found.origin).with_name("graphqlite"))
+        self._worker.send({"query": query})
+        if builds:
+            kind, detail = self._worker.receive(BUILD_S)
+            if kind != "ready":
+                self._worker.close()
+                raise EvaluationError(f"the graph {self._script} is not built: {detail}")
+        kind, found = self._worker.receive()
+        if kind != "rows":
+            return GraphAnswer(kind=kind, detail=found)
+        if len(found) > MAX_ROWS:
+            return GraphAnswer(kind="timed_out", detail=f"more than {MAX_ROWS:,} rows")
+        return GraphAnswer(kind="rows", rows=tuple(tuple(map(_cell, row)) for row in found))
 
 
 def _cell(value: Any) -> Any:

@@ -8,21 +8,27 @@ instructions, bytes, memory and processor time ends what runs too long.
 apsw is imported late, since ``graph`` imports this module for its path where the extra is missing.
 """
 
+import importlib.util
 import json
-import math
 import os
 import re
 import resource
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # started isolated, it does not find the project by itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from expertflow.evaluate.apart.serving import allow_processor_time, serve, set_limit
 
 N_INSTRUCTIONS = 100_000_000
 RESULT_BYTES = 10_000_000
 MEMORY_BYTES = 1 << 30
 CPU_S = 20
+BUILD_CPU_S = 300
 _INSTRUCTIONS_PER_CHECK = 10_000
 # Codes of SQLite's authorizer: FUNCTION, READ, RECURSIVE, SAVEPOINT, SELECT.
 _FUNCTION = 31
@@ -31,19 +37,22 @@ _OK, _DENY = 0, 1
 _REFUSED_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-Reply = dict[str, Any]
+Reply = tuple[str, Any]
 
 
 class _Graph:
     """A graph in memory that can be asked, but not changed."""
 
-    def __init__(self, extension: str, script: Path) -> None:
+    def __init__(self, script: Path) -> None:
         import apsw
 
+        engine = importlib.util.find_spec("graphqlite")
+        if engine is None or engine.origin is None:
+            raise ValueError("graphqlite is not there; install it again")
         self._n_left = 0
         self._connection = apsw.Connection(":memory:")
         self._connection.enable_load_extension(True)
-        self._connection.load_extension(extension)
+        self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
         self._connection.enable_load_extension(False)
         self._build(script.read_text(encoding="utf-8"))
         self._connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
@@ -72,31 +81,31 @@ class _Graph:
         return self._n_left < 0
 
     def ask(self, query: str) -> Reply:
-        """Run one query and give its rows as lists of cells."""
+        """Run one query and return ``rows`` with lists of cells, or a kind of failure and why."""
         import apsw
 
         if _NO_TEXT.search(query):
-            return {"kind": "not_executed", "detail": "holds a character that no text may hold"}
+            return "not_executed", "holds a character that no text may hold"
         self._n_left = N_INSTRUCTIONS
         try:
             text = self._run(query)
         except (apsw.InterruptError, apsw.TooBigError, apsw.NoMemError, MemoryError) as error:
-            return {"kind": "timed_out", "detail": type(error).__name__}
+            return "timed_out", type(error).__name__
         except apsw.Error as error:
             kind = "timed_out" if self._n_left < 0 else "not_executed"
-            return {"kind": kind, "detail": _message(error)}
+            return kind, _message(error)
         except UnicodeError:  # half a character, made by an escape
-            return {"kind": "not_executed", "detail": "its result is no text"}
+            return "not_executed", "its result is no text"
         try:
             # Pairs, since two columns may have one name.
             rows = json.loads(text, object_pairs_hook=list) if text else []
             if not isinstance(rows, list):
-                return {"kind": "not_executed", "detail": "the engine gave no rows"}
-            return {"kind": "rows", "rows": [_cells(row) for row in rows]}
+                return "not_executed", "the engine gave no rows"
+            return "rows", [_cells(row) for row in rows]
         except RecursionError:
-            return {"kind": "not_executed", "detail": "its result is nested too deeply"}
+            return "not_executed", "its result is nested too deeply"
         except ValueError:
-            return {"kind": "not_executed", "detail": "the engine's result is no JSON"}
+            return "not_executed", "the engine's result is no JSON"
 
 
 def _cells(row: Any) -> list[Any]:
@@ -131,40 +140,40 @@ def _message(error: Exception) -> str:
     return _NO_TEXT.sub("?", " ".join(text.split())[:200])
 
 
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, hard if kind == resource.RLIMIT_CPU else value))
+class _Answerer:
+    """Builds the graph at the first message, says so, and answers that one and what follows."""
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+        self._graph: _Graph | None = None
+
+    def __call__(self, pipe: "Connection[Any, Any]", message: dict[str, str]) -> None:
+        if self._graph is None:
+            import apsw
+
+            allow_processor_time(BUILD_CPU_S)
+            try:
+                self._graph = _Graph(self._script)
+            except (apsw.Error, OSError, ValueError, MemoryError) as error:
+                _send(pipe, "failed", str(error))
+                return
+            # The lowest free number: no descriptor from there on may be made.
+            free = os.dup(0)
+            os.close(free)
+            set_limit(resource.RLIMIT_NOFILE, free)
+            _send(pipe, "ready", "")
+            allow_processor_time(CPU_S)
+        _send(pipe, *self._graph.ask(message["query"]))
 
 
-def _lock_down() -> None:
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+def _send(pipe: "Connection[Any, Any]", kind: str, found: Any) -> None:
+    pipe.send_bytes(json.dumps([kind, found]).encode("ascii"))
 
 
 def main() -> None:
-    """Build the graph, say so, and answer queries from the pipe until it closes."""
-    import apsw
-
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    with closing(pipe), suppress(EOFError, ConnectionError):
-        _lock_down()
-        try:
-            graph = _Graph(sys.argv[2], Path(sys.argv[3]))
-        except (apsw.Error, OSError, ValueError, MemoryError) as error:
-            pipe.send_bytes(json.dumps({"kind": "failed", "detail": str(error)}).encode())
-            return
-        # The lowest free number: no descriptor from there on may be made.
-        free = os.dup(0)
-        os.close(free)
-        _limit(resource.RLIMIT_NOFILE, free)
-        pipe.send_bytes(b'{"kind": "ready"}')
-        while True:
-            query = json.loads(pipe.recv_bytes())
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + CPU_S)
-            pipe.send_bytes(json.dumps(graph.ask(query)).encode("ascii"))
+    """Answer queries on one graph until the other side hangs up."""
+    script = Path(json.loads(sys.argv[2])["script"])
+    serve(_Answerer(script), memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)
 
 
 if __name__ == "__main__":

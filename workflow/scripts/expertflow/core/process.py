@@ -1,4 +1,4 @@
-"""Run a command that ends with whoever asked for it: a signal to stop reaches all its processes."""
+"""Stop a command with all its processes, also when a signal ends whoever asked for it."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Snakemake ends its jobs at an interrupt; at a SIGTERM it would wait for them.
@@ -39,7 +40,7 @@ def run_stoppable(
                 said, problems = process.communicate(timeout=POLL_S)
                 break
             if came:
-                _stop(process, patience_s)
+                stop_group(process, patience_s=patience_s)
                 raise SystemExit(128 + came[0])
         if came:
             raise SystemExit(128 + came[0])
@@ -65,8 +66,14 @@ def _noted() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _stop(process: subprocess.Popen[str], patience_s: float) -> None:
-    for number in STOPS:
+def stop_group(
+    process: subprocess.Popen[Any],
+    *,
+    patience_s: float,
+    signals: Sequence[signal.Signals] = STOPS,
+) -> None:
+    """End a session's leader: ask by one signal after the other, then kill what is left of it."""
+    for number in signals:
         _signal_all(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=patience_s)
@@ -79,6 +86,6 @@ def _stop(process: subprocess.Popen[str], patience_s: float) -> None:
     process.wait()
 
 
-def _signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
+def _signal_all(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
