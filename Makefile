@@ -3,6 +3,7 @@
 # make install      install into .venv, and no more; then: source .venv/bin/activate
 # make demos        all eight experts and the page that compares them
 # make test         install, then the tests, by WORKERS (2) at once
+# make test-all     the same, with those that take minutes each
 # make lint         ruff, mypy, snakefmt, snakemake --lint
 # make bitsandbytes install what method qlora and optimiser adamw_8bit need
 # make slurm        install what profiles/slurm and profiles/cluster-generic need
@@ -30,7 +31,7 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi),,--extra-index-url $(TORCH_CP
 LOGGER := $(wildcard workflow/logger/pyproject.toml workflow/logger/*/*.py)
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo demos test slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain clean
+.PHONY: help demo demos test test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval verify prune soak soak-chain clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -43,8 +44,13 @@ demos: install
 
 # A worker takes a whole file, so what a file makes once is made once. One thread each: two workers
 # of many threads would only get in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slurm and not long'
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
 
 slurm-test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm

@@ -50,8 +50,31 @@ LONGEST = (
 )  # fmt: skip
 
 
+# What takes minutes belongs to make test-all: interruptions, several processes, bundles, trials,
+# clusters, peers, real data.
+LONG = {
+    "bench": {"test_learned_bench", "test_peers_training", "test_train_gpu"},
+    "data": {"test_real_records"},
+    "export": {"test_export", "test_merge"},
+    "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop", "test_guard_timers"},
+    "report": {"test_browser", "test_real_training"},
+    "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
+    "train": {"test_families", "test_fault_points", "test_processes", "test_trace_memory"},
+    "workflow": {
+        "test_ablation_reruns", "test_bundles", "test_cluster_generic", "test_demo_bundles",
+        "test_dry_run_costs", "test_guarded_training", "test_interruptions", "test_object_storage",
+        "test_real_data", "test_remote_retries", "test_rows_alone", "test_snakemake_report",
+        "test_tuning",
+    },
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front."""
+    """Mark what takes minutes, and move the longest files to the front."""
+    for item in items:
+        if item.path.stem in LONG.get(item.path.parent.name, ()):
+            item.add_marker("long")
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
         name, room = item.path.name, item.path.parent.name
