@@ -140,7 +140,7 @@ def test_a_failure_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(module, "write_dataset_files", fail)
+    monkeypatch.setattr(module, "supervised", fail)
     with pytest.raises(OSError, match="disk full"):
         take_away(source, source.with_name("out"), targets="labels", padded=True)
     assert list(source.parent.iterdir()) == [source]

@@ -9,7 +9,7 @@ documents, and the supervised spans. Labels, position ids and cu_seqlens are mad
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,28 +120,28 @@ def rows_schema(length: int) -> pa.Schema:
 
 def write_rows(directory: Path, batches: Iterator[RowBatch], *, length: int) -> None:
     """Write packed rows as a folder that ``datasets.load_from_disk`` reads."""
-    schema = rows_schema(length)
+    columns = (
+        [
+            pa.FixedSizeListArray.from_arrays(pa.array(batch.input_ids_NL.reshape(-1)), length),
+            arrow_lists(batch.seq_lengths),
+            arrow_lists(batch.spans),
+        ]
+        for batch in batches
+    )
+    write_dataset(directory, rows_schema(length), columns)
+
+
+def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.Array]]) -> None:
+    """Write columns of lists as a folder that ``datasets.load_from_disk`` reads."""
     with replacing(directory) as partial:
         partial.mkdir(parents=True)
         with (
             pa.OSFile(str(partial / ROWS_FILE), "wb") as sink,
             pa.ipc.new_stream(sink, schema) as writer,
         ):
-            for batch in batches:
-                ids = pa.array(batch.input_ids_NL.reshape(-1))
-                columns = [
-                    pa.FixedSizeListArray.from_arrays(ids, length),
-                    arrow_lists(batch.seq_lengths),
-                    arrow_lists(batch.spans),
-                ]
+            for columns in batches:
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        int32 = {"dtype": "int32", "_type": "Value"}
-        features = {
-            "input_ids": {"feature": int32, "length": length, "_type": "List"},
-            "seq_lengths": {"feature": int32, "_type": "List"},
-            "supervised_spans": {"feature": int32, "_type": "List"},
-        }
-        write_dataset_files(partial, features)
+        _write_dataset_info(partial, schema)
 
 
 def read_rows(directory: Path) -> PackedRows:
@@ -177,8 +177,14 @@ def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
     return Ragged(np.concatenate(values) if values else np.empty(0, np.int32), offsets)
 
 
-def write_dataset_files(directory: Path, features: dict[str, Any]) -> None:
+def _write_dataset_info(directory: Path, schema: pa.Schema) -> None:
     """Add what ``datasets`` expects beside the rows: which files there are, and their features."""
+    features: dict[str, Any] = {}
+    for field in schema:
+        dtype = {"dtype": str(field.type.value_type), "_type": "Value"}
+        features[field.name] = {"feature": dtype, "_type": "List"}
+        if pa.types.is_fixed_size_list(field.type):
+            features[field.name]["length"] = field.type.list_size
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, Any] = {
         "_data_files": [{"filename": ROWS_FILE}],

@@ -4,23 +4,23 @@ It is young, so nothing is taken on trust: every shard encodes a fixed set of aw
 first texts of its own data with both, and one id that differs sends the shard to ``tokenizers``.
 """
 
+import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from expertflow.core.files import sha256_file
-from expertflow.tokens.engine import TOKENIZER_FILE, Encoder, Engine, checked_id, read_settings
+from expertflow.tokens.engine import Encoder, Engine, read_settings
 from expertflow.tokens.ragged import Ragged
 
 EngineChoice = Literal["auto", "tokenizers"]
 CHOSEN = "set in the manifest"
 
 
-class FastEngine:
-    """fastokens behind the same face."""
+class FastEngine(Encoder):
+    """fastokens, as ``Engine`` encodes."""
 
     name = "fastokens"
 
@@ -28,8 +28,7 @@ class FastEngine:
         import fastokens
 
         self.version = metadata.version("fastokens")
-        self.sha256 = sha256_file(directory / TOKENIZER_FILE)
-        self._tokenizer: Any = fastokens.Tokenizer.from_json_str(read_settings(directory))
+        super().__init__(directory, fastokens.Tokenizer.from_json_str(read_settings(directory)))
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         """Encode texts, their ids end to end."""
@@ -38,15 +37,6 @@ class FastEngine:
         ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)
         # Ids are far below 2^31, so the sign bit is free.
         return Ragged(np.frombuffer(ids, "<i4"), np.frombuffer(offsets, "<u8").astype(np.int64))
-
-    def decode(self, ids: list[int]) -> str:
-        """Decode ids, special tokens included."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-    def special_id(self, token: str) -> int:
-        """Give the id of a special token."""
-        return checked_id(token, self._tokenizer.token_to_id(token))
 
 
 class Chosen(NamedTuple):
@@ -64,7 +54,7 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
     """
     if wanted == "tokenizers":
         return Chosen(Engine(directory), CHOSEN)
-    if not is_installed():
+    if importlib.util.find_spec("fastokens") is None:
         return Chosen(Engine(directory), "fastokens is not installed")
     with ThreadPoolExecutor(1) as pool:
         # It takes a second for a large vocabulary and leaves the interpreter free meanwhile.
@@ -79,13 +69,6 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
     if (text := first_difference(slow, fast, texts)) is not None:
         return Chosen(slow, f"fastokens gives other ids for {text[:40]!r}")
     return Chosen(fast, f"the same ids as tokenizers {slow.version} on {len(texts)} texts")
-
-
-def is_installed() -> bool:
-    """Tell whether fastokens can be imported."""
-    import importlib.util
-
-    return importlib.util.find_spec("fastokens") is not None
 
 
 def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | None:

@@ -5,9 +5,10 @@ What is held of a document is where its tokens lie, not the tokens: some thirty 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,25 +53,26 @@ class Kept:
     samples: tuple[DecodedSample, ...]
 
 
-@dataclass(slots=True)
-class _Split:
-    """Columns of a split, shard by shard."""
+class _Part(NamedTuple):
+    """Documents of one split and one shard."""
 
-    shard: list[NDArray[np.uint16]] = field(default_factory=list)
-    offset: list[Ints] = field(default_factory=list)
-    length: list[NDArray[np.int32]] = field(default_factory=list)
-    spans: list[Ragged] = field(default_factory=list)
+    shard: NDArray[np.uint16]
+    offset: Ints
+    length: NDArray[np.int32]
+    spans: Ragged
 
-    def documents(self, paths: tuple[Path, ...]) -> SplitDocuments:
-        n_values = [spans.lengths for spans in self.spans]
-        values = [spans.values for spans in self.spans]
-        return SplitDocuments(
-            paths=paths,
-            shard=_joined(self.shard, np.uint16),
-            offset=_joined(self.offset, np.int64),
-            length=_joined(self.length, np.int32),
-            spans=Ragged(_joined(values, np.int32), offsets_of(_joined(n_values, np.int64))),
-        )
+
+def _split_documents(paths: tuple[Path, ...], parts: list[_Part]) -> SplitDocuments:
+    return SplitDocuments(
+        paths=paths,
+        shard=_joined([part.shard for part in parts], np.uint16),
+        offset=_joined([part.offset for part in parts], np.int64),
+        length=_joined([part.length for part in parts], np.int32),
+        spans=Ragged(
+            _joined([part.spans.values for part in parts], np.int32),
+            offsets_of(_joined([part.spans.lengths for part in parts], np.int64)),
+        ),
+    )
 
 
 def read_kept(
@@ -83,7 +85,7 @@ def read_kept(
             not as long as its record says.
     """
     keep_rows = keep_by_shard(keep)
-    splits = (_Split(), _Split())
+    splits: tuple[list[_Part], list[_Part]] = ([], [])
     by_source: dict[str, Counter[str]] = {}
     samples: dict[str, list[DecodedSample]] = {}
     n_kept: Counter[str] = Counter()
@@ -107,17 +109,15 @@ def read_kept(
         n_dropped_held_out += int((rows.held_out & ~there).sum())
         for split, side in zip(splits, (~rows.held_out, rows.held_out), strict=True):
             taken = np.repeat(rows.rows[side & there], rows.n_copies[side & there])
-            split.shard.append(np.full(len(taken), number, np.uint16))
-            split.offset.append(offsets[taken])
-            split.length.append(lengths[taken])
-            split.spans.append(spans.take(taken))
+            shard_of = np.full(len(taken), number, np.uint16)
+            split.append(_Part(shard_of, offsets[taken], lengths[taken], spans.take(taken)))
         trained = rows.rows[~rows.held_out]
         own = [s.sample for s in shard.samples if (trained == s.row).any()]
         samples.setdefault(shard.source, []).extend(own)
     for source, reasons in by_source.items():
         own_shards = [shard for shard in shards if shard.source == source]
         _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
-    train, held_out = (split.documents(paths) for split in splits)
+    train, held_out = (_split_documents(paths, parts) for parts in splits)
     # Documents of as many sources as there are places.
     in_turn = zip_longest(*samples.values())
     return Kept(

@@ -251,22 +251,18 @@ def _samples(
 ) -> list[ShardSample]:
     """Decode the first ``n`` documents that have tokens; ``first`` is the number of the first."""
     chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None][:n]
+    names = drafted.document_ids
     return [
         ShardSample(
             row=first + row,
-            sample=sample(
-                drafted.document_ids[row].as_py(),
-                ids=tokens.ids[row],
-                spans=tokens.spans[row],
-                engine=engine,
-            ),
+            sample=sample(names[row].as_py(), tokens.ids[row], tokens.spans[row], engine),
         )
         for row in chosen
     ]
 
 
 def sample(
-    document_id: str, *, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
+    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
 ) -> DecodedSample:
     """Decode the start of a document, cut where learning starts or ends."""
     learned = spans.tolist()

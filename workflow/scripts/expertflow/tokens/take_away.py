@@ -8,21 +8,20 @@ takes these to cover the whole row: where padding stays, it is listed as one mor
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing
 from expertflow.tokens.arrow import (
     ROWS_FILE,
     PackedRows,
     arrow_lists,
     read_rows,
     rows_schema,
-    write_dataset_files,
+    write_dataset,
 )
 from expertflow.tokens.ragged import Ragged, offsets_of, runs
 from expertflow.tokens.targets import IGNORE
@@ -50,23 +49,21 @@ def take_away(source: Path, output: Path, *, targets: Targets, padded: bool) -> 
     """
     _check(source, output)
     rows = read_rows(source)
-    schema = _schema(rows.length, targets, padded=padded)
-    n_tokens = n_targets = 0
-    with replacing(output) as partial:
-        partial.mkdir()
-        with (
-            pa.OSFile(str(partial / ROWS_FILE), "wb") as sink,
-            pa.ipc.new_stream(sink, schema) as writer,
-        ):
-            for chosen in _batches(len(rows), rows.length):
-                ids_NL, lengths = rows.take_ids(chosen), rows.seq_lengths.take(chosen)
-                target_NL = supervised(rows, chosen)
-                n_tokens += int(lengths.values.sum())
-                n_targets += int(target_NL.sum())
-                values_NL = _target_values(ids_NL, target_NL, targets)
-                columns = _columns(ids_NL, values_NL, lengths, padded=padded)
-                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        write_dataset_files(partial, _features(schema))
+    counts = np.zeros(2, np.int64)
+
+    def batches() -> Iterator[list[pa.Array]]:
+        height = max(1, BATCH_TOKENS // rows.length)
+        for start in range(0, len(rows), height):
+            chosen = np.arange(start, min(start + height, len(rows)))
+            ids_NL, lengths = rows.take_ids(chosen), rows.seq_lengths.take(chosen)
+            target_NL = supervised(rows, chosen)
+            counts[:] += lengths.values.sum(), target_NL.sum()
+            yield _columns(
+                ids_NL, _target_values(ids_NL, target_NL, targets), lengths, padded=padded
+            )
+
+    write_dataset(output, _schema(rows.length, targets, padded=padded), batches())
+    n_tokens, n_targets = counts.tolist()
     return TakenAway(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
 
 
@@ -122,12 +119,6 @@ def _with_padding(lengths: Ragged, padding: NDArray[np.int64]) -> Ragged:
     return Ragged(values, offsets_of(lengths.lengths + (padding > 0)))
 
 
-def _batches(n_rows: int, length: int) -> Iterator[NDArray[np.int64]]:
-    height = max(1, BATCH_TOKENS // length)
-    for start in range(0, n_rows, height):
-        yield np.arange(start, min(start + height, n_rows))
-
-
 def _schema(length: int, targets: Targets, *, padded: bool) -> pa.Schema:
     size = length if padded else -1
     kind = pa.int32() if targets == "labels" else pa.int8()
@@ -138,16 +129,6 @@ def _schema(length: int, targets: Targets, *, padded: bool) -> pa.Schema:
             (targets, pa.list_(kind, size)),
         ]
     )
-
-
-def _features(schema: pa.Schema) -> dict[str, Any]:
-    features: dict[str, Any] = {}
-    for field in schema:
-        value = {"dtype": str(field.type.value_type), "_type": "Value"}
-        features[field.name] = {"feature": value, "_type": "List"}
-        if pa.types.is_fixed_size_list(field.type):
-            features[field.name]["length"] = field.type.list_size
-    return features
 
 
 def _check(source: Path, output: Path) -> None:
