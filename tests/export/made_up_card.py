@@ -9,7 +9,7 @@ import yaml
 from support import ROOT
 
 from expertflow.evaluate.records import Decoding
-from expertflow.export.card_inputs import CardInputs, Exported
+from expertflow.export.card import CardInputs, Exported
 from expertflow.export.merge_check import Comparison
 from expertflow.export.records import ExportSpec
 

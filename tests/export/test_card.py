@@ -1,5 +1,6 @@
 """The model card says what a reader must know first, and shows data as text."""
 
+import unicodedata
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,7 @@ from expertflow.evaluate.records import (
     PairedChange,
     TaskScore,
 )
-from expertflow.export.card import model_card
-from expertflow.export.card_inputs import CardInputs
-from expertflow.export.card_text import code, paragraph, plain, table
+from expertflow.export.card import CardInputs, model_card
 
 CHANGE = PairedChange(
     quantity="execution_accuracy", difference=0.56, ci95=(0.5, 0.62), n=200, change="better"
@@ -225,19 +224,41 @@ def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
     [
         ("1. a", "1\\. a"),
         ("- a", "\\- a"),
-        ("> a", "&gt; a"),
         ("= a", "\\= a"),
         ("a  b\nc", "a b c"),
+        ("a_b <b>", "a\\_b &lt;b&gt;"),
+        ("a\x1b[31m\u202eb", "a&lt;U+001B&gt;\\[31m&lt;U+202E&gt;b"),
     ],
 )
-def test_no_text_opens_a_block(text: str, shown: str) -> None:
-    assert paragraph(text) == shown
+def test_a_description_is_one_paragraph_of_visible_text(
+    inputs: CardInputs, text: str, shown: str
+) -> None:
+    card = model_card(replace(inputs, spec=replace(inputs.spec, description=text)), exported())
+    assert f"# expert-sql\n\n{shown}\n\n## Model" in card
 
 
-def test_code_has_as_many_backticks_as_it_needs() -> None:
-    assert code("a") == "`a`" and code("a`b``c") == "``` a`b``c ```"
-    assert code("a|b") == "`a\\|b`" and plain("a_b") == "a\\_b"
-    assert table(("a",), []) == []
+@pytest.mark.parametrize(
+    ("revision", "shown"),
+    [("a", "`a`"), ("a`b``c", "``` a`b``c ```"), ("a|b", "`a\\|b`"), ("\u2066a", "`<U+2066>a`")],
+)
+def test_code_has_as_many_backticks_as_it_needs(
+    inputs: CardInputs, revision: str, shown: str
+) -> None:
+    model = replace(inputs.model, revision=revision)
+    assert f"revision {shown}, licence" in model_card(replace(inputs, model=model), exported())
+
+
+def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> None:
+    hidden = "\x1b]0;x\x07\x9b\u202e\u2066y"
+    [sample, *_] = inputs.evaluation.samples
+    told = replace(
+        inputs,
+        spec=replace(inputs.spec, expert=hidden, system_prompt=hidden),
+        model=replace(inputs.model, name=hidden, kind="hub"),
+        evaluation=replace(inputs.evaluation, samples=(replace(sample, prompt=hidden + "q"),)),
+    )
+    card = model_card(told, exported())
+    assert not [c for c in card if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")]
 
 
 def test_a_card_is_a_function_of_the_records_alone(inputs: CardInputs) -> None:

@@ -11,8 +11,7 @@ from made_up_card import HOSTILE, card_inputs, exported, make_gpu_inputs, parts
 from markdown_it import MarkdownIt
 
 from expertflow.evaluate.records import Decoding
-from expertflow.export.card import model_card
-from expertflow.export.card_inputs import CardInputs
+from expertflow.export.card import CardInputs, model_card
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
-from expertflow.export.card import model_card
-from expertflow.export.card_inputs import CardInputs, Exported
+from expertflow.export.card import CardInputs, Exported, model_card
 from expertflow.export.merge import Trained, export_model
 from expertflow.export.merge_files import hide_cards, published_folder
 from expertflow.export.records import ExportSpec

@@ -16,6 +16,7 @@ CHAIN = (
 # Files that a script reads beside its imports: a change of theirs is a change of its code.
 TEMPLATES = "scripts/expertflow/report/templates"
 RESOURCES = {
+    "export_model": ("scripts/expertflow/export/card.md.j2",),
     "build_report": (
         "schemas/report.schema.yaml",
         f"{TEMPLATES}/page.html.j2",

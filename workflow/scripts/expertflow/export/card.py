@@ -1,95 +1,231 @@
-"""Write the model card: what the model is, what it learned from, and what it scored."""
+"""Write the model card: what the model is, what it learned from, and what it scored.
 
-from expertflow.export.card_front import front_matter
-from expertflow.export.card_inputs import CardInputs, Exported
-from expertflow.export.card_run import cost_lines, data_lines, provenance_lines, settings_lines
-from expertflow.export.card_scores import published_lines, score_lines
-from expertflow.export.card_text import code, paragraph, plain
-from expertflow.export.card_use import use_lines
-from expertflow.export.licences import conflicts
+The text is one template. Every value in it is escaped unless it is marked as Markdown.
+"""
 
-INTO = {
-    None: "trained as a whole",
-    "base": "adapter merged into the base model",
-    "dequantised base": "adapter merged into the base model as its 4 bits hold it, dequantised",
-}
+import html
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from expertflow.data.records import DatasetManifest
+from expertflow.evaluate.records import Decoding, EvaluationRecord
+from expertflow.export.licences import Licensed, conflicts, hub_licence, only_licence, remarks
+from expertflow.export.merge_check import Comparison
+from expertflow.export.records import ExportRecord, ExportSpec
+from expertflow.hardware.records import MonitorRecord
+from expertflow.plan.cost import billed_hours
+from expertflow.plan.records import TrainPlan
+from expertflow.train.records import ModelRecord, TrainingRecord
+
+TEMPLATE = Path(__file__).with_name("card.md.j2")
+# The card shows this much of a held-out question.
+MAX_QUESTION_CHARACTERS = 600
+# Names of files that the hub accepts as a link to a license.
+HUB_LINKS = ("LICENSE", "LICENSE.md")
+NO_NAMES = ("", "other", "unknown", "none")
+_MARKUP = re.compile(r"([\\`*_\[\]{}|~#!$])")
+# What makes the beginning of a line a list, a quote, a heading or a rule.
+_OPENING = re.compile(r"^(?:([-+=>])|(\d+)([.)]))")
+# Control characters, which a terminal obeys, and marks that reverse the direction of text.
+_HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class Markdown(str):
+    """Text that is Markdown already and is not escaped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardInputs:
+    """The records of one run; ``code`` is the digest of the code that exports."""
+
+    spec: ExportSpec
+    datasets: DatasetManifest
+    model: ModelRecord
+    plan: TrainPlan
+    training: TrainingRecord
+    monitor: MonitorRecord
+    evaluation: EvaluationRecord
+    code: str
+
+    @property
+    def made_from(self) -> list[Licensed]:
+        """List the base model and the sources with their licenses."""
+        base = Licensed(name=self.model.name, licence=self.model.licence, is_base=True)
+        sources = (Licensed(name=s.name, licence=s.licence) for s in self.datasets.sources)
+        return [base, *sources]
+
+    @property
+    def is_demo(self) -> bool:
+        """Return whether the demo preset made it."""
+        return self.datasets.preset == "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What the export itself did. ``licence_files`` are the base's own, beside the weights."""
+
+    record: ExportRecord
+    comparison: Comparison
+    licence_files: tuple[str, ...] = ()
 
 
 def model_card(inputs: CardInputs, exported: Exported) -> str:
     """Render a card, with YAML front matter, from the records of a run."""
-    lines = [
-        *front_matter(inputs, exported.licence_files),
-        *_warnings(inputs),
-        f"# {plain(inputs.spec.expert)}",
-        "",
-        paragraph(inputs.spec.description),
-        "",
-        *_model_lines(inputs, exported),
-        "",
-        *data_lines(inputs),
-        *settings_lines(inputs),
-        *score_lines(inputs.evaluation, method=inputs.training.method),
-        *cost_lines(inputs),
-        *provenance_lines(inputs, weights_sha256=exported.record.weights_sha256),
-        *use_lines(inputs, exported),
-        *_limits(inputs),
-    ]
-    return "\n".join(lines)
-
-
-def _warnings(inputs: CardInputs) -> list[str]:
-    """Put first what stands against using the model at all."""
-    lines = []
-    if inputs.is_demo:
-        lines += [
-            "> **Not for use.** Made by the demo preset: a small random model on generated data.",
-            "",
-        ]
-    if found := conflicts(inputs.made_from):
-        lines += [
-            "> **Licences: read this before use.** Read off their names; not legal advice.",
-            ">",
-            *(f"> - {plain(line)}" for line in found),
-            "",
-        ]
-    return lines
-
-
-def _model_lines(inputs: CardInputs, exported: Exported) -> list[str]:
-    model, record, comparison = inputs.model, exported.record, exported.comparison
-    revision = f", revision {code(model.revision)}" if model.revision else ""
-    licence = plain(model.licence) if model.licence else "**not stated**"
-    merged = (
-        f"held-out loss of the trained model {comparison.loss_before:.6g}, of these files"
-        f" {comparison.loss_after:.6g} nats a token ({comparison.n_rows} rows,"
-        f" {comparison.n_targets:,} tokens; {comparison.allowed_loss_difference:.2g} apart would"
-        f" have been refused); logits differ by {comparison.max_logit_difference:.2g} at most"
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markdown) else plain(value),
     )
-    lines = [
-        "## Model",
-        "",
-        f"- Base model: {plain(model.name)}{revision}, licence {licence}",
-        f"- Parameters: {inputs.training.n_params_total:,}, trained"
-        f" {inputs.training.n_params_trainable:,}",
-        f"- Weights in this folder: {INTO[record.merged_into]}; {record.dtype},"
-        f" {record.n_bytes / 1e6:,.1f} MB",
-        f"- Merge: {merged}",
-    ]
-    return [*lines, *published_lines(inputs.evaluation.published)]
+    environment.filters |= {
+        "code": code,
+        "digits": lambda value: "not measured" if value is None else f"{value:.4g}",
+        "json_literal": lambda value: Markdown(json.dumps(value)),
+        "markdown": Markdown,
+        "paragraph": paragraph,
+    }
+    body = environment.get_template(TEMPLATE.name).render(_context(inputs, exported))
+    front = front_matter(inputs, exported.licence_files)
+    return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
-def _limits(inputs: CardInputs) -> list[str]:
+def plain(value: object) -> Markdown:
+    """Return a value as one line of Markdown that shows it as it is."""
+    line = " ".join(show_hidden(str(value)).split())
+    return Markdown(_MARKUP.sub(r"\\\1", html.escape(line, quote=False)))
+
+
+def paragraph(value: object) -> Markdown:
+    """Return a value as a paragraph."""
+    text = _OPENING.sub(lambda m: f"\\{m[1]}" if m[1] else f"{m[2]}\\{m[3]}", plain(value))
+    return Markdown(text)
+
+
+def code(value: object) -> Markdown:
+    """Return a value as inline code, in as many backticks as it needs."""
+    line = " ".join(show_hidden(str(value)).split())
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence, blank = "`" * (longest + 1), " " if longest else ""
+    # A bar ends a cell of a table even within code.
+    return Markdown(f"{fence}{blank}{line}{blank}{fence}".replace("|", "\\|"))
+
+
+def show_hidden(text: str) -> str:
+    """Replace control characters and direction marks by their code points: ``<U+202E>``."""
+    spaced = re.sub(r"[\t\r]", " ", text)
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", spaced)
+
+
+def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
+    """Return vLLM's sampling settings for some decoding; a temperature of 0 is greedy."""
+    if decoding.temperature == 0:
+        return {"temperature": 0}
+    settings = {"temperature": decoding.temperature, "top_p": decoding.top_p}
+    return settings | ({"top_k": decoding.top_k} if decoding.top_k else {})
+
+
+def front_matter(inputs: CardInputs, licence_files: tuple[str, ...]) -> str:
+    """Return the YAML that the hub reads. What is not known, or not on the hub, is left out."""
+    model, made_from = inputs.model, inputs.made_from
+    licence = hub_licence(made_from)
+    name, link = None, None
+    if licence == "other":
+        name = "several-see-model-card"
+        if (only := only_licence(made_from)) is not None:
+            slug = re.sub(r"[^a-z0-9.]+", "-", only).strip("-.")
+            name = "see-model-card" if slug in NO_NAMES else slug
+            link = next((file for file in HUB_LINKS if file in licence_files), None)
+    data = ModelCardData(
+        base_model=model.name if model.kind == "hub" else None,
+        base_model_relation="finetune" if model.kind == "hub" else None,
+        datasets=sorted(set(inputs.spec.hub_datasets.values())) or None,
+        eval_results=_eval_results(inputs),
+        library_name="transformers",
+        license=licence,
+        license_name=name,
+        license_link=link,
+        model_name=inputs.spec.expert,
+        pipeline_tag="text-generation",
+        tags=["expertflow", inputs.training.method, *(["demo"] if inputs.is_demo else [])],
+    )
+    return show_hidden(data.to_yaml(line_break="\n"))
+
+
+def _eval_results(inputs: CardInputs) -> list[EvalResult]:
+    side, expert = inputs.evaluation.after, inputs.spec.expert
+    found: list[tuple[str, float, tuple[float, float] | None, dict[str, int]]] = []
+    if side.score is not None and side.score.value_fraction is not None:
+        counts = {"n_questions": side.score.n_examples}
+        found.append((side.score.metric, side.score.value_fraction, side.score.ci95, counts))
+    counts = {"n_documents": side.n_documents}
+    found.append(("perplexity", side.perplexity, side.perplexity_ci95, counts))
     return [
-        "## Limits",
-        "",
-        "- The scores hold for held-out documents of the data above; they say nothing about other"
-        " inputs, nor about safety.",
-        "- The language of the data was not determined.",
-        *(
-            ["- The code that it writes was scored by running it; that does not make it safe to"
-             " run."]
-            if inputs.evaluation.task in ("sql_execution", "typescript", "typescript_tests")
-            else []
-        ),
-        "",
-    ]  # fmt: skip
+        EvalResult(
+            task_type="text-generation",
+            task_name=inputs.evaluation.task,
+            dataset_type=f"{expert}-held-out",
+            dataset_name=f"held-out documents of {expert}",
+            metric_type=metric,
+            metric_name=metric.replace("_", " "),
+            metric_value=round(value, 6),
+            # The hub has no field for an interval.
+            metric_args={"ci95": [round(bound, 6) for bound in ci95], **counts} if ci95 else counts,
+        )
+        for metric, value, ci95, counts in found
+    ]
+
+
+def _context(inputs: CardInputs, exported: Exported) -> dict[str, Any]:
+    training, evaluation, cost = inputs.training, inputs.evaluation, inputs.plan.cost
+    hours = training.time.wall_s / 3600
+    energy = "energy_all_j" if training.world_size > 1 else "energy_j"
+    return {
+        "is_demo": inputs.is_demo,
+        "conflicts": conflicts(inputs.made_from),
+        "remarks": remarks(inputs.made_from),
+        "spec": inputs.spec,
+        "decoding": inputs.spec.decoding,
+        "vllm_settings": vllm_settings(inputs.spec.decoding),
+        "sources": inputs.datasets.sources,
+        "model": inputs.model,
+        "plan": inputs.plan,
+        "training": training,
+        "monitor": inputs.monitor,
+        "evaluation": evaluation,
+        "before": evaluation.before,
+        "after": evaluation.after,
+        "published": evaluation.published,
+        "record": exported.record,
+        "comparison": exported.comparison,
+        "code_sha256": inputs.code,
+        "hours": hours,
+        "energy_j": getattr(inputs.monitor, energy),
+        "energy_reason": inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
+        "price": cost.price_usd_per_hour,
+        "billed_hours": billed_hours(hours, cost.billing_minutes),
+        **_question(inputs),
+    }
+
+
+def _question(inputs: CardInputs) -> dict[str, Any]:
+    """Return a held-out question, since an expert answers best what looks like its data."""
+    samples, system = inputs.evaluation.samples, inputs.spec.system_prompt
+    question = samples[0].prompt if samples else ""
+    if system is not None:
+        question = question.removeprefix(system.strip()).strip()
+    cut = ""
+    if len(question) > MAX_QUESTION_CHARACTERS:
+        question = question[:MAX_QUESTION_CHARACTERS]
+        cut = f" (its first {MAX_QUESTION_CHARACTERS} characters)"
+    # Indented by four, no line can end the block or be markup.
+    lines = [show_hidden(line) for line in question.replace("\t", "    ").splitlines()]
+    return {"question_lines": lines, "question_cut": cut}

@@ -33,25 +33,21 @@ MEANINGS = {
 }
 UNKNOWN = "its name says nothing that is known about the terms; read them before you use the model"
 UNSTATED = "no licence is stated, which by itself permits nothing"
-# Names that the hub knows, of licences that let a model be passed on under them.
-HUB_LICENCES = frozenset({
-    "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
-    "zlib", "unlicense", "cc0-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
-    "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "mpl-2.0", "ms-pl",
-    "postgresql", "ncsa", "afl-3.0", "artistic-2.0", "ecl-2.0", "bsl-1.0", "openrail",
-    "bigscience-openrail-m", "bigcode-openrail-m", "llama2", "llama3", "llama3.1", "llama3.2",
-    "llama3.3", "llama4", "gemma", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0",
-    "cc-by-nc-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
-    "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-2.1",
-    "lgpl-3.0", "odbl", "gfdl",
-})  # fmt: skip
-# Of these, none asks more of a model than to name whom it came from.
+# None of these asks more of a model than to name whom it came from.
 PERMISSIVE = frozenset({
     "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
     "zlib", "unlicense", "cc0-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
     "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "postgresql", "ncsa",
     "afl-3.0", "ecl-2.0", "bsl-1.0",
 })  # fmt: skip
+# Names that the hub knows, of licenses that let a model be passed on under them.
+HUB_LICENCES = PERMISSIVE | {
+    "mpl-2.0", "ms-pl", "artistic-2.0", "openrail", "bigscience-openrail-m", "bigcode-openrail-m",
+    "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4", "gemma", "cc-by-sa-3.0",
+    "cc-by-sa-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-sa-2.0",
+    "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0",
+    "gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-2.1", "lgpl-3.0", "odbl", "gfdl",
+}  # fmt: skip
 ATTRIBUTION = re.compile(r"\bby\b")
 # What stands between the names of several licences.
 SEVERAL = re.compile(r"[,;/]|\s(?:and|or)\s", re.IGNORECASE)
