@@ -1,11 +1,10 @@
 """Make word problems solved in short steps that end in ``#### n``."""
 
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 from expertflow.data.sources.generated.words import GIVEN_NAMES
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 _THINGS = (
     *("apples", "books", "cards", "coins", "eggs", "flowers", "keys", "marbles", "nuts", "pears"),
@@ -16,14 +15,6 @@ _GAINS = ("buys", "finds", "gets", "is given", "wins", "picks")
 _LOSSES = ("gives away", "loses", "sells", "uses", "drops")
 
 Problem = tuple[str, list[str], int]
-
-
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``: question, reasoning with its ``#### n``, and the number alone."""
-    write_records(
-        directory, unique_records(make_record, n_documents=n_documents, seed=seed, key="question")
-    )
-    return {}
 
 
 def make_record(rng: Random) -> Record:
@@ -101,3 +92,6 @@ _FAMILIES: tuple[Callable[[Random], Problem], ...] = (
     *(_change, _change, _two_changes),
     *(_boxes, _shares, _boxes_and_more),
 )
+
+
+generate = build_generator(make_record, key="question")

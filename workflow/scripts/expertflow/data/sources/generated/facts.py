@@ -1,9 +1,8 @@
 """Give a few plain facts as questions and answers: enough for a run on 25 records."""
 
-from pathlib import Path
 from random import Random
 
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 FACTS: tuple[tuple[str, str], ...] = (
     ("How many days are in a week?", "A week has seven days."),
@@ -39,15 +38,10 @@ FACTS: tuple[tuple[str, str], ...] = (
 )
 
 
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``: questions and answers in an order that the seed decides."""
-    write_records(
-        directory, unique_records(make_record, n_documents=n_documents, seed=seed, key="question")
-    )
-    return {}
-
-
 def make_record(rng: Random) -> Record:
     """Choose one fact."""
     question, answer = rng.choice(FACTS)
     return {"question": question, "answer": answer}
+
+
+generate = build_generator(make_record, key="question")

@@ -1,12 +1,11 @@
 """Make short general instructions with their responses: lists, cases, sorting, facts, rewriting."""
 
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 from expertflow.data.sources.generated.facts import FACTS
 from expertflow.data.sources.generated.words import ADJECTIVES, CITIES, GIVEN_NAMES, NOUNS
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 _WORDS = tuple(word.lower() for word in (*NOUNS, *ADJECTIVES))
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -19,15 +18,6 @@ _KINDS = {
 }
 
 Pair = tuple[str, str]
-
-
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``: an instruction and its response."""
-    write_records(
-        directory,
-        unique_records(make_record, n_documents=n_documents, seed=seed, key="instruction"),
-    )
-    return {}
 
 
 def make_record(rng: Random) -> Record:
@@ -106,3 +96,6 @@ _FAMILIES: tuple[Callable[[Random], Pair], ...] = (
     *(_reverse, _sort, _upper, _bullets),
     *(_pick, _day, _greet, _count, _fact),
 )
+
+
+generate = build_generator(make_record, key="instruction")

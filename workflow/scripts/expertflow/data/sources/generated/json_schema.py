@@ -2,12 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from expertflow.data.sources.generated.words import CITIES, FAMILY_NAMES, GIVEN_NAMES
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 _ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
 
@@ -78,15 +77,6 @@ THINGS: dict[str, tuple[Field, ...]] = {
 }
 
 
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``; every ``json`` validates under the ``schema`` beside it."""
-    write_records(
-        directory,
-        unique_records(make_record, n_documents=n_documents, seed=seed, key="instruction"),
-    )
-    return {}
-
-
 def make_record(rng: Random) -> Record:
     """State facts about one thing, as text and as JSON, in the order of its schema."""
     thing = rng.choice(list(THINGS))
@@ -121,3 +111,6 @@ def _said(value: Any) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+generate = build_generator(make_record, key="instruction")

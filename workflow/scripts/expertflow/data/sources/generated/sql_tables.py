@@ -68,6 +68,12 @@ def _number(name: str, span: tuple[int, int, int], *phrases: str) -> Column:
     return Column(name=name, phrases=phrases or (name,), low=low, high=high, step=step)
 
 
+def _table(
+    name: str, nouns: tuple[str, ...], label: Column, *columns: Column, key: str = ""
+) -> Table:
+    return Table(name=name, nouns=nouns, label=label, columns=columns, key=key)
+
+
 _PERSON = _text("name", GIVEN_NAMES)
 _NAME, _TITLE = _text("name", ADJECTIVES), _text("title", ADJECTIVES)
 _CITY, _COUNTRY = _text("city", CITIES), _text("country", COUNTRIES)
@@ -76,223 +82,189 @@ _YEAR = (1990, 2025, 5)
 
 DOMAINS: tuple[Domain, ...] = (
     Domain(
-        parent=Table(
-            name="departments",
-            nouns=("departments",),
-            label=_NAME,
-            columns=(_CITY, _number("budget", (100, 900, 50)), _number("floor", (1, 9, 1))),
+        parent=_table(
+            "departments",
+            ("departments",),
+            _NAME,
+            _CITY,
+            _number("budget", (100, 900, 50)),
+            _number("floor", (1, 9, 1)),
         ),
-        child=Table(
-            name="employees",
-            nouns=("employees", "staff members", "workers"),
-            label=_PERSON,
-            columns=(
-                _text("role", ("analyst", "clerk", "driver", "engineer", "manager"), "role", "job"),
-                _number("age", (20, 65, 5)),
-                _number("salary", (30, 120, 5), "salary", "pay"),
-            ),
+        child=_table(
+            "employees",
+            ("employees", "staff members", "workers"),
+            _PERSON,
+            _text("role", ("analyst", "clerk", "driver", "engineer", "manager"), "role", "job"),
+            _number("age", (20, 65, 5)),
+            _number("salary", (30, 120, 5), "salary", "pay"),
             key="department_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="directors",
-            nouns=("directors", "film makers"),
-            label=_PERSON,
-            columns=(_COUNTRY, _BORN, _number("awards", (0, 9, 1), "award count")),
+        parent=_table(
+            "directors",
+            ("directors", "film makers"),
+            _PERSON,
+            _COUNTRY,
+            _BORN,
+            _number("awards", (0, 9, 1), "award count"),
         ),
-        child=Table(
-            name="films",
-            nouns=("films", "movies"),
-            label=_TITLE,
-            columns=(
-                _text("genre", ("comedy", "crime", "drama", "horror", "western"), "genre", "kind"),
-                _number("year", _YEAR, "year", "release year"),
-                _number("rating", (1, 10, 1), "rating", "score"),
-                _number("minutes", (80, 180, 10), "running time", "length"),
-            ),
+        child=_table(
+            "films",
+            ("films", "movies"),
+            _TITLE,
+            _text("genre", ("comedy", "crime", "drama", "horror", "western"), "genre", "kind"),
+            _number("year", _YEAR, "year", "release year"),
+            _number("rating", (1, 10, 1), "rating", "score"),
+            _number("minutes", (80, 180, 10), "running time", "length"),
             key="director_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="customers",
-            nouns=("customers", "clients", "buyers"),
-            label=_PERSON,
-            columns=(
-                _CITY,
-                _text("tier", ("basic", "silver", "gold"), "tier", "plan"),
-                _number("points", (0, 400, 20), "points"),
-            ),
+        parent=_table(
+            "customers",
+            ("customers", "clients", "buyers"),
+            _PERSON,
+            _CITY,
+            _text("tier", ("basic", "silver", "gold"), "tier", "plan"),
+            _number("points", (0, 400, 20)),
         ),
-        child=Table(
-            name="orders",
-            nouns=("orders", "purchases"),
-            label=_text("product", ADJECTIVES),
-            columns=(
-                _text("status", ("open", "paid", "shipped", "returned"), "status", "state"),
-                _number("quantity", (1, 20, 1), "quantity", "size"),
-                _number("total", (20, 400, 20), "total", "amount"),
-            ),
+        child=_table(
+            "orders",
+            ("orders", "purchases"),
+            _text("product", ADJECTIVES),
+            _text("status", ("open", "paid", "shipped", "returned"), "status", "state"),
+            _number("quantity", (1, 20, 1), "quantity", "size"),
+            _number("total", (20, 400, 20), "total", "amount"),
             key="customer_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="authors",
-            nouns=("authors", "writers"),
-            label=_PERSON,
-            columns=(_COUNTRY, _BORN),
-        ),
-        child=Table(
-            name="books",
-            nouns=("books", "novels"),
-            label=_TITLE,
-            columns=(
-                _text("language", ("Danish", "English", "French", "German", "Italian"), "language"),
-                _number("pages", (50, 800, 50), "page count", "length"),
-                _number("price", (5, 60, 5), "price", "cost"),
-                _number("year", _YEAR, "year", "publication year"),
-            ),
+        parent=_table("authors", ("authors", "writers"), _PERSON, _COUNTRY, _BORN),
+        child=_table(
+            "books",
+            ("books", "novels"),
+            _TITLE,
+            _text("language", ("Danish", "English", "French", "German", "Italian")),
+            _number("pages", (50, 800, 50), "page count", "length"),
+            _number("price", (5, 60, 5), "price", "cost"),
+            _number("year", _YEAR, "year", "publication year"),
             key="author_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="teams",
-            nouns=("teams", "clubs"),
-            label=_NAME,
-            columns=(
-                _CITY,
-                _number("founded", (1900, 2000, 10), "founding year"),
-                _number("wins", (0, 40, 5), "win count"),
-            ),
+        parent=_table(
+            "teams",
+            ("teams", "clubs"),
+            _NAME,
+            _CITY,
+            _number("founded", (1900, 2000, 10), "founding year"),
+            _number("wins", (0, 40, 5), "win count"),
         ),
-        child=Table(
-            name="players",
-            nouns=("players",),
-            label=_PERSON,
-            columns=(
-                _text("position", ("defender", "forward", "goalkeeper", "midfielder"), "position"),
-                _number("age", (15, 40, 5)),
-                _number("goals", (0, 30, 2), "goal count", "goals"),
-            ),
+        child=_table(
+            "players",
+            ("players",),
+            _PERSON,
+            _text("position", ("defender", "forward", "goalkeeper", "midfielder")),
+            _number("age", (15, 40, 5)),
+            _number("goals", (0, 30, 2), "goal count", "goals"),
             key="team_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="suppliers",
-            nouns=("suppliers", "vendors"),
-            label=_NAME,
-            columns=(_COUNTRY, _number("rating", (1, 10, 1), "rating", "score")),
+        parent=_table(
+            "suppliers",
+            ("suppliers", "vendors"),
+            _NAME,
+            _COUNTRY,
+            _number("rating", (1, 10, 1), "rating", "score"),
         ),
-        child=Table(
-            name="products",
-            nouns=("products", "articles", "goods"),
-            label=_NAME,
-            columns=(
-                _text(
-                    "category", ("furniture", "garden", "kitchen", "lighting", "toys"), "category"
-                ),
-                _text("color", ("black", "blue", "green", "red", "white"), "color", "colour"),
-                _number("price", (10, 200, 10), "price", "cost"),
-                _number("stock", (0, 300, 20), "stock"),
-            ),
+        child=_table(
+            "products",
+            ("products", "articles", "goods"),
+            _NAME,
+            _text("category", ("furniture", "garden", "kitchen", "lighting", "toys")),
+            _text("color", ("black", "blue", "green", "red", "white"), "color", "colour"),
+            _number("price", (10, 200, 10), "price", "cost"),
+            _number("stock", (0, 300, 20)),
             key="supplier_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="airports",
-            nouns=("airports",),
-            label=_NAME,
-            columns=(
-                _COUNTRY,
-                _number("runways", (1, 6, 1), "runway count"),
-                _number("gates", (10, 90, 5), "gate count"),
-            ),
+        parent=_table(
+            "airports",
+            ("airports",),
+            _NAME,
+            _COUNTRY,
+            _number("runways", (1, 6, 1), "runway count"),
+            _number("gates", (10, 90, 5), "gate count"),
         ),
-        child=Table(
-            name="flights",
-            nouns=("flights", "connections"),
-            label=_text("carrier", ADJECTIVES),
-            columns=(
-                _text("destination", CITIES, "destination"),
-                _number("delay", (0, 90, 5), "delay"),
-                _number("seats", (50, 300, 50), "seat count", "seats"),
-                _number("fare", (50, 400, 50), "fare", "price"),
-            ),
+        child=_table(
+            "flights",
+            ("flights", "connections"),
+            _text("carrier", ADJECTIVES),
+            _text("destination", CITIES),
+            _number("delay", (0, 90, 5)),
+            _number("seats", (50, 300, 50), "seat count", "seats"),
+            _number("fare", (50, 400, 50), "fare", "price"),
             key="airport_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="doctors",
-            nouns=("doctors", "physicians"),
-            label=_PERSON,
-            columns=(
-                _text("field", ("cardiology", "neurology", "surgery", "pediatrics"), "field"),
-                _number("experience", (2, 34, 2), "experience"),
-            ),
+        parent=_table(
+            "doctors",
+            ("doctors", "physicians"),
+            _PERSON,
+            _text("field", ("cardiology", "neurology", "surgery", "pediatrics")),
+            _number("experience", (2, 34, 2)),
         ),
-        child=Table(
-            name="patients",
-            nouns=("patients",),
-            label=_PERSON,
-            columns=(
-                _CITY,
-                _text("ward", ("north", "south", "east", "west"), "ward", "wing"),
-                _number("age", (5, 90, 5)),
-                _number("visits", (1, 20, 1), "visit count", "visits"),
-            ),
+        child=_table(
+            "patients",
+            ("patients",),
+            _PERSON,
+            _CITY,
+            _text("ward", ("north", "south", "east", "west"), "ward", "wing"),
+            _number("age", (5, 90, 5)),
+            _number("visits", (1, 20, 1), "visit count", "visits"),
             key="doctor_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="schools",
-            nouns=("schools",),
-            label=_NAME,
-            columns=(
-                _CITY,
-                _text("level", ("primary", "middle", "high"), "level"),
-                _number("rooms", (5, 60, 5), "room count"),
-            ),
+        parent=_table(
+            "schools",
+            ("schools",),
+            _NAME,
+            _CITY,
+            _text("level", ("primary", "middle", "high")),
+            _number("rooms", (5, 60, 5), "room count"),
         ),
-        child=Table(
-            name="students",
-            nouns=("students", "pupils"),
-            label=_PERSON,
-            columns=(
-                _text("sport", ("chess", "hockey", "judo", "rowing", "tennis"), "sport"),
-                _number("grade", (1, 12, 1), "grade"),
-                _number("absences", (0, 30, 2), "absence count", "absences"),
-            ),
+        child=_table(
+            "students",
+            ("students", "pupils"),
+            _PERSON,
+            _text("sport", ("chess", "hockey", "judo", "rowing", "tennis")),
+            _number("grade", (1, 12, 1)),
+            _number("absences", (0, 30, 2), "absence count", "absences"),
             key="school_id",
         ),
     ),
     Domain(
-        parent=Table(
-            name="artists",
-            nouns=("artists", "musicians", "singers"),
-            label=_PERSON,
-            columns=(
-                _COUNTRY,
-                _text("label", ("Apex", "Delta", "Nova", "Orbit"), "label", "record label"),
-                _number("albums", (1, 15, 1), "album count"),
-            ),
+        parent=_table(
+            "artists",
+            ("artists", "musicians", "singers"),
+            _PERSON,
+            _COUNTRY,
+            _text("label", ("Apex", "Delta", "Nova", "Orbit"), "label", "record label"),
+            _number("albums", (1, 15, 1), "album count"),
         ),
-        child=Table(
-            name="songs",
-            nouns=("songs", "tracks"),
-            label=_TITLE,
-            columns=(
-                _text("style", ("blues", "folk", "jazz", "metal", "pop"), "style"),
-                _number("seconds", (100, 400, 20), "duration", "length"),
-                _number("plays", (0, 900, 50), "play count", "plays"),
-                _number("year", _YEAR, "year", "release year"),
-            ),
+        child=_table(
+            "songs",
+            ("songs", "tracks"),
+            _TITLE,
+            _text("style", ("blues", "folk", "jazz", "metal", "pop")),
+            _number("seconds", (100, 400, 20), "duration", "length"),
+            _number("plays", (0, 900, 50), "play count", "plays"),
+            _number("year", _YEAR, "year", "release year"),
             key="artist_id",
         ),
     ),

@@ -1,11 +1,10 @@
 """Make questions about small property graphs and the Cypher queries that answer them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 from expertflow.data.sources.generated.words import CITIES, COUNTRIES, GIVEN_NAMES
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 _SHOW = ("List", "Show", "Find", "Return", "Give me")
 _COMPARE = (
@@ -76,14 +75,6 @@ GRAPHS = (
 )
 
 
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``; there is nothing else to score a query with than its text."""
-    write_records(
-        directory, unique_records(make_record, n_documents=n_documents, seed=seed, key="question")
-    )
-    return {}
-
-
 def make_record(rng: Random) -> Record:
     """Ask about the nodes of one kind, or follow the relation from one kind to the other."""
     graph = rng.choice(GRAPHS)
@@ -149,3 +140,6 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
     asked = _property(rng, source)
     question = f"{rng.choice(_SHOW)} the {asked} of {source.nouns} that {told}."
     return question, f"{path} WHERE {where} RETURN DISTINCT a.{asked}"
+
+
+generate = build_generator(make_record, key="question")

@@ -1,10 +1,9 @@
 """Make small TypeScript declarations from descriptions: functions, interfaces, types and enums."""
 
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
-from expertflow.data.sources.generated.writing import Record, unique_records, write_records
+from expertflow.data.sources.generated.writing import Record, build_generator
 
 _ENTITIES = (
     *("User", "Order", "Product", "Invoice", "Ticket", "Book", "Player", "Team", "Account"),
@@ -14,29 +13,12 @@ _TEXT_KEYS = ("name", "title", "email", "city", "color", "status", "label", "cod
 _NUMBER_KEYS = ("price", "age", "total", "score", "count", "size", "weight", "rank", "level")
 _FLAG_KEYS = ("active", "open", "paid", "visible", "done", "locked")
 _MEMBERS = (
-    "Red",
-    "Green",
-    "Blue",
-    "Small",
-    "Large",
-    "Open",
-    "Closed",
-    "Draft",
-    "Paid",
-    "High",
-    "Low",
+    *("Red", "Green", "Blue", "Small", "Large"),
+    *("Open", "Closed", "Draft", "Paid", "High", "Low"),
 )
 _COMPARE = ((">", ("above", "more than")), ("<", ("below", "less than")), (">=", ("at least",)))
 
 Pair = tuple[str, str]
-
-
-def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl``: a prompt (a doc comment) and the declaration that completes it."""
-    write_records(
-        directory, unique_records(make_record, n_documents=n_documents, seed=seed, key="prompt")
-    )
-    return {}
 
 
 def make_record(rng: Random) -> Record:
@@ -167,3 +149,6 @@ _FAMILIES: tuple[Callable[[Random], Pair], ...] = (
     *(_filter, _flagged, _pluck, _total, _sorted),
     *(_find, _interface, _enum, _guard, _type),
 )
+
+
+generate = build_generator(make_record, key="prompt")

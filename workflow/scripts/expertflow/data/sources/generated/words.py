@@ -8,18 +8,8 @@ GIVEN_NAMES = (
 )
 FAMILY_NAMES = (
     *("Adler", "Berg", "Costa", "Dahl", "Evans", "Fischer", "Garcia", "Hansen", "Ito", "Jensen"),
-    *(
-        "Keller",
-        "Lopez",
-        "Moreau",
-        "Novak",
-        "Olsen",
-        "Pereira",
-        "Rossi",
-        "Silva",
-        "Tanaka",
-        "Weber",
-    ),
+    *("Keller", "Lopez", "Moreau", "Novak", "Olsen"),
+    *("Pereira", "Rossi", "Silva", "Tanaka", "Weber"),
 )
 ADJECTIVES = (
     *("Amber", "Blue", "Calm", "Distant", "Early", "Frozen", "Golden", "Hidden", "Iron", "Jade"),

@@ -40,6 +40,19 @@ def unique_records(
         yield {"id": f"{len(seen):06d}", **record}
 
 
+def build_generator(
+    make: Callable[[Random], Record], *, key: str
+) -> Callable[..., dict[str, Path]]:
+    """Build the ``generate`` of a generator that writes ``records.jsonl`` and no other file."""
+
+    def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
+        records = unique_records(make, n_documents=n_documents, seed=seed, key=key)
+        write_records(directory, records)
+        return {}
+
+    return generate
+
+
 def write_records(directory: Path, records: Iterable[Record]) -> Path:
     """Write ``directory/records.jsonl``: one JSON object a line, keys in the generator's order."""
     path = directory / "records.jsonl"
