@@ -111,6 +111,18 @@ def test_a_pattern_that_blows_up_is_given_up() -> None:
     assert reason(json.dumps("a" * 60), schema) is None
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(?R)", "^(a|(?1)(?1))*$", "(?<x>a|aa)(?&x)*b", "(?#[)(?:(?R)|a)*b(?#])"]
+)
+def test_a_pattern_that_refers_to_itself_is_refused(pattern: str) -> None:
+    assert reason(json.dumps("a" * 300), {"pattern": pattern}) == "schema_invalid"
+
+
+@pytest.mark.parametrize("pattern", [r"^\(?1\)$", "^[(?1)]+$", r"^[\](?R)]+$"])
+def test_a_pattern_that_only_looks_so_is_matched(pattern: str) -> None:
+    assert reason(json.dumps("(1)" if "R" not in pattern else "(R)"), {"pattern": pattern}) is None
+
+
 def test_references_that_double_are_given_up() -> None:
     definitions: dict[str, Any] = {
         f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)

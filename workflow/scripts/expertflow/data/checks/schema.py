@@ -1,6 +1,7 @@
 """Check that a field is JSON that keeps to the schema in another field of its record."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any
@@ -96,6 +97,8 @@ class _Validators:
             error = next(validator.iter_errors(instance), None)
         except _TooCostly as given_up:
             return "schema_too_costly", str(given_up)
+        except MemoryError:
+            return "schema_too_costly", "it needs more memory than there is"
         except Unresolvable as unresolvable:
             return "schema_unresolvable", f"nothing is fetched: {clip(unresolvable)}"
         except RecursionError:
@@ -241,9 +244,17 @@ def _matches(pattern: str, text: str) -> bool:
         raise _TooCostly(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
 
 
+# Escapes, classes and comments, where `(?R)` is plain text; the rest of a pattern may recurse.
+_LITERALS = re.compile(r"\\.|\(\?#[^)]*\)|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
+
+
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> Any:
     import regex
 
+    # JSON Schema's patterns know no recursion, and `regex` bounds neither its time nor its memory.
+    if _RECURSION.search(_LITERALS.sub("", pattern)):
+        raise regex.error("it refers to itself; JSON Schema's patterns cannot")
     # V0 is what `re` understands, and \p{…} besides, which JSON Schema's patterns may use.
     return regex.compile(pattern, regex.V0)
