@@ -30,6 +30,7 @@ PUBLIC = {
     "data.reject",
     "data.settings",
     "data.documents",
+    "data.frames",
     "data.hashes",
     "data.keep_list",
     "data.shapes",

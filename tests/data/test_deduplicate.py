@@ -11,7 +11,8 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.deduplicate import deduplicate_documents
-from expertflow.data.documents import DocumentWriter, NewDocument, frame_of
+from expertflow.data.documents import DocumentWriter, NewDocument
+from expertflow.data.frames import frame_of
 from expertflow.data.hashes import group_hash, text_hash
 from expertflow.data.keep_list import KEEP, read_keep
 from expertflow.data.near import Signer

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from expertflow.data.documents import Document, DocumentWriter, NewDocument, frame_of
+from expertflow.data.documents import Document, DocumentWriter, NewDocument
+from expertflow.data.frames import frame_of
 from expertflow.data.keep_list import KEEP
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.evaluate.records import Decoding, EvaluationSpec

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from expertflow.core.files import sha256_file
-from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema, frame_of
+from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema
+from expertflow.data.frames import frame_of
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject

@@ -8,7 +8,8 @@ import pytest
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import write_record
-from expertflow.data.documents import DocumentWriter, NewDocument, frame_of
+from expertflow.data.documents import DocumentWriter, NewDocument
+from expertflow.data.frames import frame_of
 from expertflow.data.keep_list import KEEP
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, Turn

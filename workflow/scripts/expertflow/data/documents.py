@@ -2,11 +2,9 @@
 
 One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
 documents that must stay on the same side of the train / held-out split. What a document says is
-held in two parts: ``frame``, the JSON of a ``Body`` with null in the place of every text, and
-``texts``, which fill those places in order. Most documents of a source share one frame, so they
-are rendered as columns of texts. ``fields`` is the JSON of what the task's scorer needs. With
-near-duplicate detection there is a column ``signature`` besides: the document's MinHash as
-little-endian uint32.
+held in two parts, ``frame`` and ``texts``; see ``frames``. ``fields`` is the JSON of what the
+task's scorer needs. With near-duplicate detection there is a column ``signature`` besides: the
+document's MinHash as little-endian uint32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
+from expertflow.data.frames import body_of
 from expertflow.data.hashes import HASH_BYTES
 from expertflow.data.keep_list import Kept, read_keep
-from expertflow.data.records import Body, ShardRecord, ToolCall, Turn
+from expertflow.data.records import Body, ShardRecord
 from expertflow.data.settings import SignatureSpec
 
 BATCH_DOCUMENTS = 2000
@@ -134,43 +133,3 @@ def iter_kept(shards: list[ShardRecord], keep: Path) -> Iterator[Document]:
     """Yield the kept documents of all shards, in the order of the manifest."""
     for shard in shards:
         yield from iter_documents(shard, read_keep(keep, shard))
-
-
-def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
-    """Take the texts out of a body. An empty text stays in the frame: it is laid out differently.
-
-    Keys keep their order, so equal bodies give equal frames.
-    """
-    if body.text is not None:
-        return orjson.dumps({"text": None}), (body.text,)
-    turns = [
-        {
-            "role": turn.role,
-            "content": None if turn.content else "",
-            "learned": turn.learned,
-            "tool_calls": turn.tool_calls,
-            "tool_call_id": turn.tool_call_id,
-        }
-        for turn in body.turns
-    ]
-    texts = tuple(turn.content for turn in body.turns if turn.content)
-    return orjson.dumps({"turns": turns, "tools": body.tools}), texts
-
-
-def body_of(frame: bytes, texts: Sequence[str]) -> Body:
-    """Put the texts back into a frame."""
-    value = orjson.loads(frame)
-    if "text" in value:
-        return Body(text=texts[0])
-    left = iter(texts)
-    turns = (
-        Turn(
-            role=turn["role"],
-            content=next(left) if turn["content"] is None else "",
-            learned=turn["learned"],
-            tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
-            tool_call_id=turn["tool_call_id"],
-        )
-        for turn in value["turns"]
-    )
-    return Body(turns=tuple(turns), tools=tuple(value["tools"]))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from expertflow.core.errors import DataError
 from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern
-from expertflow.data.documents import body_of
+from expertflow.data.frames import body_of
 from expertflow.data.layout import CHATML, TURN_END, TURN_START
 from expertflow.data.records import Body, Layout, Segment
 from expertflow.data.reject import Reject

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.documents import frame_of
 from expertflow.data.fields import MISSING, look_up
+from expertflow.data.frames import frame_of
 from expertflow.data.messages import read_tools, read_turns
 from expertflow.data.records import Body, Turn
 from expertflow.data.reject import Reject

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
-from expertflow.data.documents import Document, frame_of, iter_documents
+from expertflow.data.documents import Document, iter_documents
+from expertflow.data.frames import frame_of
 from expertflow.data.hashes import normalised
 from expertflow.data.keep_list import read_keep
 from expertflow.data.records import Body, ShardRecord

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from expertflow.data.documents import body_of
+from expertflow.data.frames import body_of
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, Form, Renderer
 from expertflow.tokens.tokenise import BatchDraft

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from expertflow.core.files import remove, sha256_file, sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
-from expertflow.data.documents import body_of, iter_texts
+from expertflow.data.documents import iter_texts
+from expertflow.data.frames import body_of
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer
