@@ -1,6 +1,5 @@
 """Ladders up to the plan: factors that multiply to the whole, rungs that could not be measured."""
 
-import doctest
 import math
 from dataclasses import replace
 
@@ -8,8 +7,6 @@ import pytest
 from made_up_ablation import LADDER, PLAN_TOKENS_PER_S, estimate, make_ablation, make_bar
 
 from expertflow.core.errors import DataError
-from expertflow.report import format
-from expertflow.report.ablation import waterfall as charts_waterfall
 from expertflow.report.ablation.view import lines
 from expertflow.report.ablation_facts import Ladder, changes, is_faster, ladders
 from expertflow.studies.records import AblationRecord, Bar
@@ -116,9 +113,3 @@ def test_faster_is_beyond_doubt_and_learns_as_well(
     ratio: float | None, changed: dict[str, object], expected: bool
 ) -> None:
     assert is_faster(make_bar("x", "x", ratio, **changed)) is expected
-
-
-@pytest.mark.parametrize("module", [charts_waterfall, format])
-def test_examples_in_docstrings(module: object) -> None:
-    outcome = doctest.testmod(module)  # type: ignore[arg-type]
-    assert outcome.attempted > 0 and outcome.failed == 0

@@ -1,6 +1,5 @@
 """What the charts show: the data behind each, held against the kept ones; ticks and labels."""
 
-import doctest
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from made_up_runs import PROVENANCE
 
 from expertflow.report.build import build_report
 from expertflow.report.charts import drawing as charts
-from expertflow.report.charts import frame as charts_frame
 from expertflow.report.charts.data import ChartData, as_json, chart_data
 from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import LengthHistogram
@@ -50,11 +48,6 @@ def test_data_behind_the_charts(which: str, request: pytest.FixtureRequest) -> N
         text = re.sub(r"\[[^\[\]{}\"]*\]", lambda m: " ".join(m[0].split()), text)
         path.write_text(text + "\n", encoding="utf-8")
     _same(found, json.loads(path.read_text(encoding="utf-8")))
-
-
-def test_examples_in_docstrings_of_the_frame() -> None:
-    outcome = doctest.testmod(charts_frame)
-    assert outcome.attempted > 0 and outcome.failed == 0
 
 
 def test_a_card_without_counters_has_fewer_panels(

@@ -1,6 +1,5 @@
 """Which comparisons decide, and how large a difference is beside its interval."""
 
-import doctest
 import math
 from typing import Any
 
@@ -9,11 +8,6 @@ import pytest
 from expertflow.report import learned
 
 Report = dict[str, Any]
-
-
-def test_examples_in_docstrings() -> None:
-    outcome = doctest.testmod(learned)
-    assert outcome.attempted > 0 and outcome.failed == 0
 
 
 def test_more_questions_by_hand() -> None:

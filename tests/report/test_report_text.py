@@ -1,6 +1,5 @@
 """Numbers for people, the terminal summary, and the comparison of experts."""
 
-import doctest
 import io
 import re
 from pathlib import Path
@@ -10,19 +9,12 @@ import pytest
 from rich.console import Console
 
 from expertflow.report import format as f
-from expertflow.report import reasons
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.summary import print_summary, summary_rows
 from expertflow.report.view.report import time_parts
 
 Report = dict[str, Any]
 PAGE = Path("r/report.html")
-
-
-@pytest.mark.parametrize("module", [f, reasons])
-def test_examples_in_docstrings(module: Any) -> None:
-    outcome = doctest.testmod(module)
-    assert outcome.attempted > 0 and outcome.failed == 0
 
 
 @pytest.mark.parametrize(

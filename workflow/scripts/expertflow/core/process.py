@@ -25,7 +25,7 @@ def run_stoppable(
     Raises:
         SystemExit: a signal asked to stop; nothing of the command is left.
     """
-    with _noted() as came:
+    with noted_signals() as came:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -48,8 +48,8 @@ def run_stoppable(
 
 
 @contextlib.contextmanager
-def _noted() -> Iterator[list[int]]:
-    """Note signals instead of dying of them, but for those that are ignored, as under nohup."""
+def noted_signals() -> Iterator[list[int]]:
+    """Note signals to stop instead of dying of them, but for ignored ones, as under nohup."""
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

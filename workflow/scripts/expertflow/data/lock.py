@@ -16,6 +16,7 @@ from typing import Any
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text, write_text_if_changed
+from expertflow.core.format import gb
 from expertflow.core.records import to_json
 from expertflow.data.records import ExpertLock, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
@@ -46,7 +47,7 @@ class HashCache:
         entry = self.known.get(key)
         if entry is None or entry[:3] != stamp:
             if stat.st_size > SLOW_HASH_BYTES:
-                log.warning("hashing %s (%.1f GB), once", path, stat.st_size / 1e9)
+                log.warning("hashing %s (%s), once", path, gb(stat.st_size))
             entry = [*stamp, sha256_file(path)]
             self.known[key] = entry
         return str(entry[3])

@@ -115,6 +115,11 @@ class Verdict:
     detail: str = ""
 
 
+def wrong_verdict(kind: str, detail: str = "") -> Verdict:
+    """Return the verdict on a prediction that failed for this kind of reason."""
+    return Verdict(correct=False, kind=kind, detail=detail)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskScore:
     """A task's metric over the held-out examples, with its 95 % Wilson interval."""

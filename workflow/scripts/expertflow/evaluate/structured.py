@@ -13,7 +13,7 @@ from referencing.exceptions import Unresolvable
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import parse_json
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Verdict, wrong_verdict
 from expertflow.evaluate.text import strip_code_fence
 
 MAX_CHARS = 200_000
@@ -56,18 +56,18 @@ def _judge(prediction: str, *, wanted: Any, validator: Any) -> Verdict:
     try:
         found = parse_answer(prediction)
     except ValueError as error:
-        return _wrong("did_not_parse", _one_line(error))
+        return wrong_verdict("did_not_parse", _one_line(error))
     try:
         broken = _first_error(validator, found)
     except RecursionError:
-        return _wrong("did_not_parse", "nested too deeply to validate")
+        return wrong_verdict("did_not_parse", "nested too deeply to validate")
     except _BREAKDOWNS as error:
         # Only a branch that the reference does not take leads here.
-        return _wrong("schema_error", _why(error))
+        return wrong_verdict("schema_error", _why(error))
     if broken is not None:
-        return _wrong("invalid", broken)
+        return wrong_verdict("invalid", broken)
     if not equal_json(found, wanted):
-        return _wrong("valid_but_different")
+        return wrong_verdict("valid_but_different")
     return Verdict(correct=True, kind="correct")
 
 
@@ -162,10 +162,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, UnknownType):
         return f"there is no type {error.type!r:.60}"
     return _one_line(error) or type(error).__name__
-
-
-def _wrong(kind: str, detail: str = "") -> Verdict:
-    return Verdict(correct=False, kind=kind, detail=detail)
 
 
 def _one_line(message: object) -> str:

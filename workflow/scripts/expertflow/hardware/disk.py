@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from expertflow.core.format import gb
 from expertflow.hardware.records import ScratchFacts
 
 FILE_BYTES, CHUNK_BYTES = 256 << 20, 4 << 20
@@ -54,7 +55,7 @@ def scratch_facts(
         elif not measure:
             speed, method = None, NOT_ASKED
         elif usage.free < ROOM * file_bytes:
-            speed, method = None, f"not measured: only {usage.free / 1e9:.1f} GB free"
+            speed, method = None, f"not measured: only {gb(usage.free)} free"
         else:
             if device not in measured:
                 measured[device] = read_speed(place, file_bytes)

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from expertflow.core.errors import HardwareError
+from expertflow.core.format import gb
 from expertflow.hardware import gpu_table
 from expertflow.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
 from expertflow.hardware.disk import candidates, scratch_facts
@@ -115,7 +116,7 @@ def short_of_memory(needed_bytes: int, n_gpus: int) -> str | None:
         for device in gpus.devices[:n_gpus]:
             free = device.memory_free_bytes()
             if free is not None and free < needed_bytes:
-                return f"GPU {device.index} has {free / 1e9:.1f} GB free; {_holders(device)}"
+                return f"GPU {device.index} has {gb(free)} free; {_holders(device)}"
     return None
 
 
@@ -128,7 +129,7 @@ def free_gpu_memory_bytes(n_gpus: int) -> int | None:
 
 def _holders(device: Device) -> str:
     held = [
-        f"{p['name'] or 'a process'} (pid {p['pid']}, {p['memory_used_bytes'] / 1e9:.1f} GB)"
+        f"{p['name'] or 'a process'} (pid {p['pid']}, {gb(p['memory_used_bytes'])})"
         for p in device.processes()
         if p["memory_used_bytes"]
     ]

@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from expertflow.core.format import GB, gb
 from expertflow.hardware.records import GpuSeen, MachineFacts, ScratchFacts
-
-GB = 1e9
 
 
 def print_machine(machine: MachineFacts, console: Console) -> None:
@@ -35,8 +34,8 @@ def _facts(machine: MachineFacts) -> Iterator[tuple[str, str]]:
     limit = machine.ram_limit_bytes
     yield (
         "RAM",
-        f"{machine.ram_total_bytes / GB:.1f} GB, {machine.ram_usable_bytes / GB:.1f} GB usable"
-        f" (limit {'none' if limit is None else f'{limit / GB:.1f} GB'})",
+        f"{gb(machine.ram_total_bytes)}, {gb(machine.ram_usable_bytes)} usable"
+        f" (limit {'none' if limit is None else gb(limit)})",
     )
     if not machine.gpus:
         yield "GPU", f"none ({machine.unavailable['gpus']})"
@@ -49,9 +48,9 @@ def _facts(machine: MachineFacts) -> Iterator[tuple[str, str]]:
 def _card(gpu: GpuSeen) -> str:
     known = [gpu.name or "name unknown"]
     if gpu.memory_total_bytes is not None:
-        known.append(f"{gpu.memory_total_bytes / GB:.1f} GB")
+        known.append(gb(gpu.memory_total_bytes))
     if gpu.memory_free_bytes is not None:
-        known.append(f"{gpu.memory_free_bytes / GB:.1f} GB free")
+        known.append(f"{gb(gpu.memory_free_bytes)} free")
     if gpu.compute_capability is not None:
         known.append(f"compute capability {gpu.compute_capability}")
     for name, able in (("bf16", gpu.supports_bf16), ("TF32", gpu.supports_tf32)):

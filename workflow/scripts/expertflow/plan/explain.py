@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from expertflow.plan.arithmetic import time_words, usd_words
 from expertflow.plan.cost_records import CostPlan
-from expertflow.plan.records import PlanSpec, Reason
+from expertflow.plan.records import PlanSpec, Reason, make_reason
 from expertflow.tokens.records import LengthChoice, PackingRecord
 
 
@@ -18,14 +18,14 @@ def explain_rest(
     eval_steps: int,
 ) -> Iterator[Reason]:
     """Give the reasons for row length, saves, evaluations, threads and the monitor."""
-    yield _because("sequence_length_tokens", packing.sequence_length_tokens, _length(packing))
-    yield _because("save_steps", save_steps, _saves(spec, cost, n_steps, save_steps))
-    yield _because(
+    yield make_reason("sequence_length_tokens", packing.sequence_length_tokens, _length(packing))
+    yield make_reason("save_steps", save_steps, _saves(spec, cost, n_steps, save_steps))
+    yield make_reason(
         "eval_steps",
         eval_steps,
         "eval_steps of the manifest" if spec.eval_steps else "once an epoch",
     )
-    yield _because(
+    yield make_reason(
         "n_threads",
         spec.n_threads or "auto",
         "n_threads of the manifest"
@@ -33,7 +33,7 @@ def explain_rest(
         else "decided on the machine that trains, which a plan does not look at: torch's own"
         " number, its physical cores as a rule",
     )
-    yield _because(
+    yield make_reason(
         "collection_interval_seconds",
         spec.collection_interval_seconds or "auto",
         "collection_interval_seconds of the manifest"
@@ -77,7 +77,3 @@ def _saves(spec: PlanSpec, cost: CostPlan, n_steps: int, save_steps: int) -> str
     if cost.price_usd_per_hour is not None:
         lost += f", {usd_words(minutes / 60 * cost.price_usd_per_hour)}"
     return f"{how}; {lost}"
-
-
-def _because(setting: str, value: object, reason: str) -> Reason:
-    return Reason(setting=setting, value=str(value), because=reason)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from expertflow.plan.records import LoaderPlan, PlanSpec, Reason
+from expertflow.plan.records import LoaderPlan, PlanSpec, Reason, make_reason
 
 
 def choose_loader(spec: PlanSpec, packing: str) -> tuple[LoaderPlan, tuple[Reason, ...]]:
@@ -32,10 +32,10 @@ def choose_loader(spec: PlanSpec, packing: str) -> tuple[LoaderPlan, tuple[Reaso
         else "there are no worker processes to keep from one epoch to the next"
     )
     return plan, (
-        _because("loader", kind, reason),
-        _because("n_loader_workers", n_workers, workers),
-        _because("n_prefetch_batches", plan.n_prefetch_batches, prefetch),
-        _because("persistent_workers", plan.persistent_workers, persistent),
+        make_reason("loader", kind, reason),
+        make_reason("n_loader_workers", n_workers, workers),
+        make_reason("n_prefetch_batches", plan.n_prefetch_batches, prefetch),
+        make_reason("persistent_workers", plan.persistent_workers, persistent),
     )
 
 
@@ -46,7 +46,7 @@ def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, Reason]:
         reason = f"packing {packing}: rows are all of one length"
     else:
         reason = "group_by_length of the manifest"
-    return value, _because("group_by_length", value, reason)
+    return value, make_reason("group_by_length", value, reason)
 
 
 def _kind(spec: PlanSpec, packing: str) -> tuple[Literal["thread", "workers"], str]:
@@ -63,7 +63,3 @@ def _kind(spec: PlanSpec, packing: str) -> tuple[Literal["thread", "workers"], s
 
 def _unused(key: str, value: int, reason: str) -> str:
     return f"{reason}; {key} {value} is not used" if value else reason
-
-
-def _because(setting: str, value: object, reason: str) -> Reason:
-    return Reason(setting=setting, value=str(value), because=reason)

@@ -16,6 +16,7 @@ each gathers whole for a moment (a layer, the embeddings) is not counted.
 from dataclasses import dataclass
 from itertools import pairwise
 
+from expertflow.core.format import GIB
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import MemoryLine, MemoryParts, MemoryTrace
 from expertflow.plan.flops import linear_weights
@@ -31,7 +32,6 @@ WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
 GRADIENT_BYTES = 4
 MOMENT_BYTES: dict[Optim, int] = {"adamw_torch_fused": 8, "adamw_torch": 8, "adamw_8bit": 2}
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

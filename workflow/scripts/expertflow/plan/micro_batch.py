@@ -9,6 +9,7 @@ an uncalibrated prediction may lack.
 from typing import NoReturn
 
 from expertflow.core.errors import HardwareError
+from expertflow.core.format import GIB, gib
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.plan.draft import Draft
@@ -19,7 +20,6 @@ ROWS = (1, 2, 4, 8, 16)
 # about one FLOP a byte of half-precision weights, and the cards of the table do 154 to 419 in the
 # time that a byte takes to be read; so reading weights is at most a tenth of the work.
 BUSY_TOKENS = 4096
-GIB = 1 << 30
 
 
 def choose_micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
@@ -91,7 +91,7 @@ def _refuse_given(draft: Draft, micro: int, precision: str, *, checkpoint: bool)
     if rows is None:
         _refuse(draft, precision, checkpoint=checkpoint)
     raise HardwareError(
-        f"training.batch_size {micro} needs {peak / GIB:.1f} GiB and"
+        f"training.batch_size {micro} needs {gib(peak)} and"
         f" {draft.gpu.name if draft.gpu else 'cpu'} has {total / GIB:.1f}; set it to auto, or to"
         f" {rows} or less with gradient_accumulation_steps {-(-micro // rows)} times as many"
     )

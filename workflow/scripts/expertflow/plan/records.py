@@ -137,6 +137,11 @@ class Reason:
     source_value: str | None = None
 
 
+def make_reason(setting: str, value: object, because: str) -> Reason:
+    """Return the reason for a value of any type, which is shown as text."""
+    return Reason(setting=setting, value=str(value), because=because)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderPlan:
     """What brings batches to the trainer. It decides how fast they come, never what they hold.

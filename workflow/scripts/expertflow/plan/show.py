@@ -3,13 +3,13 @@
 import textwrap
 from collections.abc import Iterator
 
+from expertflow.core.format import gib
 from expertflow.plan.arithmetic import usd_words
 from expertflow.plan.cost_records import ClaimCheck, CostPlan
 from expertflow.plan.options import options_table, short_time
 from expertflow.plan.records import Reason, TrainPlan
 
 WIDTH = 100
-GIB = 1 << 30
 
 
 def plan_text(plan: TrainPlan) -> str:
@@ -63,20 +63,16 @@ def _memory(plan: TrainPlan) -> Iterator[str]:
         yield f"peak unknown: {plan.predicted_peak_reason}"
         return
     total = plan.gpu.memory_total_bytes if plan.gpu else None
-    of = "" if total is None else f" of {total / GIB:.1f} GiB"
-    peak = f"peak {_gib(plan.predicted_peak_bytes)}{of}: {plan.predicted_peak_reason}"
+    of = "" if total is None else f" of {gib(total)}"
+    peak = f"peak {gib(plan.predicted_peak_bytes, 2)}{of}: {plan.predicted_peak_reason}"
     yield from textwrap.wrap(peak, WIDTH - 2)
     if (parts := plan.memory) is not None:
         yield (
-            f"model {_gib(parts.model_bytes)}, optimiser {_gib(parts.optimizer_bytes)},"
-            f" step {_gib(parts.step_bytes)}, reserve {_gib(parts.reserve_bytes)}"
+            f"model {gib(parts.model_bytes, 2)}, optimiser {gib(parts.optimizer_bytes, 2)},"
+            f" step {gib(parts.step_bytes, 2)}, reserve {gib(parts.reserve_bytes, 2)}"
         )
     if plan.next_micro_batch_peak_bytes is not None:
-        yield f"twice the micro-batch would take {_gib(plan.next_micro_batch_peak_bytes)}"
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / GIB:.2f} GiB"
+        yield f"twice the micro-batch would take {gib(plan.next_micro_batch_peak_bytes, 2)}"
 
 
 def _cost(cost: CostPlan) -> Iterator[str]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import PlanSpec, Precision, Reason, TrainPlan
+from expertflow.plan.records import PlanSpec, Precision, Reason, TrainPlan, make_reason
 
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
 
@@ -22,7 +22,7 @@ def choose_precision(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Precision, R
         value, reason = "fp16", "fp16 of the manifest, with a loss scaler"
     else:
         value, reason = "fp32", "neither bf16 nor fp16 is set"
-    return value, _because("precision", value, reason)
+    return value, make_reason("precision", value, reason)
 
 
 def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, Reason]:
@@ -40,7 +40,7 @@ def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, R
         value, reason = "packed", "documents of a row are isolated by their lengths"
     if value == "varlen" and gpu is None:
         raise ConfigError("training.attention varlen needs a CUDA card; use auto, or sdpa")
-    return value, _because("attention", value, reason)
+    return value, make_reason("attention", value, reason)
 
 
 def choose_compile(
@@ -59,7 +59,7 @@ def choose_compile(
         value, reason = False, f"attention {attention} is there to compare with"
     else:
         value, reason = True, "all rows are of one length, so each kind of layer is compiled once"
-    return value, _because("torch_compile", value, reason)
+    return value, make_reason("torch_compile", value, reason)
 
 
 def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") -> Reason:
@@ -69,7 +69,7 @@ def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") 
         ConfigError: 4-bit weights and 8-bit moments cannot be shared out.
     """
     if spec.world_size == 1:
-        return _because("parallel", "none", "world_size is 1")
+        return make_reason("parallel", "none", "world_size is 1")
     if spec.parallel == "fsdp" and spec.method == "qlora":
         raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
     if spec.parallel == "fsdp" and spec.optim == "adamw_8bit":
@@ -77,10 +77,6 @@ def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") 
             f"{name} fsdp cannot share out the states of optim adamw_8bit; use adamw_torch_fused"
         )
     held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
-    return _because(
+    return make_reason(
         "parallel", spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"
     )
-
-
-def _because(setting: str, value: object, reason: str) -> Reason:
-    return Reason(setting=setting, value=str(value), because=reason)

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
+from expertflow.core.format import gb
 from expertflow.core.records import read_part, read_record, write_record
 from expertflow.stage.content import Content, key_of
 from expertflow.stage.copy import copy_files, hash_files
@@ -201,8 +202,7 @@ def _make(content: Content, root: Path) -> Marker:
     needed, free = content.n_bytes * SPACE_RESERVE, shutil.disk_usage(root).free
     if free < needed:
         raise NotStagedError(
-            f"{root}: {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB needed; make prune removes"
-            " old copies"
+            f"{root}: {gb(free, 2)} free, {gb(needed, 2)} needed; make prune removes old copies"
         )
     names = sorted(content.sizes, key=lambda name: -content.sizes[name])
     try:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from expertflow.core.format import GIB, gib
 from expertflow.plan.tuned import TIE_FRACTION, agrees, measured
 from expertflow.plan.tuning_records import TunedSettings, TuningTrial
 from expertflow.train.trial import TrialResult
 
 # A trial below this share of the best so far is given up after its first steps.
 WORTH_FRACTION = 0.9
-GIB = 1 << 30
 
 # Runs settings; the second argument is the least speed in tokens/s that is of interest, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
@@ -183,7 +183,7 @@ class Search:
         peak, usable = self.predict(choice), self.space.usable_bytes
         is_default = choice == self.space.default
         if peak is not None and usable is not None and peak > usable and not is_default:
-            sizes = f"{peak / GIB:.1f} GiB are predicted and {usable / GIB:.1f} may be used"
+            sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"
             return _left_out(choice, f"memory: {sizes}", peak)
         if not is_default and self.clock() >= self._end_s:
             return _left_out(choice, f"budget: the {self.max_s:g} s of the search were over", peak)

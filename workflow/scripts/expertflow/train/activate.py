@@ -1,12 +1,12 @@
 """Turn on what the plan says, and say each switch in words."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
+from expertflow.core.process import noted_signals
 from expertflow.plan.records import LoaderPlan, TrainPlan
 
 ON_OFF = {True: "on", False: "off"}
@@ -58,15 +58,5 @@ def catching_signals() -> Iterator[Callable[[], bool]]:
 
     A SIGHUP that the caller has ignored (``nohup``) stays ignored.
     """
-    came: list[int] = []
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = [
-        signal.signal(number, lambda received, _: came.append(received)) for number in numbers
-    ]
-    try:
+    with noted_signals() as came:
         yield lambda: bool(came)
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

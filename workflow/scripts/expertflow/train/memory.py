@@ -11,6 +11,7 @@ import torch
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import write_text
+from expertflow.core.format import gib
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.feed.loader import Feed
@@ -20,7 +21,6 @@ from expertflow.train.shortage import is_short
 
 RETRIES_FILE = "memory.json"
 MAX_RETRIES = 3
-GIB = 1 << 30
 
 
 class OutOfMemory(TrainingError):
@@ -51,10 +51,10 @@ def advice(plan: TrainPlan, device: torch.device) -> str:
     else:
         change = "use method qlora, a shorter max_seq_length, a smaller model or a larger card"
     predicted = plan.predicted_peak_bytes
-    said = "no peak was predicted" if predicted is None else f"predicted {predicted / GIB:.1f} GiB"
+    said = "no peak was predicted" if predicted is None else f"predicted {gib(predicted)}"
     free = "unknown"
     if device.type == "cuda":
-        free = f"{torch.cuda.mem_get_info(device)[0] / GIB:.1f} GiB"
+        free = gib(torch.cuda.mem_get_info(device)[0])
     return f"out of memory at micro-batch {plan.micro_batch_size} ({said}, {free} free); {change}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from expertflow.core.errors import HardwareError
+from expertflow.core.format import gb
 from expertflow.core.records import to_json
 from expertflow.hardware.gpu_table import find_row
 from expertflow.hardware.probe import (
@@ -116,7 +117,7 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
     needed = one * (plan.save_total_limit + 3) + others
     if free + there < needed:
         raise HardwareError(
-            f"{state}: {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB needed for"
+            f"{state}: {gb(free)} free and {gb(needed)} needed for"
             f" {plan.save_total_limit + 2} checkpoints and the weights of"
             f" {plan.save_total_limit + 1}; free some, or lower training.save_total_limit"
         )
@@ -135,13 +136,13 @@ def _check_gpu_memory(plan: TrainPlan) -> int:
         free = torch.cuda.mem_get_info()[0]
     needed = plan.predicted_peak_bytes
     if needed is not None and needed > free:
-        where = short_of_memory(needed, plan.world_size) or f"the GPU has {free / 1e9:.1f} GB free"
+        where = short_of_memory(needed, plan.world_size) or f"the GPU has {gb(free)} free"
         if plan.may_halve_micro_batch:
             # It is a prediction, and a run that is short of memory goes on with smaller ones.
-            log.warning("the plan needs %.1f GB of GPU memory; %s", needed / 1e9, where)
+            log.warning("the plan needs %s of GPU memory; %s", gb(needed), where)
             return free
         raise HardwareError(
-            f"the plan needs {needed / 1e9:.1f} GB of GPU memory; {where}; end what holds it, or"
+            f"the plan needs {gb(needed)} of GPU memory; {where}; end what holds it, or"
             f" plan with training.batch_size below {plan.micro_batch_size}"
         )
     return free

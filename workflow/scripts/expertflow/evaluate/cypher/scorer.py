@@ -9,7 +9,7 @@ from expertflow.evaluate.cypher.names import find_name_fault
 from expertflow.evaluate.cypher.paths import has_closed_brackets
 from expertflow.evaluate.cypher.schema import read_schema
 from expertflow.evaluate.cypher.tokens import Token, classify, number_variables, tokenise
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Verdict, wrong_verdict
 from expertflow.evaluate.text import strip_code_fence
 
 _FINAL_SEMICOLON = Token("operator", ";")
@@ -36,23 +36,23 @@ def judge_cypher(prediction: str, reference: str, schema: str | None = None) -> 
     if not wanted:
         raise EvaluationError("the reference is empty or no Cypher (an unclosed quote or comment?)")
     if found is None:
-        return _wrong("did_not_parse", "a character or an unclosed quote that no query has")
+        return wrong_verdict("did_not_parse", "a character or an unclosed quote that no query has")
     if not found:
-        return _wrong("empty")
+        return wrong_verdict("empty")
     if number_variables(found) == number_variables(wanted):
         return Verdict(correct=True, kind="correct")
     if not has_closed_brackets(found):  # an answer cut off: the parser would take long over it
-        return _wrong("did_not_parse", "a bracket is not closed, or closes none")
+        return wrong_verdict("did_not_parse", "a bracket is not closed, or closes none")
     known, read = _reading(reference), _read(prediction)
     if known.fault is not None:
-        return _wrong("different", f"words compared alone: of the reference, {known.fault}")
+        return wrong_verdict("different", f"words compared alone: of the reference, {known.fault}")
     if read.gave_up:
-        return _wrong("different", f"words compared alone: {read.fault}")
+        return wrong_verdict("different", f"words compared alone: {read.fault}")
     if read.fault is not None:
-        return _wrong("did_not_parse", read.fault)
+        return wrong_verdict("did_not_parse", read.fault)
     if common_form(found) == common_form(wanted):
         return Verdict(correct=True, kind="correct")
-    return _name_fault(found, wanted, schema) or _wrong("different")
+    return _name_fault(found, wanted, schema) or wrong_verdict("different")
 
 
 def orders_rows(query: str) -> bool:
@@ -67,15 +67,13 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Ve
         return None
     schema = read_schema(text)
     if schema is None:
-        return _wrong("different", "names not checked: the schema has no known form")
+        return wrong_verdict("different", "names not checked: the schema has no known form")
     if (own := find_name_fault(wanted, schema)) is not None:
-        return _wrong("different", f"names not checked: the reference has {own.kind} {own.detail}")
+        return wrong_verdict(
+            "different", f"names not checked: the reference has {own.kind} {own.detail}"
+        )
     fault = find_name_fault(found, schema)
-    return None if fault is None else _wrong(fault.kind, fault.detail)
-
-
-def _wrong(kind: str, detail: str = "") -> Verdict:
-    return Verdict(correct=False, kind=kind, detail=detail)
+    return None if fault is None else wrong_verdict(fault.kind, fault.detail)
 
 
 def _words(query: str) -> list[Token] | None:

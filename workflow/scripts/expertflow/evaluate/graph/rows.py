@@ -10,7 +10,7 @@ from pathlib import Path
 from expertflow.evaluate.cypher.scorer import orders_rows
 from expertflow.evaluate.graph.engine import GraphAnswer, GraphServer, same_answer
 from expertflow.evaluate.judging import Judged, judge_apart
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Verdict, wrong_verdict
 from expertflow.evaluate.text import strip_code_fence
 
 # What reading or comparing odd rows may raise: nesting, huge numbers, half characters.
@@ -70,28 +70,24 @@ def _settle(pair: CypherPair, verdict: Verdict, ask: Ask) -> Verdict:
     try:
         return _compare(pair, ask)
     except _ODD_ROWS as error:
-        return _wrong("not_executed", f"its rows cannot be compared: {type(error).__name__}")
+        return wrong_verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
 
 
 def _compare(pair: CypherPair, ask: Ask) -> Verdict:
     wanted = ask(_plain(pair.reference))
     if wanted.kind != "rows":
-        return _wrong("different", f"not executed: of the reference, {wanted.detail}")
+        return wrong_verdict("different", f"not executed: of the reference, {wanted.detail}")
     found = ask(_plain(pair.prediction))
     if found.kind != "rows":
-        return _wrong(found.kind, found.detail)
+        return wrong_verdict(found.kind, found.detail)
     if not same_answer(wanted, found, ordered=orders_rows(pair.reference)):
-        return _wrong("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
+        return wrong_verdict("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
     if all(cell is None for row in found.rows for cell in row):
         # A property that does not exist is null too.
         what = "nothing but nulls" if found.rows else "nothing"
-        return _wrong("different", f"both return {what}, which tells nothing")
+        return wrong_verdict("different", f"both return {what}, which tells nothing")
     return Verdict(correct=True, kind="correct")
 
 
 def _plain(query: str) -> str:
     return strip_code_fence(query).strip().rstrip("; \t\r\n")
-
-
-def _wrong(kind: str, detail: str) -> Verdict:
-    return Verdict(correct=False, kind=kind, detail=detail)

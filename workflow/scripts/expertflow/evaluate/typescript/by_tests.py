@@ -14,7 +14,7 @@ from functools import cache
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.apart.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
-from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.records import Verdict, wrong_verdict
 from expertflow.evaluate.text import strip_code_fence
 from expertflow.evaluate.typescript.node import OPTIONS, find_node
 from expertflow.evaluate.typescript.node_runner import RUNNER
@@ -106,9 +106,9 @@ def judge_programs(
 def _judge(program: TestedProgram, sandbox: Sandbox) -> Verdict:
     said = strip_code_fence(program.prediction)
     if not said.strip():
-        return _wrong("empty")
+        return wrong_verdict("empty")
     if len(said) > MAX_CHARS:
-        return _wrong("did_not_parse", f"longer than {MAX_CHARS:,} characters")
+        return wrong_verdict("did_not_parse", f"longer than {MAX_CHARS:,} characters")
     proof = secrets.token_hex(16)
     given = json.dumps({"prefix": program.prefix, "said": said, "tests": program.tests})
     ended = sandbox.run([*OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
@@ -152,15 +152,15 @@ def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
     """Judge by all that was said: whatever is said besides, one failure is a failure."""
     for kind, detail in reports:
         if kind in _FAILURES:
-            return _wrong(kind, detail)
+            return wrong_verdict(kind, detail)
         if kind not in _PROGRESS:
-            return _wrong("ended_early", "its report cannot be read")
+            return wrong_verdict("ended_early", "its report cannot be read")
     if ended.how != "exited":
-        return _wrong(ended.how)
+        return wrong_verdict(ended.how)
     said = [kind for kind, _ in reports]
     if said == ["started", "parsed", "passed"] and ended.exit_code == 0:
         return Verdict(correct=True, kind="correct")
-    return _wrong(*_death(ended))
+    return wrong_verdict(*_death(ended))
 
 
 def _death(ended: Ended) -> tuple[str, str]:
@@ -173,10 +173,6 @@ def _death(ended: Ended) -> tuple[str, str]:
     if code == 1:
         return "raised", "an error nobody caught"
     return "ended_early", f"code {code}"
-
-
-def _wrong(kind: str, detail: str = "") -> Verdict:
-    return Verdict(correct=False, kind=kind, detail=detail)
 
 
 def _one_line(message: str) -> str:
