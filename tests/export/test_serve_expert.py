@@ -18,7 +18,7 @@ from expertflow.data.records import Turn
 from expertflow.evaluate.generate import answers
 from expertflow.evaluate.records import Decoding
 from expertflow.export.merge_files import write_system_prompt
-from expertflow.export.serve import Expert, answer_once, find_model, load_expert, talk, visible
+from expertflow.export.serve import Expert, answer_once, chat, find_model, load_expert, visible
 
 
 def export_expert(folder: Path, decoding: Decoding | None = None) -> Path:
@@ -32,9 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_expert(tmp_path_factory.mktemp("results") / "expert-two")
 
 
-def load(folder: Path, **changes: Any) -> Expert:
-    settings = {"max_new_tokens": 16, "temperature": None, "completes": False, **changes}
-    return load_expert(folder, **settings)
+def load(folder: Path, max_new_tokens: int = 16) -> Expert:
+    return load_expert(folder, max_new_tokens=max_new_tokens)
 
 
 def user(text: str) -> Turn:
@@ -106,7 +105,7 @@ def test_an_expert_is_asked_with_the_system_prompt_of_its_training(
     expert = load(folder)
     asked = watched(expert, monkeypatch)
     for system in (None, "other", ""):
-        talk(expert, system, read=typed("one"), show=lambda piece: None)
+        chat(expert, system, read=typed("one"), show=lambda piece: None)
     answer_once(expert, None, "two", lambda piece: None)
     own = "be\r\nbrief é "
     assert asked == [[own, "one"], ["other", "one"], ["one"], [own, "two"]]
@@ -145,10 +144,10 @@ def test_a_chat_is_kept_in_mind_until_it_is_reset(
 ) -> None:
     expert = load(folder)
     asked = watched(expert, monkeypatch)
-    lines = typed("one", "", "two \\", "lines", "/reset", "three", "/quit", "four")
-    talk(expert, "be brief", read=lines, show=lambda piece: None)
+    lines = typed("one", "", "two", "/reset", "three", "/quit", "four")
+    chat(expert, "be brief", read=lines, show=lambda piece: None)
     assert asked == [
-        ["be brief", "one"], ["be brief", "one", "a1", "two \nlines"], ["be brief", "three"]
+        ["be brief", "one"], ["be brief", "one", "a1", "two"], ["be brief", "three"]
     ]  # fmt: skip
 
 
@@ -160,7 +159,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    talk(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
+    chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
     whole = expert.answer([user("what is")], lambda piece: None)
     assert whole.startswith("".join(shown[:3])) and len(shown) < 8
     assert "/reset forgets" in shown[-1]
@@ -168,7 +167,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
 
 def test_a_chat_beyond_the_models_positions_is_refused_and_goes_on(folder: Path) -> None:
     expert, shown = load(folder), list[str]()
-    talk(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
+    chat(expert, None, read=typed("two " * 200, "/reset", "two"), show=shown.append)
     assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
     assert "".join(shown[1:]).strip()
     near = "what is two and two " * 10
@@ -189,15 +188,12 @@ def test_a_chat_that_the_card_has_no_room_for_is_refused_and_goes_on(
         return run(**settings)
 
     monkeypatch.setattr(expert.model, "generate", fits)
-    talk(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
+    chat(expert, None, read=typed("two " * 30, "/reset", "two"), show=shown.append)
     assert shown[0].startswith("error: the card has no room for a chat of ")
     assert "".join(shown[1:]).strip()
 
 
-def test_a_model_without_chats_goes_on_with_texts(folder: Path, tmp_path: Path) -> None:
-    assert load(folder, completes=True).prompt_ids([user("two and")]) == load(
-        folder
-    ).engine.encode_whole("two and")
+def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
     bare = export_expert(tmp_path / "bare") / "merged"
     settings = json.loads((bare / "tokenizer_config.json").read_text())
     del settings["chat_template"]
@@ -205,20 +201,8 @@ def test_a_model_without_chats_goes_on_with_texts(folder: Path, tmp_path: Path) 
     tokenizer = (bare / "tokenizer.json").read_text()
     (bare / "tokenizer.json").write_text(tokenizer.replace("<|im_start|>", "<|other|>"))
     expert = load(bare)
-    assert expert.completes
+    assert expert.prompt_ids([user("two and")]) == expert.engine.encode_whole("two and")
     assert expert.answer([user("two and")], lambda piece: None)
-
-
-def test_a_temperature_replaces_the_exported_one(folder: Path, tmp_path: Path) -> None:
-    settings = load(folder, temperature=0.5).settings
-    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.5, 0)
-    sampled = export_expert(tmp_path / "s", Decoding(temperature=0.9, top_p=0.8, top_k=7))
-    settings = load(sampled).settings
-    assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.9, 7)
-    assert load(sampled, temperature=0.2).settings.top_p == 0.8
-    expert = load(sampled, temperature=0.0)
-    said = expert.answer([user("two")], lambda piece: None)
-    assert not expert.settings.do_sample and said == as_scored(expert, [user("two")])
 
 
 def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path) -> None:
@@ -230,8 +214,6 @@ def test_what_cannot_be_served_is_said_in_one_line(folder: Path, tmp_path: Path)
         find_model(tmp_path)
     with pytest.raises(ConfigError, match="--max-new-tokens 0"):
         load(folder, max_new_tokens=0)
-    with pytest.raises(ConfigError, match="--temperature -1"):
-        load(folder, temperature=-1.0)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: str = "") -> str | int:

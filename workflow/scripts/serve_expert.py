@@ -13,13 +13,13 @@ import argparse
 import importlib
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import torch
 from transformers.utils import logging
 
 from expertflow.core import cli
-from expertflow.export.serve import HELP, answer_once, load_expert, talk, to_terminal
+from expertflow.export.serve import HELP, answer_once, chat, load_expert
 
 
 def main() -> None:
@@ -29,27 +29,20 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="results/{expert}, or a folder with a model")
     parser.add_argument("--prompt", help="answer this and exit")
     parser.add_argument("--system", help="system prompt; default: the one of training")
-    parser.add_argument("--complete", action="store_true", help="continue texts; no chat")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="longest answer in tokens")
-    parser.add_argument("--temperature", type=float, help="0 is greedy; default: as exported")
-    parser.add_argument("--seed", type=int, help="seed of the draws where it is not greedy")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    if args.seed is not None:
-        torch.manual_seed(args.seed)
-    expert = load_expert(
-        args.folder, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
-        completes=args.complete,
-    )  # fmt: skip
+    expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)
+    show = partial(print, end="", flush=True)
     if args.prompt is None and sys.stdin.isatty():
         with suppress(ImportError):  # line editing, where Python was built with it
             importlib.import_module("readline")
         print(f"{expert.name}: {HELP}", file=sys.stderr)
-        talk(expert, args.system, read=lambda: input("> "), show=to_terminal)
+        chat(expert, args.system, read=lambda: input("> "), show=show)
     else:
         text = sys.stdin.read() if args.prompt is None else args.prompt
-        answer_once(expert, args.system, text, to_terminal)
+        answer_once(expert, args.system, text, show)
 
 
 if __name__ == "__main__":
