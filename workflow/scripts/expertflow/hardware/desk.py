@@ -84,9 +84,11 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
     if args.quiet:
         return look(None)
     # Imported here: beside a training nothing is shown, and the monitor should be up at once.
-    from expertflow.hardware.show import live, stderr
+    from rich.console import Console
 
-    with live(stderr()) as watcher:
+    from expertflow.hardware.show import live
+
+    with live(Console(stderr=True)) as watcher:
         return look(watcher)
 
 

@@ -1,9 +1,7 @@
 """Show a monitor's figures in a terminal: live, at the end, and two records side by side."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,10 +11,11 @@ from rich.table import Table
 from expertflow.hardware.card import Card
 from expertflow.hardware.monitor import Watcher
 from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.hardware.summary import SERIES
 
 GB, MB = 1e9, 1e6
 # Figure: its name in words, its unit, and how many of ours are one of it.
-SHOWN = {
+FIGURES = {
     "any_kernel_percent": ("any kernel running", "%", 1.0),
     "sm_active_percent": ("SM active", "%", 1.0),
     "tensor_active_percent": ("tensor cores active", "%", 1.0),
@@ -31,9 +30,6 @@ SHOWN = {
     "cpu_percent": ("CPU, whole machine", "%", 1.0),
     "ram_used_bytes": ("RAM, whole machine", "GB", GB),
 }
-# Times the figure before, up to which the difference is also shown as a share of it.
-MOST_TIMES = 100
-FIELDS = {name: name for name in SHOWN} | {"any_kernel_percent": "utilization_percent"}
 TOTALS = {
     "energy_j": ("energy", "kJ", 1e3),
     "energy_all_j": ("energy, all visible GPUs", "kJ", 1e3),
@@ -43,40 +39,81 @@ TOTALS = {
     "effective_interval_s": ("time between readings", "s", 1.0),
     "monitor_cpu_fraction": ("the monitor's own share of a core", "%", 0.01),
 }
+# The difference is also shown as a share of the figure before, up to so many times of it.
+MAX_TIMES = 100
 
 
 @contextmanager
 def live(console: Console) -> Iterator[Watcher]:
     """Show readings as they come: a table that renews itself, or lines where there is no screen."""
     if not console.is_terminal:
-        yield lambda sample, card: console.print(escape(line(sample)), highlight=False)
+        yield lambda sample, _: console.print(escape(line(sample)), highlight=False)
         return
-    seen: dict[str, list[float]] = {}
+    readings = _Readings()
     with Live(console=console, auto_refresh=False) as screen:
-
-        def show(sample: GpuSample, card: Card) -> None:
-            screen.update(_live_table(sample, card, seen), refresh=True)
-
-        yield show
+        yield lambda sample, card: screen.update(readings.table(sample, card), refresh=True)
 
 
 def line(sample: GpuSample) -> str:
-    """Give one reading as one line; what was not measured is left out."""
+    """Return a reading as one line; what was not measured is left out."""
     parts = []
-    for name, (words, unit, scale) in SHOWN.items():
-        value = getattr(sample, FIELDS[name])
+    for name, (words, unit, scale) in FIGURES.items():
+        value = getattr(sample, SERIES[name])
         if value is not None and name != "power_all_w":
             parts.append(f"{words} {_number(value / scale)} {unit}")
     return f"{sample.elapsed_s:.1f} s: " + ", ".join(parts)
 
 
+class _Readings:
+    """Sums over the readings so far; a value stands for the time since the one before."""
+
+    def __init__(self) -> None:
+        self._first_s: dict[str, float] = {}
+        self._last_s: dict[str, float] = {}
+        self._total: dict[str, float] = {}
+        self._min: dict[str, float] = {}
+        self._max: dict[str, float] = {}
+
+    def table(self, sample: GpuSample, card: Card) -> Table:
+        """Add a reading; return now, mean, least and greatest of each figure."""
+        title = card.gpu_name or card.unavailable.get("gpu_name", "")
+        table = _table(title, "now", "mean", "min", "max")
+        for name, (words, unit, scale) in FIGURES.items():
+            value: float | None = getattr(sample, SERIES[name])
+            if value is not None and _is_own_figure(name, card.n_gpus):
+                self._add(name, value, sample.elapsed_s)
+            if name in self._total:
+                span_s = self._last_s[name] - self._first_s[name]
+                mean = self._total[name] / span_s if span_s > 0 else value
+                shown = (value, mean, self._min[name], self._max[name])
+                cells = ("" if v is None else _number(v / scale) for v in shown)
+                table.add_row(f"{words} ({unit})", *cells)
+        reasons = ", ".join(sample.throttle_reasons or ())
+        table.caption = f"{sample.elapsed_s:.0f} s" + (f"; clocks: {reasons}" if reasons else "")
+        return table
+
+    def _add(self, name: str, value: float, now_s: float) -> None:
+        self._first_s.setdefault(name, now_s)
+        since_s = now_s - self._last_s.get(name, now_s)
+        self._last_s[name] = now_s
+        self._total[name] = self._total.get(name, 0.0) + value * since_s
+        self._min[name] = min(value, self._min.get(name, value))
+        self._max[name] = max(value, self._max.get(name, value))
+
+
 def print_record(record: MonitorRecord, console: Console) -> None:
     """Print mean, least and greatest of each figure, then what they suggest."""
-    console.print(_title(record), highlight=False)
+    if record.gpu_name is None:
+        reason = record.unavailable.get("gpu_name", "unknown")
+        title = f"[bold]No GPU figures[/]: {escape(reason)}"
+    else:
+        several = f", the first of {record.n_gpus}" if (record.n_gpus or 1) > 1 else ""
+        title = f"[bold]{escape(record.gpu_name)}[/]{several}"
+    console.print(f"{title}; {record.n_samples} readings", highlight=False)
     table = _table("", "mean", "min", "p50", "p95", "max")
-    for name, (words, unit, scale) in SHOWN.items():
+    for name, (words, unit, scale) in FIGURES.items():
         stats: Stats | None = getattr(record, name)
-        if stats is not None and not _is_repeated(name, record):
+        if stats is not None and _is_own_figure(name, record.n_gpus):
             values = (stats.mean, stats.min, stats.p50, stats.p95, stats.max)
             table.add_row(f"{words} ({unit})", *(_number(value / scale) for value in values))
     console.print(table)
@@ -89,48 +126,32 @@ def print_comparison(
 ) -> None:
     """Print means and totals of two records side by side, with the difference."""
     table = _table("", *names, "difference", "")
-    for name, (words, unit, scale) in {**SHOWN, **TOTALS}.items():
-        old, new = _value(before, name), _value(after, name)
+    for name, (words, unit, scale) in {**FIGURES, **TOTALS}.items():
+        values = [getattr(record, name) for record in (before, after)]
+        old, new = (v.mean if isinstance(v, Stats) else v for v in values)
         if old is None and new is None:
             continue
-        mean = "mean " if name in SHOWN else ""
-        table.add_row(f"{mean}{words} ({unit})", *_difference(old, new, scale))
+        cells = ["unknown" if v is None else _number(v / scale) for v in (old, new)]
+        difference, share = "unknown", ""
+        if old is not None and new is not None:
+            difference = _number((new - old) / scale, sign="+")
+            # A share of next to nothing says nothing.
+            share = f"{(new - old) / old:+.1%}" if abs(new) < MAX_TIMES * abs(old) else ""
+        mean = "mean " if name in FIGURES else ""
+        table.add_row(f"{mean}{words} ({unit})", *cells, difference, share)
     console.print(table)
     for which, record in zip(names, (before, after), strict=True):
         for text in (*_flags(record), *record.assessment):
             console.print(escape(f"{which}: {text}"), highlight=False)
 
 
-def _difference(old: float | None, new: float | None, scale: float) -> tuple[str, str, str, str]:
-    shown = tuple("unknown" if v is None else _number(v / scale) for v in (old, new))
-    if old is None or new is None:
-        return shown[0], shown[1], "unknown", ""
-    # A share of next to nothing says nothing.
-    share = f"{(new - old) / old:+.1%}" if abs(new) < MOST_TIMES * abs(old) else ""
-    return shown[0], shown[1], _number((new - old) / scale, sign="+"), share
-
-
-def _value(record: MonitorRecord, name: str) -> float | None:
-    value = getattr(record, name)
-    return value.mean if isinstance(value, Stats) else value
-
-
-def _is_repeated(name: str, record: MonitorRecord) -> bool:
-    """Tell a sum over all cards of a machine that has one."""
-    return _is_sum(name) and (record.n_gpus or 1) < 2
-
-
-def _is_sum(name: str) -> bool:
-    return "_all_" in name
-
-
 def _lines(record: MonitorRecord) -> Iterator[str]:
     for name, (words, unit, scale) in TOTALS.items():
         value = getattr(record, name)
-        if value is not None and not _is_repeated(name, record):
+        if value is not None and _is_own_figure(name, record.n_gpus):
             yield f"{words}: {_number(value / scale)} {unit}"
-    held = {cause: s for cause, s in (record.throttle_s or {}).items() if s > 0}
     if record.throttle_s is not None:
+        held = {cause: s for cause, s in record.throttle_s.items() if s > 0}
         shown = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in held.items())
         yield f"clocks held back (by {record.throttle_source}): {shown or 'never'}"
     for process in record.processes:
@@ -154,40 +175,9 @@ def _flags(record: MonitorRecord) -> Iterator[str]:
     yield from record.remarks
 
 
-def _title(record: MonitorRecord) -> str:
-    if record.gpu_name is None:
-        reason = record.unavailable.get("gpu_name", "unknown")
-        return f"[bold]No GPU figures[/]: {escape(reason)}; {record.n_samples} readings"
-    several = f", the first of {record.n_gpus}" if (record.n_gpus or 1) > 1 else ""
-    return f"[bold]{escape(record.gpu_name)}[/]{several}; {record.n_samples} readings"
-
-
-def _live_table(sample: GpuSample, card: Card, seen: dict[str, list[float]]) -> Table:
-    """Give the figures of now, and of all readings so far their mean, least and greatest."""
-    table = _table(
-        card.gpu_name or card.unavailable.get("gpu_name", ""), "now", "mean", "min", "max"
-    )
-    for name, (words, unit, scale) in SHOWN.items():
-        value: Any = getattr(sample, FIELDS[name])
-        if _is_sum(name) and (card.n_gpus or 1) < 2:
-            continue
-        if value is not None:
-            # A value stands for the time since the one before, as in the summary.
-            now_s = sample.elapsed_s
-            first_s, before_s, total, least, most = seen.get(
-                name, [now_s, now_s, 0.0, value, value]
-            )
-            total += value * (now_s - before_s)
-            seen[name] = [first_s, now_s, total, min(least, value), max(most, value)]
-        if name in seen:
-            first_s, before_s, total, least, most = seen[name]
-            mean = total / (before_s - first_s) if before_s > first_s else value
-            shown = (value, mean, least, most)
-            cells = ("" if v is None else _number(v / scale) for v in shown)
-            table.add_row(f"{words} ({unit})", *cells)
-    reasons = ", ".join(sample.throttle_reasons or ())
-    table.caption = f"{sample.elapsed_s:.0f} s" + (f"; clocks: {reasons}" if reasons else "")
-    return table
+def _is_own_figure(name: str, n_gpus: int | None) -> bool:
+    """Return whether a figure says more than another: a sum over one card does not."""
+    return "_all_" not in name or (n_gpus or 1) > 1
 
 
 def _table(first: str, *others: str) -> Table:
@@ -201,8 +191,3 @@ def _table(first: str, *others: str) -> Table:
 def _number(value: float, sign: str = "") -> str:
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:{sign},.{digits}f}"
-
-
-def stderr() -> Console:
-    """Give the terminal's error stream, where live figures go."""
-    return Console(file=sys.stderr)
