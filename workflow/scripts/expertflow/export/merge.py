@@ -13,7 +13,6 @@ import torch
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.data.records import Layout
 from expertflow.evaluate.records import Published
-from expertflow.export.decoding import set_decoding
 from expertflow.export.merge_check import (
     ATTENTION,
     Comparison,
@@ -26,6 +25,7 @@ from expertflow.export.merge_files import (
     cast,
     check_weights,
     copy_texts,
+    set_decoding,
     write_system_prompt,
     written_dtype,
 )

@@ -17,8 +17,7 @@ from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, question_of
 from expertflow.evaluate.ask import cut_at, without_thoughts
-from expertflow.export.decoding import end_ids
-from expertflow.export.merge_files import read_system_prompt
+from expertflow.export.merge_files import end_ids, read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise
 from expertflow.train.model.load import load_base
