@@ -172,3 +172,12 @@ def start_trainer(folder: Path) -> subprocess.Popen[str]:
     command += ["--state", str(folder / "state"), "--checkpoint", str(folder / "checkpoint")]
     command += ["--output", str(folder / "training.json")]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def run_trainer(folder: Path) -> dict[str, Any]:
+    """Train the tiny run that lies in a folder to its end, and return its record."""
+    process = start_trainer(folder)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return record

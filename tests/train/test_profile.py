@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import start_trainer, write_tiny_run
+from support import run_trainer, write_tiny_run
 from test_processes import finish
 from test_processes import made as made_for_two
 from tiny_run import assigned, made, train
@@ -289,14 +289,6 @@ def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
     found = profile_of(tmp_path / "two")
     assert record["world_size"] == 2 and found.n_steps == 3
     assert "communication" in {kind.kind for kind in by_kind(found)}
-
-
-def run_trainer(folder: Path) -> dict[str, Any]:
-    process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    return record
 
 
 def ask(folder: Path, n_steps: int) -> None:

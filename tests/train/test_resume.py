@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 from resting import start_resting, wait_for_checkpoints
-from support import LORA, start_trainer, write_tiny_run
+from support import LORA, run_trainer, start_trainer, write_tiny_run
 
 N_STEPS = 40
-
-
-def finish(folder: Path) -> dict[str, object]:
-    process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    record: dict[str, object] = json.loads((folder / "training.json").read_text())
-    return record
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -38,7 +30,7 @@ def stop_midway(folder: Path, number: signal.Signals) -> int:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     folder = tmp_path_factory.mktemp("straight")
     write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
-    return folder, finish(folder)
+    return folder, run_trainer(folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -52,7 +44,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
     assert not (tmp_path / "training.json").exists()
     stopped_at = int(checkpoints(tmp_path)[-1].name.removeprefix("step-"))
     assert 0 < stopped_at < N_STEPS
-    record = finish(tmp_path)
+    record = run_trainer(tmp_path)
     assert record["resumed_at_steps"] == [stopped_at]
     assert record["weights_sha256"] == expected["weights_sha256"]
     assert record["n_tokens"] == expected["n_tokens"]
@@ -70,7 +62,7 @@ def test_a_finished_state_is_published_again_without_training(
     (folder / "training.json").unlink()
     outcome = next(folder.glob("state/*/outcome.json"))
     stamp = outcome.stat().st_mtime_ns
-    assert finish(folder) == expected
+    assert run_trainer(folder) == expected
     assert outcome.stat().st_mtime_ns == stamp
     assert (folder / "checkpoint" / "adapter_model.safetensors").is_file()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from resting import GO_ON, start_resting, wait_for_checkpoints
-from support import LORA, start_trainer, write_tiny_run
+from support import LORA, run_trainer, start_trainer, write_tiny_run
 
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record, write_record
@@ -47,14 +47,6 @@ def made(folder: Path, **spec: Any) -> Path:
     return scratch
 
 
-def finished(folder: Path) -> dict[str, Any]:
-    process = start_trainer(folder)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    return record
-
-
 def noted(folder: Path) -> dict[str, Any]:
     notes: dict[str, Any] = json.loads((folder / "preflight.json").read_text())["staging"]
     return notes
@@ -64,12 +56,12 @@ def noted(folder: Path) -> dict[str, Any]:
 def in_place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("in-place")
     write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
-    return folder, finished(folder)
+    return folder, run_trainer(folder)
 
 
 def test_copies_give_the_same_model(in_place: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     scratch = made(tmp_path)
-    record = finished(tmp_path)
+    record = run_trainer(tmp_path)
     assert record["weights_sha256"] == in_place[1]["weights_sha256"]
     notes = noted(tmp_path)
     for kind, note in notes.items():
@@ -82,7 +74,7 @@ def test_copies_give_the_same_model(in_place: tuple[Path, dict[str, Any]], tmp_p
 def test_what_lies_beside_the_weights_may_change(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "base_model" / "generation_config.json").write_text("{}")
-    finished(tmp_path)
+    run_trainer(tmp_path)
     notes = noted(tmp_path)
     assert notes["rows"]["action"] == "reused"
     assert notes["weights"]["action"] == "copied", "another model, by its key"
@@ -108,7 +100,7 @@ def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
     assert process.returncode == 1
     assert "rows went away while they were read; run again" in stderr
     assert "Traceback" not in stderr
-    record = finished(tmp_path)
+    record = run_trainer(tmp_path)
     assert record["weights_sha256"] == in_place[1]["weights_sha256"]
     assert record["resumed_at_steps"], "what was trained is not lost"
     assert {note["action"] for note in noted(tmp_path).values()} == {"copied"}
