@@ -73,11 +73,6 @@ def test_few_samples_are_no_evidence(gpu_report: Report) -> None:
     assert bottleneck(gpu_report)["class"] == "step"
 
 
-def test_a_cpu_run_is_bound_by_its_steps(cpu_report: Report) -> None:
-    found = cpu_report["bottleneck"]
-    assert (found["class"], found["confidence"]) == ("step", "medium")
-
-
 def test_a_short_run_is_not_sure_of_anything(gpu_report: Report) -> None:
     gpu_report["time"] |= {"wall_s": 59.0, "startup_s": 9_000.0}
     assert bottleneck(gpu_report) | {"evidence": []} == {

@@ -38,17 +38,6 @@ def bare(cpu_inputs: ReportInputs, schema: Report) -> Report:
     return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11), schema)
 
 
-def test_bars_find_the_paired_intervals(gpu_report: Report) -> None:
-    evaluation = gpu_report["evaluation"]
-    loss, metric = evaluation["changes"]
-    assert evaluation["delta"] == {
-        "held_out_loss": pytest.approx(loss["difference"]),
-        "held_out_loss_ci95": loss["ci95"],
-        "value_fraction": pytest.approx(metric["difference"]),
-        "ci95": metric["ci95"],
-    }
-
-
 def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
     evaluation, reasons = bare["evaluation"], bare["unavailable"]
     assert evaluation["delta"]["held_out_loss"] == pytest.approx(-4.09)

@@ -3,15 +3,9 @@
 from typing import Any
 
 import pytest
-
-from expertflow.report.diagnose import find
-from expertflow.report.records import Finding
+from report_reading import findings_by_code
 
 Report = dict[str, Any]
-
-
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
 
 
 def _hardware(report: Report) -> Report:
@@ -37,7 +31,7 @@ def test_memory_bound_kernels(
     tensor: float | None, sm: float | None, speaks: bool, gpu_report: Report
 ) -> None:
     _set(gpu_report, tensor_active_percent=tensor, sm_active_percent=sm)
-    assert ("memory-bound-kernels" in _found(gpu_report)) is speaks
+    assert ("memory-bound-kernels" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,7 @@ def test_small_kernels(
     kernel: float | None, power_w: float, sm: float | None, speaks: bool, gpu_report: Report
 ) -> None:
     _set(gpu_report, any_kernel_percent=kernel, power_w=power_w, sm_active_percent=sm)
-    assert ("small-kernels" in _found(gpu_report)) is speaks
+    assert ("small-kernels" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("code", "low"), [("memory-bound-kernels", 5.0), ("idle-card", 5.0)])
@@ -65,45 +59,45 @@ def test_counters_need_samples(
 ) -> None:
     _set(gpu_report, tensor_active_percent=low, any_kernel_percent=low)
     _hardware(gpu_report)["samples"] = samples
-    assert (code in _found(gpu_report)) is speaks
+    assert (code in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("mean", "speaks"), [(59.9, True), (60.0, False), (60.1, False)])
 def test_idle_card(mean: float, speaks: bool, gpu_report: Report) -> None:
-    assert ("idle-card" in _found(_set(gpu_report, any_kernel_percent=mean))) is speaks
+    assert ("idle-card" in findings_by_code(_set(gpu_report, any_kernel_percent=mean))) is speaks
 
 
 def test_idle_card_names_its_cause_only_where_times_tell_it(gpu_report: Report) -> None:
     _set(gpu_report, any_kernel_percent=50.0)
-    assert "do not tell why" in _found(gpu_report)["idle-card"].evidence
+    assert "do not tell why" in findings_by_code(gpu_report)["idle-card"].evidence
     gpu_report["time"]["eval_s"] = 2_600.0  # which keeps a card busy
-    assert "do not tell why" in _found(gpu_report)["idle-card"].evidence
+    assert "do not tell why" in findings_by_code(gpu_report)["idle-card"].evidence
     gpu_report["time"] |= {"eval_s": 75.6, "data_wait_s": 2_600.0}
-    assert "data took 49 % of wall time" in _found(gpu_report)["idle-card"].evidence
+    assert "data took 49 % of wall time" in findings_by_code(gpu_report)["idle-card"].evidence
 
 
 @pytest.mark.parametrize(("hot_s", "speaks"), [(26.7, False), (26.8, False), (26.9, True)])
 def test_throttling_for_heat(hot_s: float, speaks: bool, gpu_report: Report) -> None:
     _hardware(gpu_report)["throttle_s"] = {"power": 2_000.0, "thermal": hot_s}  # of 2,680 s
-    assert ("thermal-throttling" in _found(gpu_report)) is speaks
+    assert ("thermal-throttling" in findings_by_code(gpu_report)) is speaks
 
 
 def test_heat_alone_is_no_fault_and_cold_is_none_either(gpu_report: Report) -> None:
-    codes = set(_found(gpu_report))
+    codes = set(findings_by_code(gpu_report))
     for degrees in (99.0, 31.0):
-        assert set(_found(_set(gpu_report, temperature_c=degrees))) == codes
+        assert set(findings_by_code(_set(gpu_report, temperature_c=degrees))) == codes
 
 
 @pytest.mark.parametrize(("spilled", "speaks"), [(0.7e9, False), (0.8e9, False), (0.9e9, True)])
 def test_memory_spilled(spilled: float, speaks: bool, gpu_report: Report) -> None:
     _hardware(gpu_report)["memory_spilled_bytes"] = spilled  # of 80 GB
-    assert ("memory-spilled" in _found(gpu_report)) is speaks
+    assert ("memory-spilled" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("peak", "speaks"), [(73.5e9, True), (73.6e9, False), (73.7e9, False)])
 def test_room_for_the_next_micro_batch(peak: float, speaks: bool, gpu_report: Report) -> None:
     gpu_report["plan"]["next_micro_batch_peak_bytes"] = peak  # of 80 GB
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert ("memory-room" in found) is speaks
     if speaks:
         assert found["memory-room"].recommendation == (
@@ -116,7 +110,7 @@ def test_room_for_the_next_micro_batch(peak: float, speaks: bool, gpu_report: Re
 )
 def test_no_advice_to_fill_memory(change: str, gpu_report: Report) -> None:
     gpu_report["plan"]["next_micro_batch_peak_bytes"] = 70e9
-    assert "memory-room" in _found(gpu_report)
+    assert "memory-room" in findings_by_code(gpu_report)
     if change == "no accumulation":
         gpu_report["training_parameters"]["gradient_accumulation_steps"] = 1
     elif change == "odd":  # half of it is another global batch
@@ -126,4 +120,4 @@ def test_no_advice_to_fill_memory(change: str, gpu_report: Report) -> None:
         gpu_report["training_report"]["training"]["memory_retries"] = [retry]
     else:  # the run took 10 % more than predicted, so the next one would, too
         _hardware(gpu_report)["memory_peak_reserved_bytes"] = 1.1 * 63e9
-    assert "memory-room" not in _found(gpu_report)
+    assert "memory-room" not in findings_by_code(gpu_report)

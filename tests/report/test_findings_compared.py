@@ -5,19 +5,14 @@ from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from report_reading import findings_by_code
 
 from expertflow.report.build import build_report
-from expertflow.report.diagnose import find
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.records import Finding
 
 Report = dict[str, Any]
 SPOILT = "so the change is optimistic"
 TOO_FEW = "too few training questions to learn one from"
-
-
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
 
 
 def _without_baselines(inputs: ReportInputs, why: str) -> Report:
@@ -27,28 +22,30 @@ def _without_baselines(inputs: ReportInputs, why: str) -> Report:
 
 def test_a_score_without_a_baseline_is_said(gpu_inputs: ReportInputs, gpu_report: Report) -> None:
     report = _without_baselines(gpu_inputs, TOO_FEW)
-    said = _found(report)["no-baseline"]
+    said = findings_by_code(report)["no-baseline"]
     assert said.severity == "warning" and TOO_FEW in said.evidence
     assert (
         f"No answer without a model was compared with it: {TOO_FEW}."
         in (report["verdict"]["sentence"])
     )
     assert report["verdict"]["learned"] == "yes"
-    assert "no-baseline" not in _found(gpu_report)
+    assert "no-baseline" not in findings_by_code(gpu_report)
 
 
 def test_a_baseline_without_a_score_is_none(gpu_report: Report) -> None:
     for baseline in gpu_report["evaluation"]["baselines"]:
         baseline["value_fraction"] = baseline["change"] = None
-    assert "no-baseline" in _found(gpu_report)
+    assert "no-baseline" in findings_by_code(gpu_report)
 
 
 def test_nobody_misses_a_baseline_that_was_not_asked_for(gpu_inputs: ReportInputs) -> None:
     report = _without_baselines(gpu_inputs, "evaluation.baselines is false")
-    assert "no-baseline" not in _found(report)
+    assert "no-baseline" not in findings_by_code(report)
     assert "No answer without a model" not in report["verdict"]["sentence"]
     record = made_up.not_scored(gpu_inputs.evaluation, "Node is not installed")
-    assert "no-baseline" not in _found(build_report(replace(gpu_inputs, evaluation=record), {}))
+    assert "no-baseline" not in findings_by_code(
+        build_report(replace(gpu_inputs, evaluation=record), {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_a_loss_that_also_chose_the_weights(
         evaluation=made_up.make_bare(before=6.2, after=2.11),
     )
     report = build_report(inputs, {})
-    said = _found(report).get("chosen-by-held-out-loss")
+    said = findings_by_code(report).get("chosen-by-held-out-loss")
     assert (said is not None) is speaks
     assert (SPOILT in report["verdict"]["sentence"]) is speaks
     if said:
@@ -84,7 +81,7 @@ def test_a_loss_that_also_chose_the_weights(
 def test_a_metric_is_not_spoilt_by_a_choice_by_loss(cpu_inputs: ReportInputs) -> None:
     plan = replace(cpu_inputs.plan, load_best_model_at_end=True)
     report = build_report(replace(cpu_inputs, plan=plan), {})
-    assert "chosen-by-held-out-loss" not in _found(report)
+    assert "chosen-by-held-out-loss" not in findings_by_code(report)
     assert SPOILT not in report["verdict"]["sentence"]
 
 
@@ -102,7 +99,7 @@ def test_kept_checkpoints_that_nobody_compared(
     why = "the weights that training published: 7 held-out questions are left to choose by"
     if not is_compared:
         evaluation["published"] |= {"candidates": [], "reason": why}
-    said = _found(gpu_report).get("checkpoints-not-compared")
+    said = findings_by_code(gpu_report).get("checkpoints-not-compared")
     assert (said is not None) is speaks
     if said:
         assert said.severity == "info" and "3 checkpoints" in said.evidence
@@ -115,7 +112,7 @@ def test_questions_that_no_model_could_read(
 ) -> None:
     after = gpu_report["evaluation"]["after"]
     after["n_by_kind"] = {"correct": 100, "wrong_result": 100 - n, "not_asked": n}
-    said = _found(gpu_report).get("questions-not-asked")
+    said = findings_by_code(gpu_report).get("questions-not-asked")
     assert (said.severity if said else None) == severity
     if said:
         assert "shorten the prompts" in said.recommendation
@@ -124,6 +121,6 @@ def test_questions_that_no_model_could_read(
 def test_questions_that_were_not_asked_miss_no_form(gpu_report: Report) -> None:
     after = gpu_report["evaluation"]["after"]
     after["n_by_kind"] = {"correct": 50, "not_asked": 150}
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert "questions-not-asked" in found
     assert "one-kind-of-error" not in found

@@ -3,15 +3,9 @@
 from typing import Any
 
 import pytest
-
-from expertflow.report.diagnose import find
-from expertflow.report.records import Finding
+from report_reading import findings_by_code
 
 Report = dict[str, Any]
-
-
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
 
 
 @pytest.mark.parametrize(("share", "speaks"), [(None, False), (0.0999, False), (0.10, False),
@@ -20,7 +14,7 @@ def test_padding_is_said_and_not_priced(
     share: float | None, speaks: bool, gpu_report: Report
 ) -> None:
     gpu_report["data"]["padding_fraction"] = share
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert ("padding" in found) is speaks
     if speaks:
         assert found["padding"].worth_usd is None and found["padding"].worth_reason
@@ -34,7 +28,7 @@ def test_few_steps_and_long_warmup(
     steps: int, warmup: int, speaks: bool, gpu_report: Report
 ) -> None:
     gpu_report["training_parameters"] |= {"total_steps": steps, "warmup_steps": warmup}
-    assert ("few-steps" in _found(gpu_report)) is speaks
+    assert ("few-steps" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(
@@ -44,15 +38,15 @@ def test_few_steps_and_long_warmup(
 def test_long_rows(packing: str, length: int, speaks: bool, gpu_report: Report) -> None:
     gpu_report["data"] |= {"packing": packing, "seq_len": length}
     gpu_report["data"]["length_histogram"]["max"] = 1_600
-    assert ("rows-too-long" in _found(gpu_report)) is speaks
+    assert ("rows-too-long" in findings_by_code(gpu_report)) is speaks
 
 
 def test_licence_and_leak_come_up(gpu_report: Report) -> None:
-    assert not {"no-licence", "held-out-leak"} & set(_found(gpu_report))
+    assert not {"no-licence", "held-out-leak"} & set(findings_by_code(gpu_report))
     gpu_report["data"]["sources"][0]["licence"] = None
     gpu_report["evaluation"]["documents_shared_with_training"] = 3
-    assert "text-to-sql" in _found(gpu_report)["no-licence"].evidence
-    assert _found(gpu_report)["held-out-leak"].severity == "problem"
+    assert "text-to-sql" in findings_by_code(gpu_report)["no-licence"].evidence
+    assert findings_by_code(gpu_report)["held-out-leak"].severity == "problem"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +57,10 @@ def test_much_of_a_source_left_out(
     left_out: int, kept: int, speaks: bool, gpu_report: Report
 ) -> None:
     gpu_report["data"]["sources"][1] |= {"n_left_out": left_out, "n_train": kept, "n_held_out": 0}
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert ("data-left-out" in found) is speaks
     if speaks:
         # what a cap took may all have been of this source
         gpu_report["data"]["dropped_by_reason"]["over_source_cap"] = left_out - 1
-        assert "data-left-out" not in _found(gpu_report)
+        assert "data-left-out" not in findings_by_code(gpu_report)
         assert "of generated-shops" in found["data-left-out"].evidence

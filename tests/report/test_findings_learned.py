@@ -5,10 +5,10 @@ from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from report_reading import findings_by_code
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report.build import build_report
-from expertflow.report.diagnose import find
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import Finding
 
@@ -16,12 +16,8 @@ Report = dict[str, Any]
 SAME = "no measurable change"
 
 
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
-
-
 def _of(inputs: ReportInputs, evaluation: EvaluationRecord) -> dict[str, Finding]:
-    return _found(build_report(replace(inputs, evaluation=evaluation), {}))
+    return findings_by_code(build_report(replace(inputs, evaluation=evaluation), {}))
 
 
 @pytest.mark.parametrize(
@@ -56,20 +52,20 @@ def test_baseline_not_beaten(
 
 
 def test_no_change_says_what_would_show_one(gpu_report: Report) -> None:
-    assert "no-measurable-change" not in _found(gpu_report)
+    assert "no-measurable-change" not in findings_by_code(gpu_report)
     change = gpu_report["evaluation"]["changes"][1]
     change |= {"difference": 0.02, "ci95": [-0.02, 0.06], "n": 100, "change": SAME}
-    advice = _found(gpu_report)["no-measurable-change"].recommendation
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
     assert "about 720 more held-out questions (evaluation.max_examples" in advice
     change["difference"] = 0.0
-    advice = _found(gpu_report)["no-measurable-change"].recommendation
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
     assert "no number of questions shows a difference of zero" in advice
     change |= {"difference": 0.03, "ci95": [0.01, 0.06]}
-    advice = _found(gpu_report)["no-measurable-change"].recommendation
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
     assert "so few answers differ" in advice
 
 
-def test_a_loss_that_did_not_change_is_found(cpu_inputs: ReportInputs) -> None:
+def test_a_loss_that_did_not_change_isfindings_by_code(cpu_inputs: ReportInputs) -> None:
     found = _of(cpu_inputs, made_up.make_bare(before=2.1, after=2.09))
     assert "held out loss did not measurably change" in found["no-measurable-change"].evidence
 
@@ -88,7 +84,7 @@ def test_another_checkpoint(step: int, speaks: bool, gpu_report: Report) -> None
     published["step"] = step
     for candidate in published["candidates"]:
         candidate["published"] = candidate["step"] == step
-    found = _found(gpu_report).get("another-checkpoint")
+    found = findings_by_code(gpu_report).get("another-checkpoint")
     assert (found is not None) is speaks
     if found:
         assert found.severity == "info" and "not the last of 1,800" in found.evidence
@@ -101,19 +97,19 @@ def test_the_last_step_with_a_higher_loss_is_said(gpu_report: Report) -> None:
     for candidate in published["candidates"]:
         candidate["published"] = candidate["step"] == 1800
     published["candidates"][2]["held_out_loss"] = 0.58
-    assert "is at step 1,200" in _found(gpu_report)["another-checkpoint"].evidence
+    assert "is at step 1,200" in findings_by_code(gpu_report)["another-checkpoint"].evidence
 
 
 @pytest.mark.parametrize(("after", "speaks"), [(0.5312, False), (0.53125, False), (0.5314, True)])
 def test_an_export_that_moved_the_loss(after: float, speaks: bool, gpu_report: Report) -> None:
     gpu_report["export"] |= {"loss_before_merge": 0.5312, "loss_after_merge": after}
-    assert ("export-moved-loss" in _found(gpu_report)) is speaks
+    assert ("export-moved-loss" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("n_cut", "speaks"), [(None, False), (10, False), (11, True)])
 def test_answers_cut_off(n_cut: int | None, speaks: bool, gpu_report: Report) -> None:
     gpu_report["evaluation"]["after"]["n_cut_off"] = n_cut
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert ("answers-cut-off" in found) is speaks
     if speaks:
         assert "evaluation.max_new_tokens" in found["answers-cut-off"].recommendation
@@ -126,14 +122,14 @@ def test_answers_cut_off(n_cut: int | None, speaks: bool, gpu_report: Report) ->
 def test_one_kind_of_error(kind: str, n: int, speaks: bool, gpu_report: Report) -> None:
     after = gpu_report["evaluation"]["after"]
     after["n_by_kind"] = {"correct": 200 - n - 1, kind: n, "empty": 1}
-    assert ("one-kind-of-error" in _found(gpu_report)) is speaks
+    assert ("one-kind-of-error" in findings_by_code(gpu_report)) is speaks
 
 
 def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
     after, advice = gpu_report["evaluation"]["after"], {}
     for kind in ("timed_out", "empty", "did_not_parse"):
         after["n_by_kind"] = {"correct": 100, kind: 100}
-        said = _found(gpu_report)["one-kind-of-error"]
+        said = findings_by_code(gpu_report)["one-kind-of-error"]
         assert kind.replace("_", " ") in said.evidence
         advice[kind] = said.recommendation
     assert len(set(advice.values())) == 3
@@ -142,7 +138,7 @@ def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
 @pytest.mark.parametrize(("n", "severity"), [(0, None), (3, "info"), (4, "warning")])
 def test_shared_questions(n: int, severity: str | None, gpu_report: Report) -> None:
     gpu_report["evaluation"]["n_questions_shared_with_training"] = n
-    said = _found(gpu_report).get("questions-shared")
+    said = findings_by_code(gpu_report).get("questions-shared")
     assert (said.severity if said else None) == severity
 
 
@@ -170,10 +166,10 @@ def test_a_judge_that_goes_by_position(n: int, speaks: bool, gpu_inputs: ReportI
 
 def test_pairs_without_a_verdict_are_said(gpu_report: Report) -> None:
     assert "1 of 51 pairs got no verdict: no verdict in the reply" in (
-        _found(gpu_report)["judge-failed"].evidence
+        findings_by_code(gpu_report)["judge-failed"].evidence
     )
     gpu_report["evaluation"]["judge"] |= {"n_failed": 0, "reason": None}
-    assert "judge-failed" not in _found(gpu_report)
+    assert "judge-failed" not in findings_by_code(gpu_report)
 
 
 def test_nothing_is_found_of_an_expert_without_a_task(cpu_inputs: ReportInputs) -> None:

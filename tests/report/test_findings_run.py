@@ -3,16 +3,12 @@
 from typing import Any
 
 import pytest
+from report_reading import findings_by_code
 
 from expertflow.report.diagnose import find
-from expertflow.report.records import Finding
 from expertflow.report.sections.plan import plan_against_actual
 
 Report = dict[str, Any]
-
-
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
 
 
 def _took(report: Report, hours: float) -> Report:
@@ -26,13 +22,13 @@ def _took(report: Report, hours: float) -> Report:
     [(0.709, True), (0.71, False), (0.75, False), (0.77, False), (0.771, True)],
 )
 def test_plan_missed(hours: float, speaks: bool, gpu_report: Report) -> None:
-    assert ("plan-missed" in _found(_took(gpu_report, hours))) is speaks
+    assert ("plan-missed" in findings_by_code(_took(gpu_report, hours))) is speaks
 
 
 def test_missed_prior_weighs_less_than_a_missed_calibration(gpu_report: Report) -> None:
-    assert _found(_took(gpu_report, 2.0))["plan-missed"].severity == "warning"
+    assert findings_by_code(_took(gpu_report, 2.0))["plan-missed"].severity == "warning"
     gpu_report["plan"]["calibrated"] = False
-    assert _found(gpu_report)["plan-missed"].severity == "info"
+    assert findings_by_code(gpu_report)["plan-missed"].severity == "info"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +36,7 @@ def test_missed_prior_weighs_less_than_a_missed_calibration(gpu_report: Report) 
 )
 def test_more_memory_than_planned(held: float | None, speaks: bool, gpu_report: Report) -> None:
     gpu_report["training_report"]["hardware"]["memory_peak_reserved_bytes"] = held
-    assert ("memory-over-plan" in _found(_took(gpu_report, 0.75))) is speaks
+    assert ("memory-over-plan" in findings_by_code(_took(gpu_report, 0.75))) is speaks
 
 
 def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
@@ -54,25 +50,25 @@ def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
 )
 def test_monitor_overhead(share: float | None, speaks: bool, gpu_report: Report) -> None:
     gpu_report["training_report"]["hardware"]["monitor_cpu_fraction"] = share
-    assert ("monitor-overhead" in _found(gpu_report)) is speaks
+    assert ("monitor-overhead" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("samples", "speaks"), [(0, True), (1, False)])
 def test_lost_monitor(samples: int, speaks: bool, gpu_report: Report) -> None:
     gpu_report["training_report"]["hardware"]["samples"] = samples
-    assert ("monitor-lost" in _found(gpu_report)) is speaks
+    assert ("monitor-lost" in findings_by_code(gpu_report)) is speaks
 
 
 def test_fallbacks_are_said(gpu_report: Report) -> None:
-    assert _found(gpu_report)["tokenizer-fallback"].severity == "info"
-    assert not {"measured-peak", "memory-short"} & set(_found(gpu_report))
+    assert findings_by_code(gpu_report)["tokenizer-fallback"].severity == "info"
+    assert not {"measured-peak", "memory-short"} & set(findings_by_code(gpu_report))
     gpu_report["data"]["tokenizer_fallbacks"] = []
     gpu = gpu_report["training_report"]["hardware"]["gpu"]
     gpu["peak_source"] = "measured matmul on this card"
     retry = {"micro_batch_size": 8, "n_accumulation_steps": 9}
     gpu_report["training_report"]["training"]["memory_retries"] = [retry]
     gpu_report["training_parameters"] |= {"batch_size": 8, "gradient_accumulation_steps": 4}
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert "tokenizer-fallback" not in found
     assert found["measured-peak"].severity == "info"
     advice = found["memory-short"].recommendation
@@ -80,15 +76,15 @@ def test_fallbacks_are_said(gpu_report: Report) -> None:
 
 
 def test_epochs_of_another_length_are_not_compared(gpu_report: Report) -> None:
-    assert "rows-not-compared" not in _found(gpu_report)
+    assert "rows-not-compared" not in findings_by_code(gpu_report)
     gpu_report["training_report"]["training"]["epochs"] = 3.0
-    assert "2 of the packed rows" in _found(gpu_report)["rows-not-compared"].evidence
+    assert "2 of the packed rows" in findings_by_code(gpu_report)["rows-not-compared"].evidence
 
 
-def test_what_could_not_be_staged_is_found(gpu_report: Report) -> None:
-    assert "not-staged" not in _found(gpu_report)
+def test_what_could_not_be_staged_isfindings_by_code(gpu_report: Report) -> None:
+    assert "not-staged" not in findings_by_code(gpu_report)
     used = gpu_report["staging"]["used"]
     used["weights"] |= {"is_fallback": True, "reason": "/scratch: No space left on device"}
-    said = _found(gpu_report)["not-staged"]
+    said = findings_by_code(gpu_report)["not-staged"]
     assert said.evidence == "weights were read where they are: /scratch: No space left on device"
     assert said.severity == "warning"

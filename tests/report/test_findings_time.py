@@ -3,9 +3,7 @@
 from typing import Any
 
 import pytest
-
-from expertflow.report.diagnose import find
-from expertflow.report.records import Finding
+from report_reading import findings_by_code
 
 Report = dict[str, Any]
 
@@ -16,10 +14,6 @@ LIMITS = [
     ("start-up", "startup_s", 0.10),
     ("lost-work", "other_s", 0.05),  # the run had two sessions
 ]
-
-
-def _found(report: Report) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(report)}
 
 
 def _unbroken(report: Report) -> Report:
@@ -38,7 +32,7 @@ def _with_share(report: Report, part: str, share: float) -> Report:
 def test_lost_time(
     code: str, part: str, limit: float, above: float, speaks: bool, gpu_report: Report
 ) -> None:
-    found = _found(_with_share(gpu_report, part, limit + above))
+    found = findings_by_code(_with_share(gpu_report, part, limit + above))
     assert (code in found) is speaks
     if speaks:
         assert found[code].worth_usd == pytest.approx(2.49 * (limit + above) * 4_000 / 3_600)
@@ -46,9 +40,9 @@ def test_lost_time(
 
 def test_start_up_counts_the_tail(gpu_report: Report) -> None:
     _with_share(_unbroken(gpu_report), "startup_s", 0.06)
-    assert "start-up" not in _found(gpu_report)
+    assert "start-up" not in findings_by_code(gpu_report)
     gpu_report["time"]["other_s"] = 0.05 * 4_000
-    assert "start-up" in _found(gpu_report)
+    assert "start-up" in findings_by_code(gpu_report)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +50,17 @@ def test_start_up_counts_the_tail(gpu_report: Report) -> None:
 )
 def test_work_that_was_thrown_away_is_no_start_up(how: Report, gpu_report: Report) -> None:
     _with_share(_unbroken(gpu_report), "other_s", 0.2)
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert "start-up" in found and "lost-work" not in found
     gpu_report["training_report"]["training"] |= how
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert "start-up" not in found
     assert "save more often" in found["lost-work"].recommendation
 
 
 def test_no_price_no_worth_but_a_reason(gpu_report: Report) -> None:
     gpu_report["cost"]["usd_per_hour"] = None
-    finding = _found(_with_share(gpu_report, "data_wait_s", 0.2))["data-wait"]
+    finding = findings_by_code(_with_share(gpu_report, "data_wait_s", 0.2))["data-wait"]
     assert finding.worth_usd is None and "price" in (finding.worth_reason or "")
 
 
@@ -79,7 +73,7 @@ def test_silent_below_its_evidence(
 ) -> None:
     gpu_report["training_report"]["training"]["steps"] = steps
     gpu_report["time"] |= {"wall_s": wall_s, "data_wait_s": wall_s / 2}
-    assert ("data-wait" in _found(gpu_report)) is speaks
+    assert ("data-wait" in findings_by_code(gpu_report)) is speaks
 
 
 @pytest.mark.parametrize(("peak", "speaks"), [(73.5e9, True), (73.6e9, False), (73.7e9, False)])
@@ -89,7 +83,7 @@ def test_recomputation_that_memory_could_spare(
     gpu_report["training_parameters"]["gradient_checkpointing"] = True
     gpu_report["plan"]["without_checkpointing_peak_bytes"] = peak  # of 80 GB
     gpu_report["model"] |= {"flops_per_token_model": 3e9, "flops_per_token_hardware": 4e9}
-    found = _found(gpu_report)
+    found = findings_by_code(gpu_report)
     assert ("recomputation" in found) is speaks
     if speaks:
         seconds = gpu_report["time"]["train_s"] / 4
@@ -98,4 +92,4 @@ def test_recomputation_that_memory_could_spare(
 
 def test_kept_activations_are_not_recomputed(gpu_report: Report) -> None:
     gpu_report["plan"]["without_checkpointing_peak_bytes"] = 1
-    assert "recomputation" not in _found(gpu_report)
+    assert "recomputation" not in findings_by_code(gpu_report)

@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 from made_up_runs import PROVENANCE
+from report_reading import Outline, check_page_is_safe
 
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
@@ -19,38 +19,6 @@ from expertflow.report.view.chain import chain_rows
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \u2028"
 PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
-VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
-
-
-class _Outline(HTMLParser):
-    """Collects tags and attributes, and checks that tags are closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-
-def _outline(page: str) -> _Outline:
-    outline = _Outline()
-    outline.feed(page)
-    assert outline.open == []
-    return outline
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +33,12 @@ def cpu_page(cpu_inputs: ReportInputs) -> str:
 
 def test_page_is_well_formed_and_small(gpu_page: str, cpu_page: str) -> None:
     for page in (gpu_page, cpu_page):
-        _outline(page)
+        Outline(page)
         assert len(page.encode()) < MAX_PAGE_BYTES / 2
 
 
 def test_page_needs_no_network_and_no_script(gpu_page: str) -> None:
-    outline = _outline(gpu_page)
-    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
-    assert not [name for name, _ in outline.attributes if name.startswith("on")]
-    assert not re.findall(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:)?//", gpu_page)
+    check_page_is_safe(gpu_page)
 
 
 def test_colours_come_from_the_page(gpu_page: str) -> None:
@@ -128,9 +93,7 @@ def _hostile(value: Any, key: str = "") -> Any:
 
 
 def _escaped(page: str) -> str:
-    outline = _outline(page)
-    assert "script" not in outline.tags
-    assert not [name for name, _ in outline.attributes if name.startswith("on")]
+    check_page_is_safe(page)
     assert "&lt;script&gt;" in page and "<script" not in page
     assert "{{ 7 * 7 }}" in page
     return page
@@ -142,13 +105,7 @@ def test_hostile_texts_are_escaped(which: str, request: pytest.FixtureRequest) -
     report = _hostile(build_report(inputs, PROVENANCE))
     page = _escaped(render_page(report, inputs))
     if which == "gpu":  # the places that only a full report has
-        for section, end in (
-            ("evaluation", "time"),
-            ("samples", "findings"),
-            ("timeline", "data"),
-            ("plan", "sources"),
-            ("provenance", "footer"),
-        ):
+        for section, end in PLACES:
             part = page.split(f'<section id="{section}"')[1].split(f'id="{end}"')[0]
             assert part.count("&lt;script&gt;") > 3, section
 
@@ -161,7 +118,7 @@ def test_hostile_texts_are_escaped_in_the_index(gpu_report: dict[str, Any]) -> N
 
 def test_texts_in_drawings_are_escaped() -> None:
     svg = _themed('<svg width="1"><text>a</text></svg>', HOSTILE)
-    outline = _outline(svg)
+    outline = Outline(svg)
     assert outline.tags == ["svg", "text"]
     assert dict(outline.attributes)["aria-label"] == HOSTILE
 
@@ -182,7 +139,7 @@ def test_long_texts_do_not_burst_the_page(cpu_inputs: ReportInputs) -> None:
 def test_run_without_series_has_a_page(cpu_inputs: ReportInputs) -> None:
     inputs = replace(cpu_inputs, steps=(), samples=())
     page = render_page(build_report(inputs, {}), inputs)
-    _outline(page)
+    Outline(page)
     assert "No readings were taken." in page
 
 
@@ -218,7 +175,7 @@ def test_parts_without_content_are_left_out(cpu_inputs: ReportInputs) -> None:
     report["plan"] |= {"options": [], "claims": [], "memory": None}
     report["provenance"]["chain"] = []
     page = render_page(report, cpu_inputs)
-    _outline(page)
+    Outline(page)
     for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
         assert text not in page
 

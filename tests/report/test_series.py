@@ -23,12 +23,6 @@ def test_short_series_are_not_thinned() -> None:
     assert series.envelope([]) == []
 
 
-def test_pauses_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
-    rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps)]
-    assert max(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.03)
-    assert min(rates) < 0.6 * max(rates)
-
-
 def test_resumed_clock_does_not_go_backwards(cpu_inputs: ReportInputs) -> None:
     steps = list(cpu_inputs.steps[:3])
     steps[2] = replace(steps[2], elapsed_s=1.0)
@@ -47,22 +41,9 @@ def test_evaluation_before_training_comes_first(cpu_inputs: ReportInputs) -> Non
     assert span.end_s == pytest.approx(first.elapsed_s - first.step_s)
 
 
-def test_evaluations_follow_their_step(cpu_inputs: ReportInputs) -> None:
-    first, _ = series.evaluation_spans(cpu_inputs.steps, cpu_inputs.training.eval_points)
-    assert first.start_s == cpu_inputs.steps[29].elapsed_s
-    assert first.end_s - first.start_s == pytest.approx(2.6)
-
-
 def test_halving_keeps_extremes() -> None:
     points = series.envelope([(float(x), float(x % 7)) for x in range(9)])
     halves = series.halved(points)
     assert len(halves) == 5 and halves[0].x == 0.5
     assert (halves[3].low, halves[3].high) == (0, 6)
     assert series.halved([]) == []
-
-
-def test_saves_begin_when_training_stops(gpu_inputs: ReportInputs) -> None:
-    point = gpu_inputs.training.save_points[0]
-    span = series.save_spans([point])[0]
-    assert span.start_s == point.elapsed_s
-    assert span.end_s - span.start_s == pytest.approx(point.save_s)

@@ -62,9 +62,3 @@ def test_without_samples_nothing_is_split(
     times = split(training)
     assert times.spent == training.time
     assert (times.split_source, times.gpu_idle_source) == (None, None)
-
-
-def test_cpu_steps_keep_their_stamps(cpu_inputs: ReportInputs) -> None:
-    section = time_section(cpu_inputs.training)
-    assert (section["split_source"], section["forward_s"]) == ("stamps", 27.4)
-    assert section["gpu_idle_s"] is None and section["gpu_idle_source"] is None

@@ -88,8 +88,3 @@ def test_a_task_that_was_not_scored_is_not_answered_for_by_its_loss(
 def test_verdict_does_not_trust_a_leak(gpu_report: Report) -> None:
     gpu_report["evaluation"]["documents_shared_with_training"] = 1
     assert verdict(gpu_report)["learned"] == "unclear"
-
-
-def test_failed_bars_are_in_the_answer(gpu_report: Report) -> None:
-    assert gpu_report["verdict"]["answer"] == "Yes, but 1 of 3 acceptance bars failed."
-    assert gpu_report["verdict"]["level"] == "mixed"

@@ -1,0 +1,48 @@
+"""What tests read off a report and off its pages."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from expertflow.report.diagnose import find
+from expertflow.report.records import Finding
+
+Report = dict[str, Any]
+VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
+
+
+def findings_by_code(report: Report) -> dict[str, Finding]:
+    return {finding.code: finding for finding in find(report)}
+
+
+class Outline(HTMLParser):
+    """Collects tags and attributes, and checks that tags are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def check_page_is_safe(page: str) -> None:
+    """Fail where a page runs a script, loads anything, or is not well formed."""
+    outline = Outline(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
+    assert not [name for name, _ in outline.attributes if name.startswith("on")]
+    assert not re.findall(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:)?//", page)
