@@ -8,6 +8,7 @@ from expertflow.report.diagnose import find
 from expertflow.report.records import Finding
 
 Report = dict[str, Any]
+MISSING = object()
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 
@@ -46,3 +47,15 @@ def check_page_is_safe(page: str) -> None:
     assert not {"script", "link", "img", "iframe", "object"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
     assert not re.findall(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:)?//", page)
+
+
+def set_at(report: Report, path: str, value: Any) -> None:
+    """Set what stands at a path of keys and indices, as ``changes.1.n``; MISSING removes it."""
+    *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    holder: Any = report
+    for key in way:
+        holder = holder[key]
+    if value is MISSING:
+        del holder[last]
+    else:
+        holder[last] = value

@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 import pytest
+from report_reading import MISSING, set_at
 
 from expertflow.core.errors import DataError
 from expertflow.report.check.report import check_report
 from expertflow.report.inputs import ReportInputs
 
 Report = dict[str, Any]
-MISSING = object()
 TRAINING = "training_report.training"
 FAULTS = [
     ("run.colour", "blue", "run"),
@@ -79,14 +79,7 @@ def test_fault_is_named(
     schema: dict[str, Any],
     gpu_inputs: ReportInputs,
 ) -> None:
-    *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
-    holder: Any = gpu_report
-    for key in way:
-        holder = holder[key]
-    if value is MISSING:
-        del holder[last]
-    else:
-        holder[last] = value
+    set_at(gpu_report, path, value)
     with pytest.raises(DataError, match=rf"^report\.json.*{re.escape(message)}"):
         check_report(gpu_report, schema, gpu_inputs)
 

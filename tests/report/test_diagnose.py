@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from expertflow.core.errors import ConfigError
 from expertflow.report.build import build_report
-from expertflow.report.diagnose import MISSING, accept, find, look_up
+from expertflow.report.diagnose import accept, find
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import AcceptanceRule
 
@@ -74,10 +74,3 @@ def test_bar_below_a_null_is_not_measured(cpu_report: Report) -> None:
 def test_acceptance_that_cannot_be_judged(path: str, value: Any, gpu_report: Report) -> None:
     with pytest.raises(ConfigError, match=path):
         accept(gpu_report, (AcceptanceRule(path=path, op="<", value=value),))
-
-
-def test_look_up() -> None:
-    report = {"a": [{"b": 1}], "n": None}
-    assert look_up(report, "a[0].b") == 1
-    assert look_up(report, "a[1].b") is MISSING
-    assert look_up(report, "n.deep.er") is None

@@ -106,18 +106,6 @@ def test_kept_checkpoints_that_nobody_compared(
         assert why in said.evidence
 
 
-@pytest.mark.parametrize(("n", "severity"), [(0, None), (10, "info"), (11, "warning")])
-def test_questions_that_no_model_could_read(
-    n: int, severity: str | None, gpu_report: Report
-) -> None:
-    after = gpu_report["evaluation"]["after"]
-    after["n_by_kind"] = {"correct": 100, "wrong_result": 100 - n, "not_asked": n}
-    said = findings_by_code(gpu_report).get("questions-not-asked")
-    assert (said.severity if said else None) == severity
-    if said:
-        assert "shorten the prompts" in said.recommendation
-
-
 def test_questions_that_were_not_asked_miss_no_form(gpu_report: Report) -> None:
     after = gpu_report["evaluation"]["after"]
     after["n_by_kind"] = {"correct": 50, "not_asked": 150}

@@ -8,37 +8,10 @@ from report_reading import findings_by_code
 Report = dict[str, Any]
 
 
-@pytest.mark.parametrize(("share", "speaks"), [(None, False), (0.0999, False), (0.10, False),
-                                               (0.1001, True)])  # fmt: skip
-def test_padding_is_said_and_not_priced(
-    share: float | None, speaks: bool, gpu_report: Report
-) -> None:
-    gpu_report["data"]["padding_fraction"] = share
-    found = findings_by_code(gpu_report)
-    assert ("padding" in found) is speaks
-    if speaks:
-        assert found["padding"].worth_usd is None and found["padding"].worth_reason
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "speaks"),
-    [(50, 9, False), (49, 4, True), (900, 179, False), (900, 180, True), (900, 181, True)],
-)
-def test_few_steps_and_long_warmup(
-    steps: int, warmup: int, speaks: bool, gpu_report: Report
-) -> None:
-    gpu_report["training_parameters"] |= {"total_steps": steps, "warmup_steps": warmup}
-    assert ("few-steps" in findings_by_code(gpu_report)) is speaks
-
-
-@pytest.mark.parametrize(
-    ("packing", "length", "speaks"),
-    [("none", 2_000, False), ("none", 2_001, True), ("bfd", 4_096, False)],
-)
-def test_long_rows(packing: str, length: int, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["data"] |= {"packing": packing, "seq_len": length}
-    gpu_report["data"]["length_histogram"]["max"] = 1_600
-    assert ("rows-too-long" in findings_by_code(gpu_report)) is speaks
+def test_padding_is_said_and_not_priced(gpu_report: Report) -> None:
+    gpu_report["data"]["padding_fraction"] = 0.2
+    found = findings_by_code(gpu_report)["padding"]
+    assert found.worth_usd is None and found.worth_reason
 
 
 def test_licence_and_leak_come_up(gpu_report: Report) -> None:

@@ -100,31 +100,6 @@ def test_the_last_step_with_a_higher_loss_is_said(gpu_report: Report) -> None:
     assert "is at step 1,200" in findings_by_code(gpu_report)["another-checkpoint"].evidence
 
 
-@pytest.mark.parametrize(("after", "speaks"), [(0.5312, False), (0.53125, False), (0.5314, True)])
-def test_an_export_that_moved_the_loss(after: float, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["export"] |= {"loss_before_merge": 0.5312, "loss_after_merge": after}
-    assert ("export-moved-loss" in findings_by_code(gpu_report)) is speaks
-
-
-@pytest.mark.parametrize(("n_cut", "speaks"), [(None, False), (10, False), (11, True)])
-def test_answers_cut_off(n_cut: int | None, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["evaluation"]["after"]["n_cut_off"] = n_cut
-    found = findings_by_code(gpu_report)
-    assert ("answers-cut-off" in found) is speaks
-    if speaks:
-        assert "evaluation.max_new_tokens" in found["answers-cut-off"].recommendation
-
-
-@pytest.mark.parametrize(
-    ("kind", "n", "speaks"),
-    [("syntax_error", 40, False), ("syntax_error", 41, True), ("wrong_result", 90, False)],
-)
-def test_one_kind_of_error(kind: str, n: int, speaks: bool, gpu_report: Report) -> None:
-    after = gpu_report["evaluation"]["after"]
-    after["n_by_kind"] = {"correct": 200 - n - 1, kind: n, "empty": 1}
-    assert ("one-kind-of-error" in findings_by_code(gpu_report)) is speaks
-
-
 def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
     after, advice = gpu_report["evaluation"]["after"], {}
     for kind in ("timed_out", "empty", "did_not_parse"):
@@ -133,13 +108,6 @@ def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
         assert kind.replace("_", " ") in said.evidence
         advice[kind] = said.recommendation
     assert len(set(advice.values())) == 3
-
-
-@pytest.mark.parametrize(("n", "severity"), [(0, None), (3, "info"), (4, "warning")])
-def test_shared_questions(n: int, severity: str | None, gpu_report: Report) -> None:
-    gpu_report["evaluation"]["n_questions_shared_with_training"] = n
-    said = findings_by_code(gpu_report).get("questions-shared")
-    assert (said.severity if said else None) == severity
 
 
 @pytest.mark.parametrize(

@@ -45,20 +45,6 @@ def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:
     assert "47 hours" in claims[0].evidence and "minutes" in claims[0].evidence
 
 
-@pytest.mark.parametrize(
-    ("share", "speaks"), [(None, False), (0.0049, False), (0.005, False), (0.0051, True)]
-)
-def test_monitor_overhead(share: float | None, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["training_report"]["hardware"]["monitor_cpu_fraction"] = share
-    assert ("monitor-overhead" in findings_by_code(gpu_report)) is speaks
-
-
-@pytest.mark.parametrize(("samples", "speaks"), [(0, True), (1, False)])
-def test_lost_monitor(samples: int, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["training_report"]["hardware"]["samples"] = samples
-    assert ("monitor-lost" in findings_by_code(gpu_report)) is speaks
-
-
 def test_fallbacks_are_said(gpu_report: Report) -> None:
     assert findings_by_code(gpu_report)["tokenizer-fallback"].severity == "info"
     assert not {"measured-peak", "memory-short"} & set(findings_by_code(gpu_report))

@@ -64,18 +64,6 @@ def test_no_price_no_worth_but_a_reason(gpu_report: Report) -> None:
     assert finding.worth_usd is None and "price" in (finding.worth_reason or "")
 
 
-@pytest.mark.parametrize(
-    ("steps", "wall_s", "speaks"),
-    [(19, 4_000, False), (20, 4_000, True), (1_800, 59.9, False), (1_800, 60, True)],
-)
-def test_silent_below_its_evidence(
-    steps: int, wall_s: float, speaks: bool, gpu_report: Report
-) -> None:
-    gpu_report["training_report"]["training"]["steps"] = steps
-    gpu_report["time"] |= {"wall_s": wall_s, "data_wait_s": wall_s / 2}
-    assert ("data-wait" in findings_by_code(gpu_report)) is speaks
-
-
 @pytest.mark.parametrize(("peak", "speaks"), [(73.5e9, True), (73.6e9, False), (73.7e9, False)])
 def test_recomputation_that_memory_could_spare(
     peak: float, speaks: bool, gpu_report: Report

@@ -47,8 +47,3 @@ def test_the_best_baseline_is_the_one_that_scores_highest(gpu_report: Report) ->
 def test_changes_are_said_in_their_unit(quantity: str, said: str) -> None:
     change = {"quantity": quantity, "difference": -0.25, "ci95": [-0.4, -0.1]}
     assert learned.spelled(change) == said
-
-
-def test_errors_are_in_order(gpu_report: Report) -> None:
-    gpu_report["evaluation"]["after"]["n_by_kind"] = {"a": 1, "correct": 9, "b": 3, "c": 0, "d": 1}
-    assert learned.errors(gpu_report["evaluation"]) == [("b", 3), ("a", 1), ("d", 1)]

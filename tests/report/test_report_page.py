@@ -197,15 +197,6 @@ def test_chain_is_placed_by_stage() -> None:
     assert shards is not None and [made.sha256 for made in shards.made] == ["ababababab"] * 2
 
 
-def test_a_chain_without_shards_is_still_joined() -> None:
-    stages = ("find_datasets", "deduplicate_documents", "prepare_model", "pack_sequences")
-    chain = [{"stage": s, "record": "x.json", "sha256": "", "code": ""} for s in stages]
-    rows = chain_rows(chain)
-    assert [row.link for row in rows] == ["", "left", "join"]
-    assert [row.link for row in chain_rows(chain[:1])] == [""]
-    assert chain_rows([]) == ()
-
-
 def test_many_records_of_one_stage_are_counted() -> None:
     chain = [
         {"stage": "fetch_source", "record": f"{i}", "sha256": "", "code": ""} for i in range(9)
