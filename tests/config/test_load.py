@@ -246,23 +246,16 @@ def test_every_setting_is_described() -> None:
     assert described(SCHEMAS.config) == []
 
 
-def test_whole_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
+def test_numbers_inside_an_object_of_the_command_line_are_numbers() -> None:
     """Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of texts."""
-    sources = [{"name": "s", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
-    own = {"training": {"logging_steps": "5"}, "sources": sources}
-    given = {"training": {"max_steps": "30"}, "experts": {"e": own}}
+    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1234567", "text": "{t}"}]
+    own = {"training": {"logging_steps": "5"}, "sources": [*sources, {"revision": "1.0"}]}
+    given = {"training": {"max_steps": "30", "max_usd": "2.5"}, "experts": {"e": own}}
     settings = load_config(given, SCHEMAS)
-    assert settings["training"]["max_steps"] == 30
-    assert settings["experts"]["e"]["training"]["logging_steps"] == 5
-    assert settings["experts"]["e"]["sources"][0]["revision"] == "1234567"
-
-
-def test_decimals_inside_an_object_of_the_command_line_are_numbers() -> None:
-    sources = [{"name": "1.5", "kind": "hub", "id": "a/b", "revision": "1.0", "text": "{t}"}]
-    given = {"training": {"max_usd": "2.5"}, "experts": {"e": {"sources": sources}}}
-    settings = load_config(given, SCHEMAS)
-    assert settings["training"]["max_usd"] == 2.5
-    assert settings["experts"]["e"]["sources"][0]["revision"] == "1.0"
+    assert (settings["training"]["max_steps"], settings["training"]["max_usd"]) == (30, 2.5)
+    expert = settings["experts"]["e"]
+    assert expert["training"]["logging_steps"] == 5
+    assert [source["revision"] for source in expert["sources"]] == ["1234567", "1.0"]
 
 
 def test_a_duration_without_quotes_is_told_to_be_quoted(tmp_path: Path) -> None:

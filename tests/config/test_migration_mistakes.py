@@ -4,28 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support import ROOT
+from test_load import SCHEMAS, base, load
 
 from expertflow.config.former_names import FORMER_NAMES
-from expertflow.config.load import Schemas, load_config, load_expert
 from expertflow.core.errors import ConfigError
 
-SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
-
-
-def load(folder: Path, **change: Any) -> Any:
-    value = {
-        "description": "d",
-        "model": "builtin:tiny-qwen3",
-        "sources": [{**SOURCE, "prompt": "{q}", "completion": "{a}"}],
-        "evaluation": {"task": "held_out_loss"},
-        **change,
-    }
-    (folder / "e.yaml").write_text(yaml.safe_dump(value))
-    settings = load_config({"experts": {"e": {}}}, SCHEMAS)
-    return load_expert("e", directories=[folder], config=settings, schemas=SCHEMAS)
 
 
 def below(node: dict[str, Any], path: str) -> bool:
@@ -68,11 +52,11 @@ def test_a_setting_from_elsewhere_is_named_as_it_is_here(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, **change)
+        load(tmp_path, {**base(), **change})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_rate_without_a_dot_is_a_number(tmp_path: Path) -> None:
-    (tmp_path / "e.yaml").write_text("")
-    assert load(tmp_path, training={"learning_rate": "3e-6"})["training"]["learning_rate"] == 3e-6
+    expert = load(tmp_path, base(), training={"learning_rate": "3e-6"})
+    assert expert["training"]["learning_rate"] == 3e-6

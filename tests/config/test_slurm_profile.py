@@ -43,13 +43,10 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     assert "slurm_account" not in plain["default-resources"]
     assert "gpu_model" not in plain["set-resources"]["train_expert"]
 
-    monkeypatch.setenv("EXPERTFLOW_SLURM_CPU", "batch")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_GPU", "h100")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_GPU_MODEL", "nvidia_h100")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_ACCOUNT", "lab")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_GPUS", "8")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_GPU_MINUTES", "2880")
-    monkeypatch.setenv("EXPERTFLOW_SLURM_GPU_MEM_MB", "128000")
+    own = {"CPU": "batch", "GPU": "h100", "GPU_MODEL": "nvidia_h100", "ACCOUNT": "lab",
+           "GPUS": "8", "GPU_MINUTES": "2880", "GPU_MEM_MB": "128000"}  # fmt: skip
+    for name, value in own.items():
+        monkeypatch.setenv(f"EXPERTFLOW_SLURM_{name}", value)
     named = profile()
     assert named["default-resources"]["slurm_partition"] == "batch"
     assert named["default-resources"]["slurm_account"] == "lab"
