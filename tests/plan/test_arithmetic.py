@@ -50,32 +50,6 @@ def test_a_duration_of_another_form_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-def test_hours_and_dollars_follow_from_steps_and_their_rate() -> None:
-    rate, *_ = checks(n_steps=3558, steps_per_s=1.25, hours=47.0, usd_per_hour=2.49, usd=117.0)
-    assert not rate.holds
-    assert rate.finding == (
-        "3,558 steps at 1.25 a second are 47 minutes, about $1.97 at $2.49 an hour,"
-        " not 47 hours and $117"
-    )
-    assert checks(n_steps=3600, steps_per_s=1.0, hours=1.05)[0].holds
-
-
-def test_dollars_without_hours_are_held_against_the_rate() -> None:
-    claim = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49, "tokens_per_step": 8192.0}
-    wrong, _ = checks(**claim, usd=117.0)
-    assert not wrong.holds and wrong.finding.endswith("at $2.49 an hour, not $117")
-    assert checks(**claim, usd=1.97)[0].holds
-
-
-def test_a_duration_stands_for_hours() -> None:
-    rate = {"n_steps": 3600, "steps_per_s": 1.0}
-    assert checks(**rate, duration="1:00:30")[0].holds
-    wrong = checks(**rate, duration="46:47")[0]
-    assert not wrong.holds and wrong.finding.endswith("are 60 minutes, not 46:47")
-    assert not only(duration="46:47", usd_per_hour=2.49, usd=117.0).holds
-    assert not only(duration="2:00:00", parts_hours=(1.0, 2.0)).holds
-
-
 @pytest.mark.parametrize(
     ("key", "figure"),
     [("steps_per_s", 0.0), ("hours", 0.0), ("n_saves", 0), ("usd", -1.0), ("n_steps", -5),
@@ -87,42 +61,56 @@ def test_figures_that_no_run_has_are_refused_by_name(key: str, figure: Any) -> N
         checks(**{**claim, key: figure})
 
 
-def test_a_rate_needs_tokens_per_step() -> None:
-    bare = only(steps_per_s=1.25)
-    assert not bare.holds and "mean nothing without tokens per step" in bare.finding
-    full = only(steps_per_s=1.25, tokens_per_step=8192.0)
-    assert full.holds and full.finding.endswith("10,240 tokens a second")
+RATE = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49}
+HOUR = {"n_steps": 3600, "steps_per_s": 1.0}
+TOKENS = {**RATE, "tokens_per_step": 8192.0}
+EPOCHS = {"n_epochs": 3.0, "n_documents": 600_000, "batch_size": 16}
+SAVES = {"hours": 38.0, "n_saves": 28, "n_saves_after": 14, "minutes_per_save": 2.0}
+WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
 
 
-def test_steps_follow_from_documents() -> None:
-    wrong = only(n_steps=28_000, n_documents=600_000, n_epochs=3.0, batch_size=16)
-    assert not wrong.holds
-    assert wrong.finding == "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000"
-    assert only(n_steps=3558, n_documents=9488, n_epochs=3.0, batch_size=8).holds
-
-
-def test_dollars_are_hours_times_the_rate() -> None:
-    assert only(hours=47.0, usd_per_hour=2.49, usd=117.0).holds
-    assert not only(hours=47.0, usd_per_hour=2.49, usd=140.0).holds
-
-
-def test_a_total_is_the_sum_of_its_parts() -> None:
-    assert only(hours=6.0, parts_hours=(1.0, 2.0, 3.0)).holds
-    assert only(hours=14.0, parts_hours=(21.0,)).finding.endswith("21 hours, not 14")
-
-
-def test_fewer_saves_gain_what_they_took() -> None:
-    saves = {"hours": 38.0, "n_saves": 28, "n_saves_after": 14, "minutes_per_save": 2.0}
-    check = only(**saves, gain_percent=5.0)
-    assert not check.holds
-    assert "2.5% of 38 hours" in check.finding
-    assert check.finding.endswith("with 14 of them 1.2 % is gained, not 5 % or more")
-    assert only(**saves, gain_percent=1.2).holds
-
-
-def test_the_minimum_of_a_warm_up_wins_over_its_ratio() -> None:
-    check = only(n_steps=66, n_warmup_steps=7, warmup_ratio=0.1, warmup_steps_min=10)
-    assert (check.holds, check.finding) == (False, "max(10, int(0.1 x 66)) gives 10 steps, not 7")
+@pytest.mark.parametrize(
+    ("claim", "holds", "finding"),
+    [
+        (
+            {**RATE, "hours": 47.0, "usd": 117.0},
+            False,
+            "3,558 steps at 1.25 a second are 47 minutes, about $1.97 at $2.49 an hour,"
+            " not 47 hours and $117",
+        ),
+        ({**HOUR, "hours": 1.05}, True, ""),
+        # Dollars without hours are held against the rate.
+        ({**TOKENS, "usd": 117.0}, False, "at $2.49 an hour, not $117"),
+        ({**TOKENS, "usd": 1.97}, True, ""),
+        # A duration stands for hours.
+        ({**HOUR, "duration": "1:00:30"}, True, ""),
+        ({**HOUR, "duration": "46:47"}, False, "are 60 minutes, not 46:47"),
+        ({"duration": "46:47", "usd_per_hour": 2.49, "usd": 117.0}, False, ""),
+        ({"duration": "2:00:00", "parts_hours": (1.0, 2.0)}, False, ""),
+        ({"steps_per_s": 1.25}, False, "mean nothing without tokens per step"),
+        ({"steps_per_s": 1.25, "tokens_per_step": 8192.0}, True, "10,240 tokens a second"),
+        (
+            {**EPOCHS, "n_steps": 28_000},
+            False,
+            "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000",
+        ),
+        ({**EPOCHS, "n_steps": 3558, "n_documents": 9488, "batch_size": 8}, True, ""),
+        ({"hours": 47.0, "usd_per_hour": 2.49, "usd": 117.0}, True, ""),
+        ({"hours": 47.0, "usd_per_hour": 2.49, "usd": 140.0}, False, ""),
+        ({"hours": 6.0, "parts_hours": (1.0, 2.0, 3.0)}, True, ""),
+        ({"hours": 14.0, "parts_hours": (21.0,)}, False, "21 hours, not 14"),
+        ({**SAVES, "gain_percent": 5.0}, False, "2.5% of 38 hours"),
+        ({**SAVES, "gain_percent": 5.0}, False, "of them 1.2 % is gained, not 5 % or more"),
+        ({**SAVES, "gain_percent": 1.2}, True, ""),
+        ({**WARM_UP, "n_warmup_steps": 7}, False, "max(10, int(0.1 x 66)) gives 10 steps, not 7"),
+    ],
+)
+def test_a_claim_is_held_against_its_own_figures(
+    claim: dict[str, Any], holds: bool, finding: str
+) -> None:
+    check = checks(**claim)[0]
+    assert check.holds is holds
+    assert finding in check.finding
 
 
 def test_no_card_computes_more_than_its_peak() -> None:
