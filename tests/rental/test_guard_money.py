@@ -102,8 +102,10 @@ def test_the_reserve_grows_with_what_is_to_be_sent() -> None:
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     # Enough for a trainer to start on a busy machine.
     budget = ("--max-usd", "30")
-    code, out = run(tmp_path, *FAST, *budget, command=trainer(tmp_path))
+    hook = ("--without-sync", "--on-finish", "echo $EXPERTFLOW_EXIT_CODE >> hooks")
+    code, out = run(tmp_path, *FAST, *budget, *hook, command=trainer(tmp_path))
     assert code == 80, out
+    assert (tmp_path / "hooks").read_text() == "80\n"
     assert (tmp_path / "saved.txt").is_file()
     found = record(tmp_path)
     assert found["outcome"] == "budget" and found["usd_before"] == 0
@@ -111,9 +113,11 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     told = re.search(r"after \d+ s, \$([\d.]+) spent", out)
     assert told and 29 <= found["usd"] <= float(told[1]) + 0.01
     # The next session finds it spent, and begins nothing.
-    code, out = run(tmp_path, *FAST, *budget, command=["touch", "went_on"])
+    code, out = run(tmp_path, *FAST, *budget, *hook, command=["touch", "went_on"])
     assert code == 1 and "raise --max-usd" in out and out.count("\n") == 1
+    assert "--on-finish was not run, and this machine is still paid for" in out
     assert not (tmp_path / "went_on").exists()
+    assert (tmp_path / "hooks").read_text() == "80\n"
     code, out = run(tmp_path, *FAST, *budget, "--forget-spent", command=["true"])
     assert code == 0, out
     assert record(tmp_path)["usd_before"] == 0

@@ -58,6 +58,10 @@ class Finish:
             return NOT_STOPPED
         if self._outcome == "signal":
             return 128 + self._session.signals[0]
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
+        """Return the guard's exit code where the copy and the stop command went well."""
         return EXIT_CODES.get(self._outcome, self._code)
 
     def _break_off(self, number: int, _: object) -> None:
@@ -102,7 +106,8 @@ class Finish:
         environment = {
             "EXPERTFLOW_OUTCOME": self._outcome,
             "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
-            "EXPERTFLOW_EXIT_CODE": str(self._code),
+            # Snakemake ends with 1 when it is stopped, which looks like a failed run.
+            "EXPERTFLOW_EXIT_CODE": str(self._exit_code()),
         }
         for attempt in range(1, N_HOOKS + 1):
             code = run_hook(command, environment)

@@ -69,9 +69,13 @@ class Session:
         )
         spent, limit = self.meter.usd(), settings.max_usd
         if limit is not None and self.meter.usd(ahead_s=settings.reserve_s) >= limit:
+            # Earlier results may lie here alone, so the machine is not stopped unasked.
+            paid = ""
+            if settings.on_finish is not None:
+                paid = "; --on-finish was not run, and this machine is still paid for"
             raise ConfigError(
                 f"${spent:.2f} of ${limit:.2f} are spent, and {settings.reserve_s:g} s are kept for"
-                " save and sync; raise --max-usd, or begin a new budget with --forget-spent"
+                f" save and sync{paid}; raise --max-usd, or begin a new budget with --forget-spent"
             )
         self.meter.note()
 
