@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +23,11 @@ RUN = """
 import json, logging, sys, time
 from expertflow.core.errors import DataError
 from expertflow.data.settings import SourceSpec
-from expertflow.data.sources import hub, hub_download
+from expertflow.data.sources import hub
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 waited = []
 time.sleep = waited.append
-hub_download.REPORT_EVERY_S = 0.05
+hub.REPORT_EVERY_S = 0.05
 
 def rows(files):
     import pyarrow as pa
@@ -72,6 +73,7 @@ class Repository:
     is_listed: bool = False
     cut: dict[str, int] = field(default_factory=dict)
     n_failures: int = 0
+    stated_sizes: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def ranges(self, name: str) -> list[str | None]:
@@ -117,7 +119,9 @@ class Handler(BaseHTTPRequestHandler):
         elif (place["revision"] or "main") not in ("main", COMMIT):
             self.send(b"{}", status=404, code="RevisionNotFound")
         elif place["what"] == "tree":
-            self.send_json([entry(n, content) for n, content in repository.files.items()])
+            listed = [entry(n, content) for n, content in repository.files.items()]
+            sizes = repository.stated_sizes
+            self.send_json([{**e, "size": sizes.get(e["path"], e["size"])} for e in listed])
         elif place["what"] != "resolve":
             self.send_json({"id": place["id"], "sha": COMMIT, "siblings": []})
         elif place["name"] in repository.files:
@@ -140,7 +144,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         stop = repository.cut.pop(name, None)
         self.wfile.write(content[first:stop])
-        self.close_connection = stop is not None
+        if stop is not None:
+            # Long enough for a line of progress.
+            time.sleep(1)
+            self.close_connection = True
 
     def send_json(self, value: Any) -> None:
         self.send(json.dumps(value).encode())

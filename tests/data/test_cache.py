@@ -121,26 +121,24 @@ def test_the_config_meant_follows_from_the_card(card: dict[str, Any], expected: 
 
 
 @pytest.mark.parametrize(
-    ("names", "split", "expected"),
+    ("names", "expected"),
     [
-        (["x-train.arrow", "x-test.arrow"], "train", ["x-train.arrow"]),
         (
             ["t-v1-train-00001-of-00002.arrow", "t-v1-train-00000-of-00002.arrow"],
-            "train",
             ["t-v1-train-00000-of-00002.arrow", "t-v1-train-00001-of-00002.arrow"],
         ),
-        (["x-train_sft.arrow", "x-train.arrow", "cache-1234.arrow"], "train", ["x-train.arrow"]),
+        (["x-train_sft.arrow", "x-train.arrow", "cache-1234.arrow"], ["x-train.arrow"]),
     ],
 )
 def test_a_splits_files_are_told_by_their_names(
-    tmp_path: Path, names: list[str], split: str, expected: list[str]
+    tmp_path: Path, names: list[str], expected: list[str]
 ) -> None:
     for name in names:
         (tmp_path / name).write_bytes(b"")
     prepared = cache.Prepared(
         folder=tmp_path, config="c", commit="d", n_records_by_split={}, n_bytes=0
     )
-    assert [path.name for path in prepared.files(split)] == expected
+    assert [path.name for path in prepared.files("train")] == expected
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"splits": {"train": {}}}'])

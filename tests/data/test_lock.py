@@ -10,7 +10,7 @@ from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import FetchSpec, SourceSpec
 from expertflow.data.shards import shard_names, token_shards
-from expertflow.data.sources import hub, local
+from expertflow.data.sources import local
 
 
 def lock(folder: Path, *sources: SourceSpec) -> ExpertLock:
@@ -127,18 +127,6 @@ def test_an_unknown_generator_is_named_with_the_known_ones(tmp_path: Path) -> No
     source = SourceSpec(name="g", kind="generated", generator="poems", n_documents=2, text="{x}")
     with pytest.raises(ConfigError, match="no generator 'poems'; use one of arithmetic, facts"):
         lock(tmp_path, source)
-
-
-def test_a_hub_revision_is_looked_up_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert hub.cached_revision("a/b", None) is None
-    refs = tmp_path / "datasets--a--b" / "refs"
-    refs.mkdir(parents=True)
-    (refs / "main").write_text("f" * 40)
-    assert hub.cached_revision("a/b", None) == "f" * 40
-    assert hub.cached_revision("a/b", "0" * 40) == "0" * 40
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])

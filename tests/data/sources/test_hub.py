@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from loopback_hub import (
 
 from expertflow.core.errors import DataError
 from expertflow.data.settings import SourceSpec
-from expertflow.data.sources import hub_download, hub_errors
+from expertflow.data.sources import hub_errors
 
 SUMS = {"id": "someone/sums"}
 CARD = b"---\nlicense: cc0-1.0\n---\n# Sums\n"
@@ -89,12 +88,13 @@ def library_reads(home: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
     content = jsonl(120, padding="x" * 100_000)
     repository = Repository({"train.jsonl": content}, cut={"train.jsonl": 11_000_000})
     with serving(Hub({"someone/sums": repository})) as hub:
-        (got,) = fetch(tmp_path, hub.endpoint, SUMS).results
-    assert got["n_records"] == [120]
+        got = fetch(tmp_path, hub.endpoint, SUMS)
+    assert got.results[0]["n_records"] == [120]
+    assert "someone/sums@cccccccc: 10.5 MB of 12.0 MB\n" in got.log
     # The client writes in blocks of 10 MiB; what it had of the second one is asked for again.
     assert repository.ranges("train.jsonl") == [None, f"bytes={10 << 20}-"]
 
@@ -206,16 +206,18 @@ def test_without_a_network_downloaded_files_are_prepared(
     assert whole["n_records"] == [5]
     assert whole["notes"] == ["the hub was out of reach: the cached files are taken to be all"]
     assert "part data/train-00000-of-00002.jsonl of data set someone/short is miss" in part["error"]
-    assert "and the hub cannot be reached; run once with a network" in card["error"]
+    assert "and the hub is out of reach; run once with a network" in card["error"]
     reason = "HF_HUB_OFFLINE is set" if environment else "the hub cannot be reached (ConnectError)"
     assert reason in unknown["error"] and "someone/else@main is not complete in" in unknown["error"]
 
 
-@pytest.mark.parametrize("revision", [COMMIT, None])
-def test_a_prepared_data_set_alone_is_enough(tmp_path: Path, revision: str | None) -> None:
+def test_a_prepared_data_set_alone_is_enough_but_for_no_other_commit(tmp_path: Path) -> None:
     write_prepared_cache(tmp_path, 7, repository="someone/sums", commit=COMMIT)
-    got = fetch(tmp_path, None, {**SUMS, "revision": revision}).results[0]
-    assert (got["revision"], got["n_records"], got["waited_s"]) == (COMMIT, [7], 0)
+    wanted = [{**SUMS, "revision": revision} for revision in (COMMIT, None, "d" * 40)]
+    *found, other = fetch(tmp_path, None, *wanted).results
+    for got in found:
+        assert (got["revision"], got["n_records"], got["waited_s"]) == (COMMIT, [7], 0)
+    assert "not complete in" in other["error"]
 
 
 def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
@@ -226,12 +228,6 @@ def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
         both = list(pool.map(lambda _: fetch(tmp_path, None, SUMS, **offline), range(2)))
     assert both[0].results[0]["sha256"] == both[1].results[0]["sha256"]
     assert sum("prepared, 2000 records" in fetched.log for fetched in both) == 1
-
-
-def test_another_commit_than_the_pinned_one_is_not_taken(tmp_path: Path) -> None:
-    write_prepared_cache(tmp_path, 7, repository="someone/sums", commit="d" * 40)
-    got = fetch(tmp_path, None, {**SUMS, "revision": COMMIT}).results[0]
-    assert "not complete in" in got["error"]
 
 
 def test_a_listed_card_that_is_lost_is_not_done_without(tmp_path: Path) -> None:
@@ -254,33 +250,13 @@ def test_a_damaged_prepared_folder_is_made_again(tmp_path: Path) -> None:
     assert "split train has no Arrow file" in got.log
 
 
-def test_a_download_that_does_not_fit_is_refused_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    sizes = {"train.jsonl": 10**18}
-    snapshot = hub_download.Snapshot(
-        repository="someone/sums", commit=COMMIT, n_bytes_by_path=sizes, is_listed=True
-    )
-    with pytest.raises(DataError, match=r"needs 1000000000000\.0 MB and .* set HF_HOME"):
-        hub_download.download(source(), snapshot, ["train.jsonl"])
-
-
-def test_progress_is_logged_line_by_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(hub_download, "REPORT_EVERY_S", 0.01)
-    caplog.set_level("INFO")
-    asked = threading.Event()
-
-    def arrived() -> int:
-        if caplog.records:
-            asked.set()
-        return 1_500_000
-
-    with hub_download.reported("someone/sums", n_bytes=3_000_000, arrived=arrived):
-        assert asked.wait(timeout=60)
-    assert caplog.messages[0] == "someone/sums: 1.5 MB of 3.0 MB"
+def test_a_download_that_does_not_fit_is_refused_before(tmp_path: Path) -> None:
+    vast = Repository({"train.jsonl": jsonl(1)}, stated_sizes={"train.jsonl": 10**18})
+    with serving(Hub({"someone/sums": vast})) as hub:
+        error = fetch(tmp_path, hub.endpoint, SUMS).results[0]["error"]
+    assert "source s: someone/sums needs 1000000000000.0 MB and " in error
+    assert error.endswith("free some, or set HF_HOME to another disk")
+    assert vast.ranges("train.jsonl") == []
 
 
 def test_a_disk_that_fills_up_ends_in_one_line() -> None:

@@ -32,25 +32,18 @@ ARROW = re.compile(r".+?-(?P<split>[^-]+?)(-\d{5}-of-\d{5})?\.arrow")
 
 
 def hub_cache() -> Path:
-    """Give the folder of downloaded files, as the environment sets it."""
-    place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return _expanded(place) if place else _home() / "hub"
+    """Return the folder of downloaded files, as the environment sets it."""
+    return _folder("HF_HUB_CACHE", _folder("HUGGINGFACE_HUB_CACHE", _home() / "hub"))
 
 
 def prepared_cache() -> Path:
-    """Give the folder of prepared data sets, as the environment sets it."""
-    place = os.environ.get("HF_DATASETS_CACHE")
-    return _expanded(place) if place else _home() / "datasets"
-
-
-def repository_folder(repository: str) -> Path:
-    """Give the place of a data set's downloaded files."""
-    return hub_cache() / f"datasets--{repository.replace('/', '--')}"
+    """Return the folder of prepared data sets, as the environment sets it."""
+    return _folder("HF_DATASETS_CACHE", _home() / "datasets")
 
 
 def snapshot_folder(repository: str, commit: str) -> Path:
-    """Give the place of a data set's files at one commit."""
-    return repository_folder(repository) / "snapshots" / commit
+    """Return the place of a data set's files at one commit."""
+    return hub_cache() / f"datasets--{repository.replace('/', '--')}" / "snapshots" / commit
 
 
 def cached_revision(repository: str, revision: str | None) -> str | None:
@@ -58,7 +51,7 @@ def cached_revision(repository: str, revision: str | None) -> str | None:
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
         return wanted
-    ref = repository_folder(repository) / "refs" / wanted
+    ref = snapshot_folder(repository, "").parent / "refs" / wanted
     return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
 
 
@@ -85,7 +78,7 @@ def front_matter(path: Path) -> dict[str, Any]:
 
 
 def card_licence(card: dict[str, Any]) -> str | None:
-    """Give the licence that a card states; of "other" its name, of several all of them.
+    """Return the licence that a card states; of "other" its name, of several all of them.
 
     >>> card_licence({"license": ["mit", "cc-by-4.0"]})
     'mit, cc-by-4.0'
@@ -113,7 +106,7 @@ class Prepared:
 
 
 def prepared_root(repository: str) -> Path:
-    """Give the folder under which a data set's configs lie prepared."""
+    """Return the folder under which a data set's configs lie prepared."""
     *owner, name = repository.split("/")
     return prepared_cache() / "___".join([*owner, snake_case(name)])
 
@@ -135,17 +128,15 @@ def config_folder(source: SourceSpec, config: str) -> str:
 
 
 def default_config(card: dict[str, Any]) -> str:
-    """Give the config that is meant when a manifest names none.
+    """Return the config that is meant when a manifest names none.
 
     >>> default_config({"configs": [{"config_name": "a"}, {"config_name": "b", "default": True}]})
     'b'
     """
     stated = card.get("configs")
     rows = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
-    for row in rows:
-        if row.get("default") is True or len(rows) == 1:
-            return str(row.get("config_name", "default"))
-    return "default"
+    chosen = rows if len(rows) == 1 else [row for row in rows if row.get("default") is True]
+    return str(chosen[0].get("config_name", "default")) if chosen else "default"
 
 
 def find_source(source: SourceSpec) -> Prepared | None:
@@ -202,9 +193,8 @@ def _arrow_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _home() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return _expanded(os.environ.get("HF_HOME") or str(default))
+    return _folder("HF_HOME", _folder("XDG_CACHE_HOME", Path("~/.cache")) / "huggingface")
 
 
-def _expanded(place: str) -> Path:
-    return Path(os.path.expandvars(place)).expanduser()
+def _folder(variable: str, default: Path) -> Path:
+    return Path(os.path.expandvars(os.environ.get(variable) or default)).expanduser()

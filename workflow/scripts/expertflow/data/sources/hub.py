@@ -2,11 +2,25 @@
 
 What is prepared is read without asking anyone. What is only downloaded is prepared without a
 network; the hub is asked for the rest. No code that comes with a data set is ever run.
+
+Which files belong to which split follows from the card or from their names. The library works that
+out on a folder, so it is shown one that has every file of the commit by name: a link to those that
+are here, an empty one in place of each that is not. So only what is chosen is downloaded.
 """
 
+import glob
 import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
+from zipfile import BadZipFile
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
@@ -14,12 +28,16 @@ from expertflow.data import cache
 from expertflow.data.cache import cached_revision as cached_revision
 from expertflow.data.records import DataFile
 from expertflow.data.settings import SourceSpec
-from expertflow.data.sources import hub_prepare
-from expertflow.data.sources.hub_download import open_snapshot, set_up_libraries
-from expertflow.data.sources.hub_errors import one_line
+from expertflow.data.sources import hub_errors
 
 log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
+REPORT_EVERY_S = 20.0
+KNOCK_TIMEOUT_S = 30.0
+BUILDERS = ("arrow", "csv", "json", "parquet", "text")
+# Small files that tell how a data set's other files are to be read.
+DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
+NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,29 +49,50 @@ class HubData:
     files: list[DataFile]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A commit of a data set: the sizes of its files by path, and the folder of those here.
+
+    ``is_listed`` is false where only the files here are known, not what the commit holds.
+    """
+
+    folder: Path
+    n_bytes_by_path: dict[str, int]
+    is_listed: bool
+
+    def missing(self, paths: Iterable[str]) -> list[str]:
+        """List which of these files are not here yet."""
+        return [path for path in paths if not (self.folder / path).exists()]
+
+
 def fetch(source: SourceSpec) -> HubData:
-    """Find a data set in the caches or bring it there; give its commit and its Arrow files.
+    """Find a data set in the caches or bring it there; return its commit and its Arrow files.
 
     Raises:
         DataError: the hub cannot be reached, or the data set, revision, config or split is unknown.
     """
-    repository = str(source.id)
+    repository, split = str(source.id), source.split or "train"
     prepared = cache.find_source(source)
-    notes: list[str] = []
+    notes: tuple[str, ...] = ()
     if prepared is None:
-        with one_line(source):
-            set_up_libraries()
-            snapshot = open_snapshot(source, cached_revision(repository, source.revision))
+        with hub_errors.one_line(source):
+            _set_up_libraries()
+            snapshot = _open_snapshot(source)
             if not snapshot.is_listed:
-                notes.append("the hub was out of reach: the cached files are taken to be all")
+                notes = ("the hub was out of reach: the cached files are taken to be all",)
                 log.warning("%s: %s", repository, notes[0])
-            prepared = hub_prepare.prepare(source, snapshot)
-    hub_prepare.check_split(source, list(prepared.n_records_by_split))
+            prepared = _prepare(source, snapshot)
+    if split not in prepared.n_records_by_split:
+        raise DataError(f"source {source.name}: {_no_split(source, prepared.n_records_by_split)}")
     log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
     licence = cache.card_licence(cache.card_data(repository, prepared.commit))
-    paths = prepared.files(source.split or "train")
-    files = [_arrow_file(path, tuple(sorted(notes))) for path in paths]
-    _check_count(source, prepared, files)
+    files = [_arrow_file(path, notes) for path in prepared.files(split)]
+    there, stated = sum(file.n_records or 0 for file in files), prepared.n_records_by_split[split]
+    if there != stated:
+        raise DataError(
+            f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
+            " fetch again"
+        )
     return HubData(revision=prepared.commit, card_licence=licence, files=files)
 
 
@@ -76,11 +115,276 @@ def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
     )
 
 
-def _check_count(source: SourceSpec, prepared: cache.Prepared, files: list[DataFile]) -> None:
-    there = sum(file.n_records or 0 for file in files)
-    stated = prepared.n_records_by_split[source.split or "train"]
-    if there != stated:
+def _set_up_libraries() -> None:
+    """Make the libraries log as this program does: no bars, no line a request, no secrets."""
+    import datasets
+    import huggingface_hub.utils
+
+    huggingface_hub.utils.disable_progress_bars()
+    datasets.disable_progress_bars()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    for name in ("huggingface_hub", "datasets"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(hub_errors.hide_secrets)
+
+
+def _open_snapshot(source: SourceSpec) -> Snapshot:
+    """Find out what a data set holds: from the cache, else from the hub.
+
+    Where the hub cannot be asked and the cache keeps no listing, the files here are taken for all,
+    unless their own numbering tells that some are missing.
+    """
+    from huggingface_hub import HfApi
+
+    repository, revision = str(source.id), source.revision or "main"
+    commit = cached_revision(repository, revision)
+    if (known := _cached_snapshot(repository, commit)) and known.is_listed:
+        return known
+
+    def ask() -> None:
+        # No answer shows at once here; the download takes what is cached without an error.
+        HfApi().dataset_info(repository, revision=commit or revision, timeout=KNOCK_TIMEOUT_S)
+        _download_files(repository, commit or revision, DESCRIPTIONS)
+
+    unreachable = None
+    try:
+        hub_errors.retrying(repository)(ask)
+    except hub_errors.library_errors() as error:
+        if not hub_errors.is_unreachable(error):
+            raise
+        unreachable = error
+    found = _cached_snapshot(repository, commit or cached_revision(repository, revision))
+    if found is None:
+        raise unreachable or DataError(f"{repository} holds no files")
+    if not found.is_listed and (lost := missing_parts(found.n_bytes_by_path)):
         raise DataError(
-            f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
-            " fetch again"
+            f"{found.folder}: part {lost[0]} of data set {repository} is missing and the hub"
+            " cannot be reached; run once with a network"
         )
+    return found
+
+
+def _cached_snapshot(repository: str, commit: str | None) -> Snapshot | None:
+    """Read what the cache knows of a commit; null where it knows nothing, or lacks its card."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    if commit is None:
+        return None
+    folder = cache.snapshot_folder(repository, commit)
+    try:
+        files = get_cached_repo_tree(
+            repository, repo_type="dataset", revision=commit, cache_dir=cache.hub_cache()
+        )
+    except CachedRepoTreeNotFoundError:
+        here = sorted(path for path in folder.rglob("*") if path.is_file())
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in here}
+        return Snapshot(folder=folder, n_bytes_by_path=sizes, is_listed=False) if sizes else None
+    sizes = {file.path: int(file.size) for file in files if _is_inside(file.path)}
+    snapshot = Snapshot(folder=folder, n_bytes_by_path=sizes, is_listed=True)
+    return None if snapshot.missing(sizes.keys() & DESCRIPTIONS) else snapshot
+
+
+def _is_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts
+
+
+def missing_parts(paths: Iterable[str]) -> list[str]:
+    """Name the parts that are missing from numbered files.
+
+    >>> missing_parts(["train-00000-of-00002.parquet"])
+    ['train-00001-of-00002.parquet']
+    """
+    there = set(paths)
+    series = {match.groups() for match in filter(None, map(NUMBERED.fullmatch, there))}
+    return sorted(
+        part
+        for stem, total, rest in series
+        for index in range(int(total))
+        if (part := f"{stem}-{index:05d}-of-{total}{rest}") not in there
+    )
+
+
+def _download_files(repository: str, revision: str, paths: Iterable[str]) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(
+        repository,
+        repo_type="dataset",
+        revision=revision,
+        cache_dir=cache.hub_cache(),
+        allow_patterns=[glob.escape(path) for path in paths],
+        max_workers=4,
+    )
+
+
+def _download(repository: str, snapshot: Snapshot, missing: list[str]) -> None:
+    """Fetch files, with a line of progress now and then; a cut one goes on where it stopped."""
+    n_bytes = sum(snapshot.n_bytes_by_path[path] for path in missing)
+    free = shutil.disk_usage(cache.hub_cache()).free
+    if free < n_bytes:
+        raise DataError(
+            f"{repository} needs {_mb(n_bytes)} and {cache.hub_cache()} has {_mb(free)} left;"
+            " free some, or set HF_HOME to another disk"
+        )
+    commit = snapshot.folder.name
+    what = f"{repository}@{commit[:8]}"
+    log.info("%s: downloading %d files, %s", what, len(missing), _mb(n_bytes))
+    with _reported(what, snapshot, missing):
+        hub_errors.retrying(what)(_download_files, repository, commit, missing)
+    if still := snapshot.missing(missing):
+        raise DataError(f"{still[0]} did not arrive; run again")
+    log.info("%s: downloaded", what)
+
+
+@contextmanager
+def _reported(what: str, snapshot: Snapshot, missing: list[str]) -> Iterator[None]:
+    """Log every now and then how much of a download is here."""
+    sizes = {path: snapshot.n_bytes_by_path[path] for path in missing}
+    blobs, done = snapshot.folder.parents[1] / "blobs", threading.Event()
+
+    def watch() -> None:
+        while not done.wait(REPORT_EVERY_S):
+            # A file that is renamed in the meantime is counted by the next line.
+            with suppress(FileNotFoundError):
+                here = sum(sizes[path] for path in sizes.keys() - snapshot.missing(missing))
+                here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+                log.info("%s: %s of %s", what, _mb(here), _mb(sum(sizes.values())))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB"
+
+
+def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
+    """Download what is missing of the wanted config and write all its splits as Arrow files.
+
+    Raises:
+        DataError: the config or split is unknown, or the files are of a kind that is not read.
+    """
+    from filelock import FileLock
+
+    repository = str(source.id)
+    root = cache.prepared_root(repository)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    # Another expert's job may want the same data set at the same time.
+    with FileLock(f"{root}.lock"), tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve() / repository.split("/")[-1]
+        _lay_out(snapshot, snapshot.n_bytes_by_path, folder)
+        builder = _builder(source, snapshot, folder)
+        wanted = _chosen_files(source, builder, folder)
+        config = cache.config_folder(source, builder.config.name)
+        output = root / config / str(builder.config.version) / snapshot.folder.name
+        try:
+            return cache.read_prepared(output)
+        except DataError:
+            log.info("%s: preparing config %s", repository, builder.config.name)
+        if missing := snapshot.missing(wanted):
+            _download(repository, snapshot, missing)
+            _lay_out(snapshot, missing, folder)
+        _write_arrow(builder, output)
+    return cache.read_prepared(output)
+
+
+def _lay_out(snapshot: Snapshot, paths: Iterable[str], folder: Path) -> None:
+    """Link a commit's files into a folder by name, with an empty one for each not here."""
+    for path in paths:
+        place, real = folder / path, snapshot.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        if real.exists():
+            place.symlink_to(real.resolve())
+        else:
+            place.touch()
+
+
+def _builder(source: SourceSpec, snapshot: Snapshot, folder: Path) -> Any:
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DataFilesNotFoundError
+
+    if (folder / f"{folder.name}.py").exists():
+        raise DataError(
+            f"{source.id} is made by a script of its own, which is never run; try revision"
+            " refs/convert/parquet, where the hub keeps some of these as Parquet"
+        )
+    chosen = {key: source.options.get(key) for key in cache.READ_OPTIONS}
+    try:
+        builder = datasets.load_dataset_builder(
+            str(folder), source.config, cache_dir=str(folder.parent / "cache"), **chosen
+        )
+    except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
+        raise DataError(_no_files(source, snapshot)) from error
+    except BadZipFile as error:
+        raise DataError(
+            f"{source.id} holds zip archives, which are not read; unpack it and use kind local"
+        ) from error
+    except ValueError as error:
+        known = sorted(datasets.get_dataset_config_names(str(folder)))
+        if source.config is not None and source.config not in known:
+            fault = f"no config {source.config!r}; use one of"
+        elif source.config is None and len(known) > 1:
+            fault = "several configs; set config to one of"
+        else:
+            raise
+        raise DataError(f"{source.id} has {fault} {', '.join(known)}") from error
+    if builder.name not in BUILDERS:
+        kinds = ", ".join(BUILDERS)
+        raise DataError(f"{source.id} holds {builder.name} files; only {kinds} are read")
+    return builder
+
+
+def _chosen_files(source: SourceSpec, builder: Any, folder: Path) -> list[str]:
+    """List the files of a config, by their paths in the data set.
+
+    A card could name any file of this machine, or any address: that is refused.
+    """
+    by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
+    if (source.split or "train") not in by_split:
+        raise DataError(_no_split(source, by_split))
+    files = {os.path.normpath(str(file)) for files in by_split.values() for file in files}
+    for file in sorted(files):
+        if not file.startswith(f"{folder}{os.sep}"):
+            raise DataError(
+                f"{source.id} names a file outside of itself ({Path(file).name}); it is not read"
+            )
+    return sorted(Path(file).relative_to(folder).as_posix() for file in files)
+
+
+def _write_arrow(builder: Any, output: Path) -> None:
+    from datasets import DownloadConfig
+
+    downloads = cache.prepared_cache() / "downloads"
+    builder.download_and_prepare(
+        str(output),
+        download_mode="reuse_cache_if_exists",
+        download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
+    )
+    n_records = sum(split.num_examples for split in builder.info.splits.values())
+    log.info("%s: prepared, %d records", builder.dataset_name, n_records)
+
+
+def _no_split(source: SourceSpec, known: Iterable[str]) -> str:
+    use = ", ".join(sorted(known))
+    return f"{source.id} has no split {source.split or 'train'!r}; use one of {use}"
+
+
+def _no_files(source: SourceSpec, snapshot: Snapshot) -> str:
+    keys = [key for key in cache.READ_OPTIONS if key in source.options]
+    chosen = " and ".join(f"{key} {source.options[key]!r}" for key in keys)
+    what = f"{source.id} holds no {'/'.join(BUILDERS)} files{f' under {chosen}' if keys else ''}"
+    if not snapshot.is_listed:
+        return f"{what} in {snapshot.folder}, and the hub is out of reach; run once with a network"
+    return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"

@@ -1,4 +1,4 @@
-"""What can go wrong between the hub and the disk, each in one line that says what to do.
+"""What can go wrong between the hub and the disk, each in one line that names the fix.
 
 The libraries wrap errors in errors; the line follows from the one that tells most. Their own texts
 are quoted only where nothing else would help, and never with a token or the query of a signed
@@ -8,31 +8,31 @@ address in them.
 import errno
 import logging
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from expertflow.core.errors import DataError
 from expertflow.data.cache import hub_cache
 from expertflow.data.settings import SourceSpec
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from tenacity import RetryCallState, Retrying
+
 log = logging.getLogger(__name__)
 N_TRIES = 3
 WAIT_S = 2.0
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 SECRET = re.compile(r"hf_\w{4,}|(?i:bearer)\s+\S+|(?<=\?)[^\s\"'<>]+|(?<=://)[^/\s@]+@")
 QUOTE_CHARS = 300
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class SecretFilter(logging.Filter):
-    """Take secrets out of what the libraries log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite a log record; none is dropped."""
-        record.msg, record.args = without_secrets(record.getMessage()), ()
-        return True
+def hide_secrets(record: logging.LogRecord) -> bool:
+    """Take secrets out of what the libraries log; a filter that drops no record."""
+    record.msg, record.args = without_secrets(record.getMessage()), ()
+    return True
 
 
 def without_secrets(text: str) -> str:
@@ -44,56 +44,57 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("[hidden]", text)
 
 
-def with_retries(what: str, call: Callable[[], T]) -> T:
-    """Call a few times while the hub fails in a way that may pass; complete files are kept."""
-    for attempt in range(1, N_TRIES):
-        try:
-            return call()
-        except library_errors() as error:
-            reason = _passing(error)
-            if reason is None:
-                raise
-            wait_s = WAIT_S * 2 ** (attempt - 1)
-            log.warning("%s: %s; try %d of %d in %g s", what, reason, attempt + 1, N_TRIES, wait_s)
-            time.sleep(wait_s)
-    return call()
+def retrying(what: str) -> "Retrying":
+    """Return a caller that tries again where the hub fails in a way that may pass."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    def warn(state: "RetryCallState") -> None:
+        assert state.outcome is not None
+        reason = _passing_reason(state.outcome.exception())
+        n, wait_s = state.attempt_number + 1, state.upcoming_sleep
+        log.warning("%s: %s; try %d of %d in %g s", what, reason, n, N_TRIES, wait_s)
+
+    # An interrupt during the handling of a lost connection is no library's error: never retried.
+    known = library_errors()
+    return Retrying(
+        retry=retry_if_exception(lambda e: isinstance(e, known) and _passing_reason(e) is not None),
+        stop=stop_after_attempt(N_TRIES),
+        wait=wait_exponential(multiplier=WAIT_S),
+        before_sleep=warn,
+        reraise=True,
+    )
 
 
 @contextmanager
 def one_line(source: SourceSpec) -> Iterator[None]:
-    """Turn what the libraries raise into one line for the user."""
+    """Turn what the libraries raise into one line, and name the source in every one.
+
+    Raises:
+        DataError: the block failed for a reason outside this program.
+    """
     try:
         yield
-    except DataError:
-        raise
+    except DataError as error:
+        raise DataError(f"source {source.name}: {error}") from error.__cause__
     except library_errors() as error:
         raise DataError(f"source {source.name}: {explain(source, error)}") from error
 
 
 def library_errors() -> tuple[type[Exception], ...]:
-    """Name what the libraries raise for reasons outside this program."""
-    import httpx2
+    """List what the libraries raise for reasons outside this program."""
     from datasets.exceptions import DatasetsError
+    from httpx2 import HTTPError
     from huggingface_hub.errors import RevisionResolutionError, XetDownloadError
 
-    return (
-        OSError,
-        ValueError,
-        RuntimeError,
-        httpx2.HTTPError,
-        DatasetsError,
-        RevisionResolutionError,
-        XetDownloadError,
-    )
+    own = (DatasetsError, HTTPError, RevisionResolutionError, XetDownloadError)
+    return (OSError, ValueError, RuntimeError, *own)
 
 
 def explain(source: SourceSpec, error: BaseException) -> str:
-    """Say what is wrong and how to mend it."""
-    causes = list(_chain(error))
-    for explanation in (_disk, _access, _offline, _server, _name):
-        for cause in causes:
-            if text := explanation(source, cause):
-                return text
+    """Write what is wrong and how to mend it."""
+    _, text = min((_fault(source, cause) for cause in _chain(error)), key=itemgetter(0))
+    if text:
+        return text
     quoted = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
     return f"cannot load data set {source.id} ({quoted[:QUOTE_CHARS]}); check config and options"
 
@@ -102,25 +103,23 @@ def is_unreachable(error: BaseException) -> bool:
     """Tell whether the hub could not be asked, for want of a network or its own fault."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    return any(isinstance(e, OfflineModeIsEnabled) or _passing(e) for e in _chain(error))
+    return any(isinstance(e, OfflineModeIsEnabled) or _passing_reason(e) for e in _chain(error))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
-def _passing(error: BaseException) -> str | None:
+def _passing_reason(error: BaseException | None) -> str | None:
     """Name a failure that may pass; null for any other."""
-    import httpx2
+    from httpx2 import TransportError
 
     for cause in _chain(error):
-        if isinstance(cause, httpx2.TransportError):
+        if isinstance(cause, TransportError):
             return type(cause).__name__
-        status = _status(cause)
-        if status in RETRIED_STATUS:
+        if (status := _status(cause)) in RETRIED_STATUS:
             return f"status {status}"
     return None
 
@@ -130,82 +129,54 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _disk(_: SourceSpec, error: BaseException) -> str | None:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "Not enough disk space" in str(error):
-        return f"no space left for {hub_cache()}; free some, or set HF_HOME to another disk"
-    if isinstance(error, PermissionError):
-        return f"{error.filename}: not writable; set HF_HOME to a folder that is"
-    return None
-
-
-def _access(source: SourceSpec, error: BaseException) -> str | None:
-    from huggingface_hub import errors
-
-    page = f"https://huggingface.co/datasets/{source.id}"
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"data set {source.id} is gated; accept its terms at {page}, then log in with"
-            " 'hf auth login' or set HF_TOKEN"
-        )
-    if isinstance(error, errors.DisabledRepoError):
-        return f"data set {source.id} is disabled on the hub; use another one"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return (
-            f"data set {source.id} has no revision {source.revision or 'main'!r}; use a branch,"
-            f" tag or commit of {page}/commits/main"
-        )
-    if _status(error) == 401 and "Invalid" in str(error):
-        return "the hub refuses the token; log in again with 'hf auth login', or unset HF_TOKEN"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"no data set {source.id!r} on the hub, or it is private; correct the id, or log in"
-            " with 'hf auth login'"
-        )
-    if _status(error) in (401, 403):
-        return f"the hub does not let this token read {source.id}; ask for access at {page}"
-    return None
-
-
-def _offline(source: SourceSpec, error: BaseException) -> str | None:
-    import httpx2
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    what = f"data set {source.id}@{source.revision or 'main'} is not complete in {hub_cache()}"
-    if isinstance(error, OfflineModeIsEnabled):
-        return f"{what} and HF_HUB_OFFLINE is set; unset it and run once with a network"
-    if isinstance(error, httpx2.TransportError):
-        return (
-            f"{what} and the hub cannot be reached ({type(error).__name__}); check network and"
-            " HF_ENDPOINT, or copy the cache from a machine that has one"
-        )
-    return None
-
-
-def _server(source: SourceSpec, error: BaseException) -> str | None:
-    status = _status(error)
-    if status in RETRIED_STATUS:
-        return f"the hub fails for {source.id} (status {status}) after {N_TRIES} tries; try later"
-    if isinstance(error, OSError) and "Consistency check failed" in str(error):
-        return f"a file of {source.id} arrived damaged; run again to fetch it anew"
-    return None
-
-
-def _name(source: SourceSpec, error: BaseException) -> str | None:
+def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
+    """Explain one error, with its rank: of several in a chain the lowest tells most."""
     from datasets.exceptions import DatasetGenerationError, SplitsVerificationError
-    from huggingface_hub.errors import HFValidationError
+    from httpx2 import TransportError
+    from huggingface_hub import errors as hub
 
-    if isinstance(error, HFValidationError):
-        return f"{source.id!r} is no data set id; write it as owner/name"
-    if isinstance(error, SplitsVerificationError):
-        return (
-            f"data set {source.id} holds other splits or counts than its card says; some of its"
-            " files may be missing: delete it from the cache and fetch again"
-        )
-    if isinstance(error, DatasetGenerationError):
-        cause = " ".join(str(error.__cause__ or error).split())[:QUOTE_CHARS]
-        return (
-            f"the files of {source.id} do not read as one table ({without_secrets(cause)}); choose"
-            " some with config, or with data_files among the options"
-        )
-    return None
+    name, page = source.id, f"https://huggingface.co/datasets/{source.id}"
+    here = f"data set {name}@{source.revision or 'main'} is not complete in {hub_cache()}"
+    status, said = _status(error), str(error)
+    match error:
+        case OSError() if error.errno in FULL or "Not enough disk space" in said:
+            return 0, f"no space left for {hub_cache()}; free some, or set HF_HOME to another disk"
+        case PermissionError():
+            return 0, f"{error.filename}: not writable; set HF_HOME to a folder that is"
+        case hub.GatedRepoError():
+            login = "then log in with 'hf auth login' or set HF_TOKEN"
+            return 1, f"data set {name} is gated; accept its terms at {page}, {login}"
+        case hub.DisabledRepoError():
+            return 1, f"data set {name} is disabled on the hub; use another one"
+        case hub.RevisionNotFoundError():
+            fix = f"use a branch, tag or commit of {page}/commits/main"
+            return 1, f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
+        case _ if status == 401 and "Invalid" in said:
+            fix = "log in again with 'hf auth login', or unset HF_TOKEN"
+            return 1, f"the hub refuses the token; {fix}"
+        case hub.RepositoryNotFoundError():
+            fix = "correct the id, or log in with 'hf auth login'"
+            return 1, f"no data set {name!r} on the hub, or it is private; {fix}"
+        case _ if status in (401, 403):
+            return 1, f"the hub does not let this token read {name}; ask for access at {page}"
+        case hub.OfflineModeIsEnabled():
+            fix = "unset it and run once with a network"
+            return 2, f"{here} and HF_HUB_OFFLINE is set; {fix}"
+        case TransportError():
+            fix = "check network and HF_ENDPOINT, or copy the cache from a machine that has one"
+            fault = f"the hub cannot be reached ({type(error).__name__})"
+            return 2, f"{here} and {fault}; {fix}"
+        case _ if status in RETRIED_STATUS:
+            return 3, f"the hub fails for {name} (status {status}) after {N_TRIES} tries; try later"
+        case OSError() if "Consistency check failed" in said:
+            return 3, f"a file of {name} arrived damaged; run again to fetch it anew"
+        case hub.HFValidationError():
+            return 4, f"{name!r} is no data set id; write it as owner/name"
+        case SplitsVerificationError():
+            fix = "some files may be missing: delete it from the cache and fetch again"
+            return 4, f"data set {name} holds other splits or counts than its card says; {fix}"
+        case DatasetGenerationError():
+            cause = without_secrets(" ".join(str(error.__cause__ or error).split())[:QUOTE_CHARS])
+            fix = "choose some with config, or with data_files among the options"
+            return 4, f"the files of {name} do not read as one table ({cause}); {fix}"
+    return 5, ""
