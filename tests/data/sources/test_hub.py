@@ -136,12 +136,14 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
     images = {"train/cat/1.png": b"", "train/dog/2.png": b""}
     (tmp_path / "own.jsonl").write_bytes(jsonl(1))
     own = CONFIGS.replace(b"easy/*.jsonl", str(tmp_path / "own.jsonl").encode())
+    away = CONFIGS.replace(b"easy/*.jsonl", b"'http://127.0.0.1:9/own.jsonl'")
     repositories = {
         "someone/sums": files,
         "someone/pictures": images,
         "someone/scripted": {"scripted.py": b"raise SystemExit(9)", "train.jsonl": jsonl(1)},
         "someone/empty": {"README.md": CARD},
         "someone/nosy": {"README.md": own, "held/a.jsonl": jsonl(1)},
+        "someone/web": {"README.md": away, "held/a.jsonl": jsonl(1)},
     }
     wanted: list[tuple[dict[str, Any], str]] = [
         ({**SUMS, "config": "easy", "split": "test"}, "2"),
@@ -161,6 +163,7 @@ def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> Non
             {"id": "someone/nosy", "config": "easy"},
             "names a file outside of itself (own.jsonl); it is no",
         ),
+        ({"id": "someone/web", "config": "easy"}, "someone/web names an address, or files that"),
         ({"id": "a/b/c"}, "'a/b/c' is no data set id; write it as owner/name"),
     ]
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:

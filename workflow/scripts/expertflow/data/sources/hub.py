@@ -327,6 +327,11 @@ def _builder(source: SourceSpec, snapshot: Snapshot, folder: Path) -> Any:
         )
     except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
         raise DataError(_no_files(source, snapshot)) from error
+    except ImportError as error:
+        raise DataError(
+            f"{source.id} names an address, or files that need another package ({error}); choose"
+            " others with config, or with data_files among the options"
+        ) from error
     except BadZipFile as error:
         raise DataError(
             f"{source.id} holds zip archives, which are not read; unpack it and use kind local"
