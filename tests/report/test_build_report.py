@@ -49,12 +49,6 @@ def test_paths_of_older_readers_stay(path: str, gpu_report: dict[str, Any]) -> N
     assert look_up(gpu_report, path) not in (None, MISSING)
 
 
-def test_machine_of_the_preflight_is_passed_on(gpu_inputs: ReportInputs) -> None:
-    inputs = replace(gpu_inputs, preflight={"machine": {"ram_total_bytes": 1}, "n_cpus": 2})
-    report = build_report(inputs, {})
-    assert report["training_report"]["hardware"]["machine"] == {"ram_total_bytes": 1}
-
-
 def test_no_reason_for_what_is_there(cpu_report: dict[str, Any]) -> None:
     for path in cpu_report["unavailable"]:
         assert look_up(cpu_report, path) is None, path

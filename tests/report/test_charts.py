@@ -100,11 +100,6 @@ def test_cuts_are_counted_not_guessed(gpu_inputs: ReportInputs) -> None:
     ]  # fmt: skip
 
 
-def test_labels_of_cuts_lie_beside_no_other_line() -> None:
-    assert charts._outside_in([0.5, 0.7, 0.9]) == [2, 1, 0]  # they run to the left
-    assert charts._outside_in([0.1, 0.3, 0.9]) == [2, 0, 1]
-
-
 def test_lengths_far_beyond_the_documents_are_said_not_drawn(gpu_inputs: ReportInputs) -> None:
     histogram = LengthHistogram(
         edges=(1, 2, 4, 8, 16, 32, 64, 128), counts=(0, 0, 3, 9, 40, 30, 8), p50=20, p90=60,

@@ -17,12 +17,6 @@ def test_envelope_keeps_extremes() -> None:
     assert all(p.low <= p.y <= p.high for p in points)
 
 
-def test_short_series_are_not_thinned() -> None:
-    points = series.envelope([(1.0, 5.0), (2.0, None), (3.0, 7.0)])
-    assert [(p.x, p.y) for p in points] == [(1.0, 5.0), (3.0, 7.0)]
-    assert series.envelope([]) == []
-
-
 def test_resumed_clock_does_not_go_backwards(cpu_inputs: ReportInputs) -> None:
     steps = list(cpu_inputs.steps[:3])
     steps[2] = replace(steps[2], elapsed_s=1.0)
