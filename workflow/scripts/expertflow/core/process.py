@@ -48,15 +48,22 @@ def run_stoppable(
 
 
 @contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """Note signals to stop instead of dying of them, but for ignored ones, as under nohup."""
+def noted_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
+    """Note signals to stop instead of dying of them.
+
+    Those of ``ignorable`` that the caller has ignored stay so, as SIGHUP under nohup.
+    """
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
     before = {n: signal.getsignal(n) for n in SIGNALS}
-    before = {n: handler for n, handler in before.items() if handler != signal.SIG_IGN}
+    before = {
+        number: handler
+        for number, handler in before.items()
+        if handler != signal.SIG_IGN or number not in ignorable
+    }
     for number in before:
         signal.signal(number, note)
     try:

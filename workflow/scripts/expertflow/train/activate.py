@@ -1,6 +1,7 @@
 """Turn on what the plan says, and say each switch in words."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -58,5 +59,5 @@ def catching_signals() -> Iterator[Callable[[], bool]]:
 
     A SIGHUP that the caller has ignored (``nohup``) stays ignored.
     """
-    with noted_signals() as came:
+    with noted_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
