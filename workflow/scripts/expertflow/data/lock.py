@@ -9,6 +9,7 @@ import contextlib
 import glob
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from expertflow.data.sources.git_options import GitOptions
 
 log = logging.getLogger(__name__)
 SLOW_HASH_BYTES = 1 << 30
+
+
+# How a module says that it is a generator, without being imported.
+GENERATOR = re.compile(r"^(def generate\(|generate = )", re.MULTILINE)
 
 
 class HashCache:
@@ -226,7 +231,8 @@ def _head(source: SourceSpec, path: Path) -> str:
 
 def _lock_generated(source: SourceSpec, generator_digest: Callable[[str], str]) -> SourceLock:
     module = Path(__file__).with_name("sources") / "generated" / f"{source.generator}.py"
-    known = sorted(p.stem for p in module.parent.glob("*.py") if "def generate(" in p.read_text())
+    files = module.parent.glob("*.py")
+    known = sorted(path.stem for path in files if GENERATOR.search(path.read_text("utf-8")))
     if source.generator not in known:
         raise ConfigError(
             f"source {source.name}: no generator {source.generator!r}; use one of"
