@@ -24,6 +24,20 @@ def test_the_trainer(inherited: signal.Handlers) -> None:
     assert signal.getsignal(signal.SIGHUP) is inherited
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_trainer_in_the_background_of_a_script_still_saves_and_ends(
+    number: signal.Signals,
+) -> None:
+    """A shell starts it with interrupts ignored."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with catching_signals() as stop:
+            os.kill(os.getpid(), number)
+            assert stop()
+    finally:
+        signal.signal(number, before)
+
+
 def test_the_launcher_of_several(
     inherited: signal.Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
