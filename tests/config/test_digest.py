@@ -70,3 +70,11 @@ def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) 
         assert found.imports == ("expertflow", "expertflow.b")
         known = json.loads(kept.read_text())
         assert [entry[0] for entry in known.values()] == [found.sha256]
+
+
+def test_modules_are_parsed_where_nothing_can_be_kept(scripts: Path) -> None:
+    (scripts / "state").write_text("no folder")
+    modules = digest.ParsedModules()
+    modules.keep_in(scripts / "state" / "code.json")
+    assert modules.read(scripts / "expertflow" / "b.py").imports == ()
+    modules.save()

@@ -98,7 +98,9 @@ class ParsedModules:
         """Write what was learned, for the next process."""
         if self._file is not None and not self._is_saved:
             newest = list(self._known.items())[-MAX_KNOWN:]
-            write_text(self._file, json.dumps(dict(newest)))
+            # Where nothing can be written, the next process parses again.
+            with contextlib.suppress(OSError):
+                write_text(self._file, json.dumps(dict(newest)))
             self._is_saved = True
 
 
