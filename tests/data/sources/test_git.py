@@ -81,6 +81,8 @@ def test_a_record_says_what_the_commit_did(repository: Path) -> None:
     assert "-two\n+2\n" in change["diff"]
     assert not change["diff_truncated"] and not change["is_merge"] and not change["bytes_replaced"]
     assert change["refs"] == ["v1"]
+    topic = records["Topic"]
+    assert topic["bytes_replaced"] and "+caf\ufffd\n" in topic["diff"]
     assert records["Move"]["refs"] == ["main"]
     moved = {"path": "moved.txt", "renamed_from": "a.txt", "n_added": 0, "n_deleted": 0}
     assert records["Move"]["files"] == [moved]
@@ -92,12 +94,6 @@ def test_a_diff_is_what_git_shows(repository: Path) -> None:
         if not record["bytes_replaced"]:
             shown = git(repository, "show", "-z", "--format=", "--abbrev=7", record["commit"])
             assert record["diff"].strip() == shown.strip("\0\n")
-
-
-def test_bytes_that_are_no_utf_8_are_replaced_and_noted(repository: Path) -> None:
-    topic = extracted(repository)["Topic"]
-    assert topic["bytes_replaced"]
-    assert "+caf\ufffd\n" in topic["diff"]
 
 
 def test_identities_are_hidden_unless_asked_for(repository: Path) -> None:
@@ -233,19 +229,6 @@ def test_a_bundle_gives_the_same_records_and_head(repository: Path, tmp_path: Pa
     for options in ({}, {"ref": "topic"}, {"ref": "v1"}):
         made = list(extract_commits(repository, options=options))
         assert list(extract_commits(bundle, options=options)) == made
-
-
-def test_hooks_and_settings_of_the_repository_do_nothing(repository: Path, tmp_path: Path) -> None:
-    before = list(extract_commits(repository, options={}))
-    trap = tmp_path / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
-    trap.chmod(0o755)
-    (repository / ".gitattributes").write_text("*.txt diff=trap\n", encoding="utf-8")
-    for key in ("diff.external", "diff.trap.textconv", "core.fsmonitor", "core.pager"):
-        git(repository, "config", key, str(trap))
-    git(repository, "config", "diff.noprefix", "true")
-    assert list(extract_commits(repository, options={})) == before
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_what_cannot_be_read_is_one_line(

@@ -25,9 +25,10 @@ What is pseudonymised, and what is not caught, is said in ``git_identities``. Cr
 for where documents are prepared (``scan_secrets``), in what a document says.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +38,15 @@ from expertflow.data.sources.git_objects import (
     BATCH_IDS,
     Changes,
     Commit,
-    Pipes,
-    changes_of,
-    open_pipes,
-    read_commits,
-    touched_by,
+    HistoryReader,
+    Touched,
+    batches,
 )
 from expertflow.data.sources.git_options import GitOptions
-from expertflow.data.sources.git_store import (
-    Store,
-    first_tags,
-    head,
-    names_by_commit,
-    opened,
-)
-from expertflow.data.sources.git_text import changes_text, narrative
+from expertflow.data.sources.git_process import run_git
+from expertflow.data.sources.git_store import Store, first_tags, head, names_by_commit, opened
 
 __all__ = ["extract_commits", "head"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Context:
-    """What is known of the whole history before its commits are told one by one."""
-
-    parents: dict[str, tuple[str, ...]]
-    tags: dict[str, str]
-    refs: dict[str, list[str]]
-    branch: str | None
-    contributors: Contributors
 
 
 def extract_commits(
@@ -82,10 +64,11 @@ def extract_commits(
     chosen = GitOptions.from_manifest(options)
     counts: Counter[str] = Counter() if skipped is None else skipped
     n_records = 0
-    with opened(repository, ref=chosen.ref) as store, open_pipes(store, chosen) as pipes:
-        for record in _records(store, pipes, chosen, counts):
-            n_records += 1
-            yield record
+    with opened(repository, ref=chosen.ref) as store:
+        with closing(HistoryReader(store.git_dir, chosen)) as reader:
+            for record in _History(store, reader, counts).records():
+                n_records += 1
+                yield record
     if not n_records:
         why = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
         raise DataError(
@@ -94,120 +77,145 @@ def extract_commits(
         )
 
 
-def _records(
-    store: Store, pipes: Pipes, options: GitOptions, skipped: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    listed = store.run(
-        *("rev-list", "--reverse", "--topo-order", "--parents", store.tip),
-        failure=f"the history of {options.ref} cannot be read",
-    )
-    parents: dict[str, tuple[str, ...]] = {}
-    for line in listed.splitlines():
-        commit_id, *others = line.split(" ")
-        parents[commit_id] = tuple(others)
-    context = _Context(
-        parents=parents,
-        tags=first_tags(parents, names_by_commit(store.refs, "refs/tags/")),
-        refs=names_by_commit(store.refs),
-        branch=store.walked,
-        contributors=Contributors(),
-    )
-    selected = []
-    for commit_id, commit in zip(parents, read_commits(pipes.cat, list(parents)), strict=True):
-        context.contributors.meet(commit)
-        reason = _reason_against(commit, options, n_parents=len(parents[commit_id]))
-        if reason or commit_id in store.shallow:
-            skipped[reason or "shallow"] += 1
-        else:
-            selected.append(commit_id)
-    counts = skipped
-    if options.max_commits is not None:
-        selected = _newest(pipes, selected, options, skipped)
-        counts = Counter()  # what _newest looked at has been counted
-    for batch in _batches(selected):
-        shown = touched_by(pipes, batch, options, counts)
-        commits = read_commits(pipes.cat, list(shown))
-        for (commit_id, touched), commit in zip(shown.items(), commits, strict=True):
-            changes = changes_of(store, pipes, commit_id, touched, options)
-            if changes is None:
-                skipped["big_files"] += 1
-                continue
-            if options.languages and not changes.files:
-                # A pattern like "*.[jt]s", which no pathspec joins with an ending.
-                skipped["languages"] += 1
-                continue
-            yield _record(commit_id, commit, changes, context, options)
+class _History:
+    """What is known of the whole history before its commits are told one by one."""
 
+    def __init__(self, store: Store, reader: HistoryReader, skipped: Counter[str]) -> None:
+        self.store, self.reader, self.skipped = store, reader, skipped
+        self.options = reader.options
+        listed = run_git(
+            *(store.git_dir, "rev-list", "--reverse", "--topo-order", "--parents", store.tip),
+            failure=f"the history of {self.options.ref} cannot be read",
+        )
+        lines = (line.split(" ") for line in listed.splitlines())
+        self.parents = {commit_id: parents for commit_id, *parents in lines}
+        self.tags = first_tags(self.parents, names_by_commit(store.refs, "refs/tags/"))
+        self.refs = names_by_commit(store.refs)
+        self.contributors = Contributors()
 
-def _reason_against(commit: Commit, options: GitOptions, *, n_parents: int) -> str | None:
-    if options.merges == "skip" and n_parents > 1:
-        return "merge"
-    if not options.takes_date(commit.authored_at):
-        return "date"
-    who = f"{commit.author.name} <{commit.author.e_mail}>".lower()
-    if options.authors and not any(author.lower() in who for author in options.authors):
-        return "author"
-    return None
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Select commits, and yield their records."""
+        for batch in self._shown(self._selected()):
+            commits = self.reader.commits(list(batch))
+            for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
+                changes = self.reader.changes(commit_id, touched)
+                if changes is None:
+                    self.skipped["big_files"] += 1
+                elif self.options.languages and not changes.files:
+                    # A pattern like "*.[jt]s", which no pathspec joins with an ending.
+                    self.skipped["languages"] += 1
+                else:
+                    yield self._record(commit_id, commit, changes)
 
+    def _selected(self) -> list[str]:
+        """Meet everybody in the history, and list the commits whose headers are wanted."""
+        selected = []
+        commits = self.reader.commits(list(self.parents))
+        for commit_id, commit in zip(self.parents, commits, strict=True):
+            self.contributors.meet(commit)
+            reason = self._reason_against(commit_id, commit)
+            if reason:
+                self.skipped[reason] += 1
+            else:
+                selected.append(commit_id)
+        return selected
 
-def _batches(commit_ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(commit_ids), BATCH_IDS):
-        yield commit_ids[start : start + BATCH_IDS]
+    def _reason_against(self, commit_id: str, commit: Commit) -> str | None:
+        options = self.options
+        if options.merges == "skip" and len(self.parents[commit_id]) > 1:
+            return "merge"
+        if not options.takes_date(commit.authored_at):
+            return "date"
+        who = f"{commit.author.name} <{commit.author.e_mail}>".lower()
+        if options.authors and not any(author.lower() in who for author in options.authors):
+            return "author"
+        return "shallow" if commit_id in self.store.shallow else None
 
+    def _shown(self, selected: list[str]) -> Iterator[dict[str, Touched]]:
+        """Yield batches of the newest commits that touch wanted files, in their order."""
+        n_wanted = self.options.max_commits
+        if n_wanted is None:
+            for batch in batches(selected):
+                yield self.reader.touched(batch, self.skipped)
+            return
+        taken: list[str] = []
+        left = selected[::-1]
+        while left and len(taken) < n_wanted:
+            batch = left[: min(BATCH_IDS, n_wanted - len(taken))]
+            taken += self.reader.touched(batch, self.skipped)
+            left = left[len(batch) :]
+        self.skipped["max_commits"] += len(left)
+        for batch in batches(taken[::-1]):
+            yield self.reader.touched(batch, Counter())  # counted already
 
-def _newest(
-    pipes: Pipes, selected: list[str], options: GitOptions, skipped: Counter[str]
-) -> list[str]:
-    """Take the newest ``max_commits`` that touch wanted files; they keep their order."""
-    taken: list[str] = []
-    left = selected[::-1]
-    while left and len(taken) < (options.max_commits or 0):
-        batch = left[: min(BATCH_IDS, (options.max_commits or 0) - len(taken))]
-        taken += touched_by(pipes, batch, options, skipped)
-        left = left[len(batch) :]
-    skipped["max_commits"] += len(left)
-    return taken[::-1]
-
-
-def _record(
-    commit_id: str, commit: Commit, changes: Changes, context: _Context, options: GitOptions
-) -> dict[str, Any]:
-    hide = context.contributors.hide if options.pseudonymise else _as_it_is
-    author = context.contributors.label(commit.author)
-    message = hide(commit.message, is_message=True)
-    files = [
-        {
-            "path": hide(file.path),
-            "renamed_from": file.renamed_from and hide(file.renamed_from),
-            "n_added": file.n_added,
-            "n_deleted": file.n_deleted,
+    def _record(self, commit_id: str, commit: Commit, changes: Changes) -> dict[str, Any]:
+        author, message, files, diff = self._named(commit, changes)
+        parents, when = self.parents[commit_id], commit.authored_at
+        record = {
+            "commit": commit_id,
+            "parents": parents,
+            "author": author,
+            "authored_at": when.isoformat().replace("+00:00", "Z") if when else None,
+            "subject": message.lstrip("\n").partition("\n")[0],
+            "message": message,
+            "message_truncated": not commit.is_whole,
+            "files": files,
+            "n_files": len(files),
+            "n_added": sum(file["n_added"] or 0 for file in files),
+            "n_deleted": sum(file["n_deleted"] or 0 for file in files),
+            "changes": "".join(f"{_name(file)} | {_counts(file)}\n" for file in files),
+            "diff": diff,
+            "diff_truncated": changes.is_truncated,
+            "bytes_replaced": commit.replaced or changes.replaced,
+            "is_merge": len(parents) > 1,
+            "branch": self.store.walked,
+            "refs": self.refs.get(commit_id, []),
+            "tag": self.tags.get(commit_id),
         }
-        for file in changes.files
-    ]
-    when = commit.authored_at
-    record = {
-        "commit": commit_id,
-        "parents": list(context.parents[commit_id]),
-        "author": author if options.pseudonymise else commit.author.name or None,
-        "authored_at": when.isoformat().replace("+00:00", "Z") if when else None,
-        "subject": message.lstrip("\n").partition("\n")[0],
-        "message": message,
-        "message_truncated": not commit.is_whole,
-        "files": files,
-        "n_files": len(files),
-        "n_added": sum(file.n_added or 0 for file in changes.files),
-        "n_deleted": sum(file.n_deleted or 0 for file in changes.files),
-        "changes": changes_text(files),
-        "diff": hide(changes.diff),
-        "diff_truncated": changes.is_truncated,
-        "bytes_replaced": commit.replaced or changes.replaced,
-        "is_merge": len(context.parents[commit_id]) > 1,
-        "branch": context.branch,
-        "refs": context.refs.get(commit_id, []),
-        "tag": context.tags.get(commit_id),
-    }
-    return record | {"narrative": narrative(record)}
+        return record | {"narrative": _narrative(record)}
+
+    def _named(
+        self, commit: Commit, changes: Changes
+    ) -> tuple[str | None, str, list[dict[str, Any]], str]:
+        """Return author, message, files and diff, with pseudonyms where they are asked for."""
+        if not self.options.pseudonymise:
+            return commit.author.name or None, commit.message, changes.files, changes.diff
+        hide = self.contributors.hide
+        files = [
+            file
+            | {"path": hide(file["path"])}
+            | {"renamed_from": file["renamed_from"] and hide(file["renamed_from"])}
+            for file in changes.files
+        ]
+        message = hide(commit.message, is_message=True)
+        return self.contributors.label(commit.author), message, files, hide(changes.diff)
 
 
-def _as_it_is(text: str, *, is_message: bool = False) -> str:
-    return text
+def _narrative(record: dict[str, Any]) -> str:
+    """Tell what a commit did: when, by whom, where, why, and how."""
+    day = record["authored_at"]
+    when = f"on {day[:10]}" if day else "at an unknown time"
+    written = f"Written {when} by {record['author'] or 'an unknown author'}"
+    where = f", on {record['branch']}" if record["branch"] else ""
+    since = f", in {record['tag']}" if record["tag"] else ""
+    merge = f"It merges {len(record['parents'])} lines of work.\n" if record["is_merge"] else ""
+    total = f"{record['n_files']} {'file' if record['n_files'] == 1 else 'files'}"
+    counts = f"+{record['n_added']} -{record['n_deleted']}"
+    cut = "(The diff goes on.)\n" if record["diff_truncated"] else ""
+    parts = (
+        f"Commit {record['commit'][:12]}\n{written}{where}{since}.\n{merge}",
+        record["message"].strip("\n") + "\n",
+        f"Changes in {total}, {counts}:\n{record['changes']}",
+        record["diff"] + cut,
+    )
+    return "\n".join(part for part in parts if part.strip())
+
+
+def _name(file: dict[str, Any]) -> str:
+    """Name a file, quoted where the path would not stay on its line."""
+    names = filter(None, (file["renamed_from"], file["path"]))
+    return " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
+
+
+def _counts(file: dict[str, Any]) -> str:
+    return "binary" if file["n_added"] is None else f"+{file['n_added']} -{file['n_deleted']}"

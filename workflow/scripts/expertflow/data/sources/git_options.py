@@ -69,37 +69,33 @@ class GitOptions:
         if unknown := sorted(set(options) - set(known)):
             raise DataError(f"options.{unknown[0]}: unknown; a git source knows {', '.join(known)}")
         result = cls(**{key: value for key, value in options.items() if value is not None})
-        if result.merges not in ("skip", "keep"):
-            raise DataError(f"options.merges: {result.merges!r} is neither 'skip' nor 'keep'")
-        if not isinstance(result.pseudonymise, bool):
-            raise DataError(f"options.pseudonymise: {result.pseudonymise!r} must be true or false")
-        result._check_lists()
-        result._check_numbers()
-        result.takes_date(None)  # refuses what is no date
+        result._check()
         return result
 
-    def _check_lists(self) -> None:
+    def _check(self) -> None:
+        if self.merges not in ("skip", "keep"):
+            raise DataError(f"options.merges: {self.merges!r} is neither 'skip' nor 'keep'")
+        if not isinstance(self.pseudonymise, bool):
+            raise DataError(f"options.pseudonymise: {self.pseudonymise!r} must be true or false")
         for key in ("paths", "languages", "authors"):
             value = getattr(self, key)
             if isinstance(value, str) or not all(isinstance(part, str) for part in value):
                 raise DataError(f"options.{key}: {value!r} must be a list of texts")
-        for name in self.languages:
-            if name not in LANGUAGES:
-                known = ", ".join(LANGUAGES)
-                raise DataError(f"options.languages: {name!r} is unknown; known are {known}")
+        if unknown := [name for name in self.languages if name not in LANGUAGES]:
+            known = ", ".join(LANGUAGES)
+            raise DataError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
         if magic := [path for path in self.paths if self.languages and path.startswith(":")]:
             raise DataError(
                 f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
             )
-
-    def _check_numbers(self) -> None:
         for key in ("max_diff_bytes", "max_files", "max_commits"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise DataError(f"options.{key}: {value!r} must be a whole number of at least 1")
+        self.takes_date(None)  # refuses what is no date
 
     def takes_date(self, when: datetime | None) -> bool:
-        """Tell whether an author's date is selected; an unknown one only when any date is."""
+        """Return whether an author's date is selected; an unknown one only when any date is."""
         since = _moment(self.since, "since", time.min)
         until = _moment(self.until, "until", time.max)
         if when is None:
@@ -107,11 +103,11 @@ class GitOptions:
         return (since is None or when >= since) and (until is None or when <= until)
 
     def endings(self) -> tuple[str, ...]:
-        """Give the endings of the files that are taken; none means all files."""
+        """Return the endings of the files that are taken; none means all files."""
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
     def pathspecs(self) -> tuple[str, ...]:
-        """Give the pathspecs of the files that are in ``paths`` and in ``languages``.
+        """Return the pathspecs of the files that are in ``paths`` and in ``languages``.
 
         In a pathspec "*" also stands for "/": "src/*.py" are all Python files below src.
         """

@@ -18,14 +18,14 @@ _SAFE = (
     *("-c", "core.multiPackIndex=false", "-c", f"core.bigFileThreshold={BIG_FILE_BYTES}"),
     *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
 )
+ENDED_EARLY = "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
 
 
 class Pipe:
     """A git command that answers question by question; it starts with the first one."""
 
-    def __init__(self, git_dir: Path, *arguments: str, objects: Path | None = None) -> None:
+    def __init__(self, git_dir: Path, *arguments: str) -> None:
         self._command = _command(git_dir, *arguments)
-        self._environment = _environment(objects)
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> io.BufferedReader:
@@ -37,7 +37,7 @@ class Pipe:
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
-                env=self._environment,
+                env=_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -47,14 +47,8 @@ class Pipe:
             self._process.stdin.write(question)
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self.failed() from error
+            raise DataError(ENDED_EARLY) from error
         return cast(io.BufferedReader, self._process.stdout)
-
-    def failed(self) -> DataError:
-        """Say that the command ended before it answered."""
-        return DataError(
-            "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
-        )
 
     def close(self) -> None:
         """End the command; the next question starts it anew."""
@@ -71,13 +65,11 @@ def run_git(
     *arguments: str,
     failure: str,
     stdin: bytes = b"",
-    objects: Path | None = None,
     timeout_s: float | None = None,
 ) -> str:
     """Run one git command apart from all user settings and hooks; return what it prints.
 
-    Bytes that are no UTF-8 become lone surrogates. ``objects`` is read in the place of the objects
-    of ``git_dir``.
+    Bytes that are no UTF-8 become lone surrogates.
 
     Raises:
         DataError: ``failure`` and git's last line, or git is missing.
@@ -85,7 +77,7 @@ def run_git(
     try:
         done = subprocess.run(
             _command(git_dir, *arguments),
-            env=_environment(objects),
+            env=_environment(),
             input=stdin,
             capture_output=True,
             check=False,
@@ -108,11 +100,9 @@ def _command(git_dir: Path | None, *arguments: str) -> list[str]:
     return ["git", *_SAFE, *place, *arguments]
 
 
-def _environment(objects: Path | None) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Hide the user's and the machine's git settings; forbid every way to fetch objects."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    if objects is not None:
-        kept["GIT_OBJECT_DIRECTORY"] = str(objects)
     return kept | {
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,

@@ -19,7 +19,6 @@ from expertflow.data.sources.git_process import Pipe, run_git
 # Names are read in milliseconds; a setting that includes a pipe would make git wait for ever.
 TIMEOUT_S = 120.0
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_FORMATS = ("sha1", "sha256")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,22 +30,75 @@ class Store:
     """
 
     git_dir: Path
-    objects: Path | None
     tip: str
     walked: str | None
     refs: dict[str, str]
-    shallow: frozenset[str]
-
-    def pipe(self, *arguments: str) -> Pipe:
-        """Give a command over these objects."""
-        return Pipe(self.git_dir, *arguments, objects=self.objects)
-
-    def run(self, *arguments: str, failure: str, stdin: bytes = b"") -> str:
-        """Run one command over these objects."""
-        return run_git(self.git_dir, *arguments, failure=failure, stdin=stdin, objects=self.objects)
+    shallow: frozenset[str] = frozenset()
 
 
-def git_directory(repository: Path) -> Path:
+def head(repository: Path, *, ref: str = "HEAD") -> str:
+    """Return the id of the commit that pins all content: that of ``ref``.
+
+    A bundle's id is read from its header, without unpacking it.
+    """
+    missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
+    if ref.startswith("-"):
+        raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
+    if not repository.is_file():
+        command = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        place = _git_directory(repository)
+        return run_git(place, *command, failure=missing, timeout_s=TIMEOUT_S).strip()
+    heads = _bundle_heads(repository)
+    found = _full_name(heads, ref)
+    if found is None:
+        raise DataError(missing)
+    return heads[found]
+
+
+@contextlib.contextmanager
+def opened(repository: Path, *, ref: str) -> Iterator[Store]:
+    """Open a repository; a bundle is unpacked for as long as it is read."""
+    tip = head(repository, ref=ref)
+    with tempfile.TemporaryDirectory(prefix="git-") as directory:
+        git_dir = Path(directory)
+        (git_dir / "refs").mkdir()
+        (git_dir / "HEAD").write_text("ref: refs/heads/none\n", "ascii")
+        object_format = "sha1" if len(tip) == 40 else "sha256"
+        settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
+        settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
+        (git_dir / "config").write_text(settings, "ascii")
+        if repository.is_file():
+            yield _unpacked(repository, git_dir, ref=ref, tip=tip)
+        else:
+            yield _beside(_git_directory(repository), git_dir, ref=ref, tip=tip)
+
+
+def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
+    """Return the short names of the refs that point at each commit, in order of their full ones."""
+    names: dict[str, list[str]] = {}
+    for name in sorted(refs):
+        if name.startswith(prefix) and (short := _short(name)) is not None:
+            names.setdefault(refs[name], []).append(short)
+    return names
+
+
+def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dict[str, str]:
+    """Map each commit to the first tag of the walk, parents before children, that contains it.
+
+    Every commit is visited once, whatever the number of tags.
+    """
+    found: dict[str, str] = {}
+    for tagged in parents:
+        ahead = [tagged] if tagged in tags else []
+        while ahead:
+            commit_id = ahead.pop()
+            if commit_id not in found:
+                found[commit_id] = tags[tagged][0]
+                ahead.extend(parent for parent in parents[commit_id] if parent not in found)
+    return found
+
+
+def _git_directory(repository: Path) -> Path:
     """Find the git directory of a repository, bare or not; no folder above it counts.
 
     Git itself would refuse a repository of another owner; here none of its files is obeyed.
@@ -65,62 +117,6 @@ def git_directory(repository: Path) -> Path:
     return place.absolute()
 
 
-def head(repository: Path, *, ref: str = "HEAD") -> str:
-    """Return the id of the commit that pins all content: that of ``ref``.
-
-    A bundle's id is read from its header, without unpacking it.
-    """
-    missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
-    if ref.startswith("-"):
-        raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
-    if not repository.is_file():
-        command = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-        place = git_directory(repository)
-        return run_git(place, *command, failure=missing, timeout_s=TIMEOUT_S).strip()
-    heads = _bundle_heads(repository)
-    found = _full_name(heads, ref)
-    if found is None:
-        raise DataError(missing)
-    return heads[found]
-
-
-@contextlib.contextmanager
-def opened(repository: Path, *, ref: str) -> Iterator[Store]:
-    """Open a repository; a bundle is unpacked for as long as it is read."""
-    tip = head(repository, ref=ref)
-    with tempfile.TemporaryDirectory(prefix="git-") as directory:
-        git_dir = Path(directory)
-        if repository.is_file():
-            yield _unpacked(repository, git_dir, ref=ref, tip=tip)
-        else:
-            yield _beside(git_directory(repository), git_dir, ref=ref, tip=tip)
-
-
-def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
-    """Return the short names of the refs that point at each commit, in order of their full ones."""
-    names: dict[str, list[str]] = {}
-    for name in sorted(refs):
-        if name.startswith(prefix) and (short := _short(name)) is not None:
-            names.setdefault(refs[name], []).append(short)
-    return names
-
-
-def first_tags(parents: dict[str, tuple[str, ...]], tags: dict[str, list[str]]) -> dict[str, str]:
-    """Give each commit the first tag of the walk, parents before children, that contains it.
-
-    Every commit is visited once, whatever the number of tags.
-    """
-    found: dict[str, str] = {}
-    for tagged in parents:
-        ahead = [tagged] if tagged in tags else []
-        while ahead:
-            commit_id = ahead.pop()
-            if commit_id not in found:
-                found[commit_id] = tags[tagged][0]
-                ahead.extend(parent for parent in parents[commit_id] if parent not in found)
-    return found
-
-
 def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
     def said(*command: str) -> str:
         failure = f"{place}: its branches cannot be read"
@@ -130,26 +126,24 @@ def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         # Git answers relative to the current folder, or absolute.
         return Path(said("rev-parse", "--git-path", name).removesuffix("\n")).absolute()
 
-    _lay_out(git_dir, said("rev-parse", "--show-object-format").strip())
+    (git_dir / "objects").symlink_to(path_of("objects"))
     shallow = path_of("shallow")
     boundary = _ID.findall(shallow.read_text("ascii", "replace")) if shallow.is_file() else []
     if boundary:
         (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
     full = said("rev-parse", "--symbolic-full-name", ref).strip()
     listed = said("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
-    objects = path_of("objects")
     return Store(
         git_dir=git_dir,
-        objects=objects,
         tip=tip,
         walked=_short(full),
-        refs=_peeled(_names(listed), Pipe(git_dir, *_BATCH, objects=objects)),
+        refs=_peeled(_names(listed), git_dir),
         shallow=frozenset(boundary),
     )
 
 
 def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
-    _lay_out(git_dir, _bundle_format(bundle))
+    (git_dir / "objects").mkdir()
     failure = f"{bundle}: the bundle cannot be unpacked; it must be whole, not incremental"
     run_git(git_dir, "bundle", "unbundle", str(bundle.absolute()), failure=failure)
     heads = _bundle_heads(bundle)
@@ -161,33 +155,13 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
         full = next(iter(usual + branches), None)
     names = {name: found for name, found in heads.items() if _short(name)}
-    return Store(
-        git_dir=git_dir,
-        objects=None,
-        tip=tip,
-        walked=_short(full or ""),
-        refs=_peeled(names, Pipe(git_dir, *_BATCH)),
-        shallow=frozenset(),
-    )
+    return Store(git_dir=git_dir, tip=tip, walked=_short(full or ""), refs=_peeled(names, git_dir))
 
 
-_BATCH = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
-
-
-def _lay_out(git_dir: Path, object_format: str) -> None:
-    if object_format not in _FORMATS:
-        raise DataError(f"git: object format {object_format!r} is none of {', '.join(_FORMATS)}")
-    for name in ("objects", "refs"):
-        (git_dir / name).mkdir()
-    (git_dir / "HEAD").write_text("ref: refs/heads/none\n", "ascii")
-    settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
-    settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
-    (git_dir / "config").write_text(settings, "ascii")
-
-
-def _peeled(names: dict[str, str], check: Pipe) -> dict[str, str]:
+def _peeled(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     """Follow annotated tags to their commits; what leads to none is left out."""
-    with contextlib.closing(check):
+    command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
+    with contextlib.closing(Pipe(git_dir, *command)) as check:
         commits = {}
         for name, object_id in names.items():
             answer = check.ask(f"{object_id}^{{commit}}\n".encode()).readline().split()
@@ -212,16 +186,6 @@ def _short(name: str) -> str | None:
 def _bundle_heads(bundle: Path) -> dict[str, str]:
     failure = f"{bundle}: not a git bundle"
     return _names(run_git(None, "bundle", "list-heads", str(bundle.absolute()), failure=failure))
-
-
-def _bundle_format(bundle: Path) -> str:
-    with bundle.open("rb") as stream:
-        for raw in iter(lambda: stream.readline(8192), b""):
-            if raw.startswith(b"@object-format="):
-                return raw.decode("ascii", "replace").strip().partition("=")[2]
-            if not raw.startswith((b"#", b"@")):
-                break
-    return "sha1"
 
 
 def _full_name(heads: dict[str, str], ref: str) -> str | None:
