@@ -6,15 +6,23 @@ exactly once. JSON Lines are cut by bytes, columnar files by rows in proportion;
 be cut belongs whole to the shard where it begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from expertflow.data.formats import delimited, json_values, lines, tables, text
+from expertflow.data.formats import delimited, json_values, lines, tables
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 
 BLOCK_BYTES = 16 << 20
+# Of files that belong whole to one shard.
+READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
+    "jsonl": lines.iter_all,
+    "json": json_values.iter_all,
+    "text": lines.iter_texts,
+    "csv": delimited.iter_all,
+    "tsv": delimited.iter_all,
+}
 
 
 def share(total: int, *, index: int, n_shards: int) -> tuple[int, int]:
@@ -56,18 +64,8 @@ def iter_shard(
             continue
         if not can_be_cut(file.format, file.compression):
             if low == 0:
-                yield from _iter_whole(file, reading)
+                yield from READERS[file.format](file, options=reading)
         elif file.format == "jsonl":
             yield from lines.iter_range(file, low, high, options=reading, block_bytes=BLOCK_BYTES)
         else:
             yield from tables.iter_range(file, low, high)
-
-
-def _iter_whole(file: DataFile, options: ReadOptions) -> Iterator[RawRecord]:
-    if file.format == "jsonl":
-        return lines.iter_all(file, options=options)
-    if file.format == "json":
-        return json_values.iter_all(file, options=options)
-    if file.format == "text":
-        return text.iter_all(file, options=options)
-    return delimited.iter_all(file, options=options)

@@ -4,10 +4,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import bounded_lines, faulty, too_large
+from expertflow.data.formats.lines import bounded_lines, read_record, too_large
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import open_utf8
 from expertflow.data.records import DataFile
@@ -20,12 +21,8 @@ def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
         rows = _Rows(stream, file, options)
         names = _header(rows, file.path)
         for number, row in rows:
-            try:
-                value = _value(row, names, rows.faults)
-            except Reject as fault:
-                yield faulty(file.path, number, fault)
-            else:
-                yield RawRecord(path=file.path, number=number, unit="line", value=value)
+            parse = partial(_value, names=names, faults=rows.faults)
+            yield read_record(parse, row, file.path, number)
 
 
 def check_header(file: DataFile, *, options: ReadOptions) -> None:
@@ -77,7 +74,7 @@ class _Rows:
         return Reject("not_csv", message)
 
     def _decoded(self) -> Iterator[str]:
-        for line in self._lines:
+        for line, _ in self._lines:
             self._number += 1
             if line is None:
                 self.faults.append(too_large())

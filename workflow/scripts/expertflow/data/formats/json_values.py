@@ -9,9 +9,10 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import faulty
+from expertflow.data.formats.lines import read_record, too_large
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import BUFFER_BYTES, open_utf8
 from expertflow.data.parse import parse_object
@@ -29,14 +30,13 @@ def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     """Yield every element of a file; its number is the line where it starts."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         for number, element in _elements(_Window(stream), file.path):
-            try:
-                if isinstance(element, Reject):
-                    raise element
-                value = parse_object(element)
-            except Reject as fault:
-                yield faulty(file.path, number, fault)
-            else:
-                yield RawRecord(path=file.path, number=number, unit="line", value=value)
+            yield read_record(_parse, element, file.path, number)
+
+
+def _parse(element: bytes | Reject) -> dict[str, Any]:
+    if isinstance(element, Reject):
+        raise element
+    return parse_object(element)
 
 
 class _Window:
@@ -107,7 +107,7 @@ def _take(window: _Window, path: str) -> bytes | Reject:
         if complete:
             break
         if len(window.buffer) - window.pos > MAX_RECORD_BYTES:
-            fault = Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+            fault = too_large()
             at = _forget(window, at)
         done = at - window.pos
         if not window.more():
@@ -119,7 +119,7 @@ def _take(window: _Window, path: str) -> bytes | Reject:
     element = window.buffer[window.pos : at]
     window.advance(at)
     if len(element) > MAX_RECORD_BYTES:
-        fault = Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+        fault = too_large()
     return fault or element
 
 

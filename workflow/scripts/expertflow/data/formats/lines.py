@@ -1,17 +1,17 @@
-"""JSON Lines: one object a line, cut by bytes.
+"""JSON Lines and plain text: files that are cut at line ends.
 
 Lines end at byte 0x0A only: ``str.splitlines`` would also break at U+2028, U+2029 and U+0085, which
-are legal inside JSON strings.
+are legal inside JSON strings. Of plain text a file, a paragraph or a line is one record with the
+keys ``text`` and ``name``.
 """
 
 import io
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
@@ -20,59 +20,86 @@ from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
-_NEWLINE, _BRACE = b"\n{"
+_NEWLINE = 10
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
+# A line with its length; null for one that is too long to be held.
+Line = tuple[bytes | None, int]
+# A number and the bytes of a text; null where they are too many.
+Piece = tuple[int, bytes | None]
 
 
 def iter_range(
     file: DataFile, low: int, high: int, *, options: ReadOptions, block_bytes: int
 ) -> Iterator[RawRecord]:
-    """Yield the records of an uncompressed file whose first byte lies in [low, high)."""
-    path = Path(file.path)
-    parse = parse_object
+    """Yield the records of an uncompressed JSONL file whose first byte lies in [low, high)."""
+    parse = _parse_line
     if options.encoding != "utf-8":
         parse = partial(_parse_recoded, encoding=options.encoding)
-    with open_bytes(path, None) as stream:
+    with open_bytes(Path(file.path), None) as stream:
         if low > 0:
             stream.seek(low - 1)
-            skip_line(stream, high - low + 1)
+            _skip_line(stream, high - low + 1)
         elif stream.peek(3).startswith(BOM):
             stream.read(3)
         start = stream.tell()
-        if start < high:
-            number = 1 + _n_lines_before(start, file, block_bytes)
-            n_bytes = yield from _records(
-                stream, file.path, number=number, n_bytes=high - start, parse=parse
-            )
-            if start + n_bytes < high:
-                raise DataError(f"{path}: changed since it was fetched; run again to take it in")
+        if start >= high:
+            return
+        number = 1 + _n_lines_before(start, file, block_bytes)
+        for line, n_bytes in bounded_lines(stream):
+            if line is None or not line.isspace():
+                yield read_record(parse, line, file.path, number)
+            number += 1
+            start += n_bytes
+            if start >= high:
+                return
+    raise DataError(f"{file.path}: changed since it was fetched; run again to take it in")
 
 
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    """Yield all records of a compressed file."""
+    """Yield all records of a compressed JSONL file."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        yield from _records(stream, file.path, number=1, n_bytes=_NO_END, parse=parse_object)
+        for number, (line, _) in enumerate(bounded_lines(stream), start=1):
+            if line is None or not line.isspace():
+                yield read_record(_parse_line, line, file.path, number)
 
 
-def bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield lines with their ends; null stands for one that is too long to be held."""
-    for line in iter(partial(stream.readline, MAX_RECORD_BYTES + 1), b""):
-        if len(line) > MAX_RECORD_BYTES and line[-1] != _NEWLINE:
-            skip_line(stream)
-            yield None
+def iter_texts(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
+    """Yield the records of a plain text; numbers are lines, but for a whole file."""
+    path = Path(file.path)
+    pieces: dict[str, Callable[[io.BufferedReader], Iterator[Piece]]]
+    pieces = {"file": partial(_whole, path=path), "paragraph": _paragraphs, "line": _lines}
+    unit = "file" if options.text_records == "file" else "line"
+
+    def parse(piece: bytes | None) -> dict[str, Any]:
+        return {"text": _text(piece), "name": path.name}
+
+    with open_utf8(path, file.compression, options.encoding) as stream:
+        for number, piece in pieces[options.text_records](stream):
+            yield read_record(parse, piece, file.path, number, unit)
+
+
+def read_record(
+    parse: Callable[[Any], dict[str, Any]], raw: Any, path: str, number: int, unit: str = "line"
+) -> RawRecord:
+    """Parse a record, or note what is wrong with it."""
+    try:
+        return RawRecord(path=path, number=number, unit=unit, value=parse(raw))
+    except Reject as fault:
+        # The fault lets go of the text that it is about.
+        fault.__cause__ = fault.__context__ = None
+        fault.__traceback__ = None
+        return RawRecord(path=path, number=number, unit=unit, value=None, fault=fault)
+
+
+def bounded_lines(stream: io.BufferedReader) -> Iterator[Line]:
+    """Yield lines with their ends."""
+    max_bytes = MAX_RECORD_BYTES
+    for line in iter(partial(stream.readline, max_bytes + 1), b""):
+        if len(line) > max_bytes and line[-1] != _NEWLINE:
+            yield None, len(line) + _skip_line(stream)
         else:
-            yield line
-
-
-def skip_line(stream: io.BufferedReader, n_bytes: int = _NO_END) -> int:
-    """Read past the next line end, at most ``n_bytes``; give the number of bytes read."""
-    n_read = 0
-    while part := stream.readline(min(BUFFER_BYTES, n_bytes - n_read)):
-        n_read += len(part)
-        if part[-1] == _NEWLINE:
-            break
-    return n_read
+            yield line, len(line)
 
 
 def too_large() -> Reject:
@@ -80,11 +107,11 @@ def too_large() -> Reject:
     return Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
 
 
-def faulty(path: str, number: int, fault: Reject, *, unit: str = "line") -> RawRecord:
-    """Make the record of what could not be read; the fault lets go of the text that it is about."""
-    fault.__cause__ = fault.__context__ = None
-    return RawRecord(
-        path=path, number=number, unit=unit, value=None, fault=fault.with_traceback(None)
+def too_long(path: Path) -> DataError:
+    """Say that a text file cannot be one record."""
+    return DataError(
+        f"{path}: over {MAX_RECORD_BYTES >> 20} MiB are too much for one record; set"
+        " options.text_records to paragraph or line"
     )
 
 
@@ -94,37 +121,30 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
     n_blank = n_read = 0
     # The last line end and what follows it, as long as that is blank.
     open_line = b"\n"
-    with path.open("rb", buffering=0) as stream:
-        while part := _read_fully(stream, min(BUFFER_BYTES, block_bytes - n_read % block_bytes)):
+    with path.open("rb") as stream:
+        while part := stream.read(min(BUFFER_BYTES, block_bytes - n_read % block_bytes)):
             if n_read % block_bytes == 0:
                 n_newlines.append(0)
             n_read += len(part)
-            n_here, all_braced = _newlines(part)
+            n_here = part.count(b"\n")
             n_newlines[-1] += n_here
             # Where every line begins with a brace, none is blank; that is quickly seen.
-            if not (all_braced and (not open_line or part[0] == _BRACE)):
+            all_braced = part.count(b"\n{") == n_here - part.endswith(b"\n")
+            if not (all_braced and (not open_line or part.startswith(b"{"))):
                 n_blank += len(_BLANK_LINE.findall(open_line + part))
             line = part[part.rfind(b"\n") :] if n_here else open_line + part
             open_line = line if line.isspace() and line[0] == _NEWLINE else b""
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
 
-def _newlines(part: bytes) -> tuple[int, bool]:
-    """Count line ends, and tell whether a brace follows each of them that is not the last byte."""
-    text = np.frombuffer(part, np.uint8)
-    ends = text == _NEWLINE
-    n_followed = int(np.count_nonzero(ends[:-1] & (text[1:] == _BRACE)))
-    n_ends = int(np.count_nonzero(ends))
-    return n_ends, n_followed == n_ends - bool(ends[-1])
-
-
-def _read_fully(stream: io.FileIO, n_bytes: int) -> bytes:
-    """Read so many bytes, fewer only at the end: one call may give less."""
-    parts = []
-    while n_bytes > 0 and (part := stream.read(n_bytes)):
-        parts.append(part)
-        n_bytes -= len(part)
-    return b"".join(parts)
+def _skip_line(stream: io.BufferedReader, n_bytes: int = _NO_END) -> int:
+    """Read past the next line end, at most ``n_bytes``; return the number of bytes read."""
+    n_read = 0
+    while part := stream.readline(min(BUFFER_BYTES, n_bytes - n_read)):
+        n_read += len(part)
+        if part[-1] == _NEWLINE:
+            break
+    return n_read
 
 
 def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
@@ -139,34 +159,57 @@ def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
     return n_lines
 
 
-def _records(
-    stream: io.BufferedReader,
-    path: str,
-    *,
-    number: int,
-    n_bytes: int,
-    parse: Callable[[bytes], dict[str, Any]],
-) -> Generator[RawRecord, None, int]:
-    """Yield the records of the lines that begin in the next ``n_bytes``; give the bytes read."""
-    n_read = 0
-    max_bytes = MAX_RECORD_BYTES
-    for line in iter(partial(stream.readline, max_bytes + 1), b""):
-        n_read += len(line)
-        if len(line) > max_bytes and line[-1] != _NEWLINE:
-            n_read += skip_line(stream)
-            yield faulty(path, number, too_large())
-        elif not line.isspace():
-            try:
-                value = parse(line)
-            except Reject as fault:
-                yield faulty(path, number, fault)
-            else:
-                yield RawRecord(path=path, number=number, unit="line", value=value)
-        number += 1
-        if n_read >= n_bytes:
-            break
-    return n_read
+def _parse_line(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise too_large()
+    return parse_object(line)
 
 
-def _parse_recoded(line: bytes, *, encoding: str) -> dict[str, Any]:
-    return parse_object(recoded(line, encoding))
+def _parse_recoded(line: bytes | None, *, encoding: str) -> dict[str, Any]:
+    return _parse_line(line and recoded(line, encoding))
+
+
+def _whole(stream: io.BufferedReader, *, path: Path) -> Iterator[Piece]:
+    raw = stream.read(MAX_RECORD_BYTES + 1)
+    if len(raw) > MAX_RECORD_BYTES:
+        raise too_long(path)
+    yield 1, raw
+
+
+def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
+    for number, (line, _) in enumerate(bounded_lines(stream), start=1):
+        if line is None or not line.isspace():
+            yield number, line and line.rstrip(b"\r\n")
+
+
+def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
+    """Yield runs of lines that are not blank."""
+    parts: list[bytes] = []
+    first = n_bytes = 0
+    for number, (line, length) in enumerate(chain(bounded_lines(stream), [(b"\n", 1)]), start=1):
+        if line is not None and line.isspace():
+            if n_bytes:
+                is_held = n_bytes <= MAX_RECORD_BYTES
+                yield first, b"".join(parts).rstrip(b"\r\n") if is_held else None
+            parts, n_bytes = [], 0
+            continue
+        first = first if n_bytes else number
+        n_bytes += length
+        if n_bytes > MAX_RECORD_BYTES:
+            parts = []
+        elif line is not None:
+            parts.append(line)
+
+
+def _text(piece: bytes | None) -> str:
+    if piece is None:
+        raise too_large()
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + piece.count(b"\n", 0, error.start)
+        detail = f"byte {piece[error.start]:#04x} on line {line} of it: {error.reason}"
+        raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
+    if "\0" in text:
+        raise Reject("nul_character", "NUL stands in the text", value=text)
+    return text.replace("\r\n", "\n")

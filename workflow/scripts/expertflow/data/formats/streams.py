@@ -1,20 +1,39 @@
-"""Open a file as a stream of UTF-8 bytes, unpacked and recoded in flat memory."""
+"""Open a file as a stream of UTF-8 bytes, unpacked and recoded in flat memory.
+
+Its first bytes are looked at, so that a wrong name is found before any work starts.
+"""
 
 import codecs
+import gzip
 import io
 import zlib
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.data.records import Compression
+from expertflow.data.parse import parse_object
+from expertflow.data.records import Compression, FileFormat
+from expertflow.data.reject import Reject
 
 BUFFER_BYTES = 1 << 20
-# So little at once, because 4 KiB of zstd data may unpack to 128 MiB.
-_PACKED_BYTES = 1 << 12
+_UNPACKED_BYTES = 1 << 16
 BOM = b"\xef\xbb\xbf"
 BOM_NOTE = "starts with a byte order mark"
 SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+HEAD_BYTES = 1 << 16
+_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+# What else such a file may turn out to be, and the way out.
+_FOREIGN = {
+    b"BZh": "is bzip2 data; unpack it",
+    b"\xfd7zXZ": "is xz data; unpack it",
+    b"PK\x03\x04": "is a zip archive; unpack it",
+    b"SQLite format 3\0": "is an SQLite database; export its tables as .csv",
+    b"version https://git-lfs": "is a Git LFS pointer, not the data; run git lfs pull",
+    b"PAR1": "is Parquet data; name it {stem}.parquet",
+    b"ARROW1": "is Arrow data; name it {stem}.arrow",
+    b"FEA1": "is Feather version 1; write it again as .parquet",
+}
+_COLUMNAR = {"parquet": (b"PAR1",), "arrow": (b"ARROW1", b"\xff\xff\xff\xff")}
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -107,77 +126,113 @@ class _Recoded(_Output):
 
 
 class _Unpacked(_Output):
-    """Unpack frame after frame; counts lines, so that a fault's place can be told."""
+    """Packed data frame after frame; counts lines, so that a fault's place can be told."""
 
     def __init__(self, path: Path, compression: Compression) -> None:
         super().__init__()
-        self._path = path
-        self._compression = compression
-        self._file = path.open("rb", buffering=BUFFER_BYTES)
-        self._packed = b""
-        self._engine: Any = None
-        self._n_lines = 0
+        self._path, self._compression, self._n_lines = path, compression, 0
+        self._stream: Any
+        if compression == "gzip":
+            self._stream = gzip.open(path)  # noqa: SIM115
+            self._read = self._stream.read1
+        else:
+            import pyarrow as pa
+
+            self._stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+            self._read = self._stream.read
 
     def close(self) -> None:
-        self._file.close()
+        self._stream.close()
         super().close()
 
     def _next(self) -> bytes:
-        while True:
-            if not self._packed:
-                self._packed = self._file.read(_PACKED_BYTES)
-            if not self._packed:
-                if self._engine is not None:
-                    raise DataError(
-                        f"{self._path}: ends early after line {self._n_lines}; the download is"
-                        " incomplete, fetch it again"
-                    )
-                return b""
-            if self._engine is None and not self._start_frame():
-                continue
-            if data := self._unpack():
-                self._n_lines += data.count(b"\n")
-                return data
-
-    def _start_frame(self) -> bool:
-        """Begin a frame, unless only padding is left."""
-        if self._compression == "gzip" and not self._packed.strip(b"\0"):
-            self._packed = b""
-            return False
-        while len(self._packed) < 4 and (more := self._file.read(_PACKED_BYTES)):
-            self._packed += more
-        if compression_of(self._packed) != self._compression:
-            raise self._damaged("something else follows the packed data")
-        if self._compression == "gzip":
-            self._engine = zlib.decompressobj(wbits=31)
-        else:
-            import zstandard
-
-            self._engine = zstandard.ZstdDecompressor().decompressobj()
-        return True
-
-    def _unpack(self) -> bytes:
-        packed, self._packed = self._packed, b""
         try:
-            data: bytes = self._engine.decompress(packed)
-        except (zlib.error, _zstd_error(self._compression)) as error:
-            raise self._damaged(str(error)) from error
-        if self._engine.eof:
-            self._packed, self._engine = self._engine.unused_data, None
+            data: bytes = self._read(_UNPACKED_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._fault(error) from error
+        self._n_lines += data.count(b"\n")
         return data
 
-    def _damaged(self, why: str) -> DataError:
+    def _fault(self, error: Exception) -> DataError:
+        place, why = f"after line {self._n_lines}", str(error)
+        if isinstance(error, EOFError) or why.startswith("Truncated"):
+            return DataError(
+                f"{self._path}: ends early {place}; the download is incomplete, fetch it again"
+            )
         fix = "compress it again without --long" if "too much memory" in why else "fetch it again"
         kind = self._compression
-        return DataError(
-            f"{self._path}: the {kind} data are damaged after line {self._n_lines} ({why}); {fix}"
+        return DataError(f"{self._path}: the {kind} data are damaged {place} ({why}); {fix}")
+
+
+def sniff(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
+    """Check that a file is what its name says; return notes on what is unusual.
+
+    Raises:
+        DataError: it is something else, or cannot be opened.
+    """
+    with open_bytes(path, None) as stream:
+        packed = stream.read(HEAD_BYTES)
+    found = compression_of(packed) if packed else None
+    if found != compression:
+        raise _misnamed(path, found)
+    head = packed
+    if compression is not None:
+        with open_bytes(path, compression) as stream:
+            head = stream.read(HEAD_BYTES)
+        if inner := compression_of(head) if head else None:
+            raise DataError(f"{path}: is {inner} data packed twice; unpack it once")
+    _check_content(path, kind, head)
+    return (BOM_NOTE,) if head.startswith(BOM) and kind not in _COLUMNAR else ()
+
+
+def _misnamed(path: Path, found: Compression | None) -> DataError:
+    named = SUFFIXES.get(path.suffix.lower())
+    plain = path.with_suffix("").name if named else path.name
+    if found is None:
+        return DataError(f"{path}: is no {named} data; name it {plain}, or fetch it again")
+    suffix = {"gzip": ".gz", "zstd": ".zst"}[found]
+    return DataError(f"{path}: is {found} data; name it {plain}{suffix}")
+
+
+def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:
+    marks = _COLUMNAR.get(kind)
+    if marks and head.startswith(marks):
+        return
+    for mark, message in _FOREIGN.items():
+        if head.startswith(mark):
+            raise DataError(f"{path}: {message.format(stem=path.stem)}")
+    # Most texts begin with ASCII, which these encodings pad with NUL.
+    if head.startswith(_UTF16_OR_32) or (b"\0" in head[:4] and head[:4].strip(b"\0")):
+        raise DataError(
+            f"{path}: is UTF-16 or UTF-32; convert it to UTF-8, e.g. iconv -f UTF-16 -t UTF-8"
         )
+    if kind != "text" and head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
+        raise DataError(f"{path}: is an HTML page, perhaps of an error; fetch the data again")
+    if marks:
+        raise DataError(f"{path}: cannot be opened as {kind.capitalize()}; fetch it again")
+    if kind == "jsonl":
+        _check_is_lines(path, head)
 
 
-def _zstd_error(compression: Compression) -> type[Exception]:
-    if compression == "gzip":
-        return zlib.error
-    import zstandard
+def _check_is_lines(path: Path, head: bytes) -> None:
+    """Refuse a JSON array and pretty-printed objects; single bad lines are the reader's matter."""
+    first, _, rest = head.removeprefix(BOM).lstrip().partition(b"\n")
+    rest = rest.lstrip()
+    reason = _fault(first)
+    is_array = first.startswith(b"[") and (
+        (reason == "truncated" and not rest.startswith(b"["))
+        or (reason == "not_an_object" and not rest and b"{" in first)
+    )
+    is_indented = reason == "truncated" and first.startswith(b"{") and rest[:1] in b'"}' and rest
+    if is_array or is_indented:
+        what = "a JSON array" if is_array else "pretty-printed JSON"
+        name = path.name.lower().replace(".jsonl", ".json").replace(".ndjson", ".json")
+        raise DataError(f"{path}: is {what}, not one object a line; name it {name}")
 
-    error: type[Exception] = zstandard.ZstdError
-    return error
+
+def _fault(line: bytes) -> str | None:
+    try:
+        parse_object(line)
+    except Reject as reject:
+        return reject.reason
+    return None

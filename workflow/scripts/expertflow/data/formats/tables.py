@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import faulty
+from expertflow.data.formats.lines import read_record
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
@@ -64,11 +65,12 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]
     """Yield the rows [first, stop) in small batches, each with the number of its first row."""
     import pyarrow as pa
 
-    if file.format == "parquet":
-        yield from _parquet_batches(file.path, first, stop)
-        return
-    with pa.memory_map(file.path) as source, _arrow_batches(source) as (_, batches):
-        start = 0
+    with ExitStack() as stack:
+        if file.format == "parquet":
+            start, batches = _parquet_batches(file.path, first, stop, stack)
+        else:
+            source = stack.enter_context(pa.memory_map(file.path))
+            start, batches = 0, stack.enter_context(_arrow_batches(source))[1]
         for batch in batches:
             low, high = max(first - start, 0), min(stop - start, batch.num_rows)
             for row in range(low, high, BATCH_ROWS):
@@ -78,22 +80,19 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]
                 return
 
 
-def _parquet_batches(path: str, first: int, stop: int) -> Iterator[tuple[int, Any]]:
+def _parquet_batches(
+    path: str, first: int, stop: int, stack: ExitStack
+) -> tuple[int, Iterator[Any]]:
+    """Read the row groups that hold some rows; return the place of the first row read."""
     import pyarrow.parquet as pq
 
-    start = 0
     # Without pre-buffering, which would hold whole row groups.
-    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as parquet:
-        for group in range(parquet.num_row_groups):
-            end = start + parquet.metadata.row_group(group).num_rows
-            if start < stop and end > first:
-                row = start
-                for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group]):
-                    low, high = max(first - row, 0), min(stop - row, batch.num_rows)
-                    if low < high:
-                        yield row + low + 1, batch.slice(low, high - low)
-                    row += batch.num_rows
-            start = end
+    parquet = stack.enter_context(pq.ParquetFile(path, memory_map=True, pre_buffer=False))
+    sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+    ends = list(accumulate(sizes))
+    groups = [i for i, end in enumerate(ends) if end > first and end - sizes[i] < stop]
+    start = ends[groups[0]] - sizes[groups[0]] if groups else 0
+    return start, parquet.iter_batches(BATCH_ROWS, row_groups=groups)
 
 
 @contextmanager
@@ -116,14 +115,17 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
     import pyarrow as pa
 
     floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
-    for row, value in enumerate(_rows(batch), start=number):
+
+    def parse(value: dict[str, Any] | Reject) -> dict[str, Any]:
         if isinstance(value, Reject):
-            yield faulty(path, row, value, unit="row")
-        elif bad := [n for n in floats if value[n] is not None and not math.isfinite(value[n])]:
-            fault = Reject("not_finite", "no finite number", field=bad[0], value=value[bad[0]])
-            yield faulty(path, row, fault, unit="row")
-        else:
-            yield RawRecord(path=path, number=row, unit="row", value=value)
+            raise value
+        for name in floats:
+            if value[name] is not None and not math.isfinite(value[name]):
+                raise Reject("not_finite", "no finite number", field=name, value=value[name])
+        return value
+
+    for row, value in enumerate(_rows(batch), start=number):
+        yield read_record(parse, value, path, row, "row")
 
 
 def _rows(batch: Any) -> list[dict[str, Any] | Reject]:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.formats import delimited, lines, tables, text
+from expertflow.data.formats import delimited, lines, tables
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.sniff import sniff
-from expertflow.data.formats.streams import SUFFIXES
+from expertflow.data.formats.streams import SUFFIXES, sniff
 from expertflow.data.read import BLOCK_BYTES, can_be_cut
 from expertflow.data.records import Compression, DataFile, FileFormat, LockedFile
 
@@ -121,7 +120,7 @@ def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
     elif kind == "jsonl" and compression is None:
         n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
     elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
-        raise text.too_long(path)
+        raise lines.too_long(path)
     file = DataFile(
         path=str(path),
         format=kind,
