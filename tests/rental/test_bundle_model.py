@@ -56,7 +56,7 @@ def test_a_model_that_is_nowhere_ends_in_one_line(
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(TrainingError, match=r"neither in this machine's cache .* give a folder"):
+    with pytest.raises(TrainingError, match=r"nor to be had from the hub .* give a folder"):
         link_weights(model(folder), None, folder.parent)
     with pytest.raises(TrainingError, match="no such folder on this machine"):
         link_weights(model(folder, kind="local", name="/nowhere"), None, folder.parent)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import BadZipFile
@@ -29,6 +29,7 @@ from expertflow.data.cache import cached_revision as cached_revision
 from expertflow.data.records import DataFile
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub_errors
+from expertflow.data.sources.local import describe
 
 log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
@@ -97,22 +98,10 @@ def fetch(source: SourceSpec) -> HubData:
 
 
 def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
-    import pyarrow as pa
-
     try:
-        with pa.memory_map(str(path)) as source:
-            n_records = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
-    except (pa.ArrowInvalid, OSError) as error:
+        return replace(describe(path, sha256=sha256_file(path), options={}), notes=notes)
+    except DataError as error:
         raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
-    return DataFile(
-        path=str(path),
-        format="arrow",
-        compression=None,
-        n_bytes=path.stat().st_size,
-        n_records=n_records,
-        sha256=sha256_file(path),
-        notes=notes,
-    )
 
 
 def _set_up_libraries() -> None:
@@ -274,6 +263,7 @@ def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
     Raises:
         DataError: the config or split is unknown, or the files are of a kind that is not read.
     """
+    from datasets import DownloadConfig
     from filelock import FileLock
 
     repository = str(source.id)
@@ -294,8 +284,16 @@ def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
         if missing := snapshot.missing(wanted):
             _download(repository, snapshot, missing)
             _lay_out(snapshot, missing, folder)
-        _write_arrow(builder, output)
-    return cache.read_prepared(output)
+        downloads = cache.prepared_cache() / "downloads"
+        builder.download_and_prepare(
+            str(output),
+            download_mode="reuse_cache_if_exists",
+            download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
+        )
+    prepared = cache.read_prepared(output)
+    n_records = sum(prepared.n_records_by_split.values())
+    log.info("%s: prepared, %d records", repository, n_records)
+    return prepared
 
 
 def _lay_out(snapshot: Snapshot, paths: Iterable[str], folder: Path) -> None:
@@ -366,19 +364,6 @@ def _chosen_files(source: SourceSpec, builder: Any, folder: Path) -> list[str]:
                 f"{source.id} names a file outside of itself ({Path(file).name}); it is not read"
             )
     return sorted(Path(file).relative_to(folder).as_posix() for file in files)
-
-
-def _write_arrow(builder: Any, output: Path) -> None:
-    from datasets import DownloadConfig
-
-    downloads = cache.prepared_cache() / "downloads"
-    builder.download_and_prepare(
-        str(output),
-        download_mode="reuse_cache_if_exists",
-        download_config=DownloadConfig(cache_dir=downloads, delete_extracted=True),
-    )
-    n_records = sum(split.num_examples for split in builder.info.splits.values())
-    log.info("%s: prepared, %d records", builder.dataset_name, n_records)
 
 
 def _no_split(source: SourceSpec, known: Iterable[str]) -> str:

@@ -50,20 +50,7 @@ def _find_folder(model: ModelRecord) -> Path:
                 " --model, or pack it with bundle_weights=true"
             )
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from expertflow.train.model.base import download_model
 
-    from expertflow.train.model.base import WANTED_FILES
-
-    try:
-        return Path(
-            snapshot_download(
-                model.name, revision=model.revision, allow_patterns=list(WANTED_FILES)
-            )
-        )
-    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise TrainingError(
-            f"model {model.name}: neither in this machine's cache nor to be had from the hub"
-            f" ({type(error).__name__}); give a folder as --model, or pack it with"
-            " bundle_weights=true"
-        ) from error
+    fix = "give a folder as --model, or pack it with bundle_weights=true"
+    return download_model(model.name, model.revision, fix=fix)

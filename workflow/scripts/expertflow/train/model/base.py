@@ -48,7 +48,9 @@ def prepare_model(spec: ModelSpec, texts: Iterable[str], output: Path) -> ModelR
         kind, path = "local", Path(spec.model).expanduser()
     else:
         kind = "hub"
-        path, revision = _download(spec)
+        fix = "correct the name, or download it where there is a network"
+        path = download_model(spec.model, revision, fix=fix)
+        revision = path.name
     facts = read_facts(path)
     weights = weight_files(path)
     if not weights:
@@ -190,21 +192,22 @@ def _n_ids(tokenizer: dict[str, Any]) -> int:
     return int(max(ids)) + 1
 
 
-def _download(spec: ModelSpec) -> tuple[Path, str | None]:
-    """Find a hub model in the cache, or download it; give its directory and commit."""
+def download_model(name: str, revision: str | None, *, fix: str) -> Path:
+    """Find a hub model in the cache, or download it; the name of its folder is its commit.
+
+    Raises:
+        TrainingError: it cannot be had, with ``fix``.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        path = Path(
-            snapshot_download(spec.model, revision=spec.revision, allow_patterns=list(WANTED_FILES))
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED_FILES)))
     except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise TrainingError(
-            f"model {spec.model}: neither a directory, nor in the cache, nor to be had from the hub"
-            f" ({type(error).__name__}); correct the name, or download it where there is a network"
+            f"model {name}: neither a directory, nor in the cache, nor to be had from the hub"
+            f" ({type(error).__name__}); {fix}"
         ) from error
-    return path, path.name
 
 
 def _count_parameters(path: Path, *, tied: bool) -> int:
