@@ -9,7 +9,7 @@ from typing import Any
 from learned_variants import variants
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from expertflow.data.hashes import group_hash
+from expertflow.data.documents import group_hash
 from expertflow.train.model.tokenizer import learn_merges, save_tokenizer
 
 Record = dict[str, Any]

@@ -37,13 +37,13 @@ def rows(files):
 
 def fetched(source):
     try:
-        got = hub.fetch(SourceSpec(name="s", kind="hub", **source))
+        revision, licence, files = hub.fetch(SourceSpec(name="s", kind="hub", **source))
     except DataError as error:
         return {"error": str(error)}
     return {
-        "revision": got.revision, "card_licence": got.card_licence, "rows": list(rows(got.files)),
-        "n_records": [f.n_records for f in got.files], "sha256": [f.sha256 for f in got.files],
-        "notes": sorted({note for f in got.files for note in f.notes}),
+        "revision": revision, "card_licence": licence, "rows": list(rows(files)),
+        "n_records": [f.n_records for f in files], "sha256": [f.sha256 for f in files],
+        "notes": sorted({note for f in files for note in f.notes}),
         "libraries": sorted({"datasets", "huggingface_hub"} & set(sys.modules)),
     }
 

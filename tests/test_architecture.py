@@ -30,8 +30,6 @@ PUBLIC = {
     "data.reject",
     "data.settings",
     "data.documents",
-    "data.frames",
-    "data.hashes",
     "data.keep_list",
     "data.shapes",
     "data.shards",

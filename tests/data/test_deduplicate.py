@@ -11,13 +11,12 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.deduplicate import deduplicate_documents
-from expertflow.data.documents import DocumentWriter, NewDocument
-from expertflow.data.frames import frame_of
-from expertflow.data.hashes import group_hash, text_hash
+from expertflow.data.documents import DocumentWriter, NewDocument, group_hash, text_hash
 from expertflow.data.keep_list import KEEP, read_keep
 from expertflow.data.near import Signer
 from expertflow.data.records import Body, DocumentsRecord, ShardRecord
 from expertflow.data.settings import DeduplicateSpec, NearSpec
+from expertflow.data.shapes import frame_of
 
 NEAR = NearSpec(threshold=0.8, n_words=3, n_permutations=128)
 # text, group, category

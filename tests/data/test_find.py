@@ -8,8 +8,8 @@ from support import SCRIPTS
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import read_record, write_record
-from expertflow.data.find import find_datasets
 from expertflow.data.records import DataFile, DatasetManifest, ExpertLock, SourceLock, SourceRecord
+from expertflow.data.shards import find_datasets
 
 
 def data_file(path: Path, *, n_records: int | None = 2, notes: tuple[str, ...] = ()) -> DataFile:

@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data import buckets as buckets_module
+from expertflow.data import columns as columns_module
 from expertflow.data import near as near_module
-from expertflow.data.buckets import buckets
+from expertflow.data.columns import buckets
 from expertflow.data.near import Bands, NearIndex, Signer, choose_bands
 from expertflow.data.settings import NearSpec
 
@@ -132,8 +132,8 @@ def test_the_result_does_not_depend_on_lots_and_passes(
     signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
     wanted = leaders(signed, tmp_path)
     assert sum(leader >= 0 for leader in wanted) > 50
-    monkeypatch.setattr(buckets_module, "PASS_ROWS", pass_rows)
-    monkeypatch.setattr(buckets_module, "SCAN_ROWS", 5)
+    monkeypatch.setattr(columns_module, "PASS_ROWS", pass_rows)
+    monkeypatch.setattr(columns_module, "SCAN_ROWS", 5)
     monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
     assert leaders(signed, tmp_path, lot=lot) == wanted
 
@@ -157,7 +157,7 @@ def test_a_full_disk_is_said_before_it_is_filled(
 def test_rows_with_equal_keys_come_together(
     monkeypatch: pytest.MonkeyPatch, pass_rows: int
 ) -> None:
-    monkeypatch.setattr(buckets_module, "PASS_ROWS", pass_rows)
+    monkeypatch.setattr(columns_module, "PASS_ROWS", pass_rows)
     keys = np.array([5, 1 << 63, 5, 7, 1 << 63, 5, 8, 1 << 63], np.uint64)
     found = [p for rows, first in buckets(keys) for p in zip(rows, first, strict=True)]
     assert sorted(found) == [(0, 0), (1, 1), (2, 0), (4, 1), (5, 0), (7, 1)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from expertflow.core.errors import DataError
 from expertflow.data import selection
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
-from expertflow.data.hashes import group_hash, text_hash
+from expertflow.data.documents import group_hash, text_hash
 from expertflow.data.selection import (
     cap_all,
     cap_categories,

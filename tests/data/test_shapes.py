@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.frames import body_of as put_together
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec, SourceSpec
+from expertflow.data.shapes import body_of as put_together
 from expertflow.data.shapes import draft_maker, filler, template_fields
 
 SPEC = PrepareSpec(

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from expertflow.data.documents import Document, DocumentWriter, NewDocument
-from expertflow.data.frames import frame_of
 from expertflow.data.keep_list import KEEP
 from expertflow.data.records import Body, ShardRecord, Turn
+from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.records import PackedSplit

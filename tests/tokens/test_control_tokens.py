@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from expertflow.data.chat_environment import chat_environment
+from expertflow.data.chat_template import chat_environment
 from expertflow.data.layout import CHATML, read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer

@@ -11,11 +11,11 @@ import pytest
 
 from expertflow.core.files import sha256_file
 from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema
-from expertflow.data.frames import frame_of
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Form, Renderer
+from expertflow.data.shapes import frame_of
 from expertflow.tokens import shard as room
 from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.drafter import Drafted, Drafter

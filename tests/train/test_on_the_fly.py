@@ -9,11 +9,11 @@ import pytest
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import write_record
 from expertflow.data.documents import DocumentWriter, NewDocument
-from expertflow.data.frames import frame_of
 from expertflow.data.keep_list import KEEP
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, Turn
 from expertflow.data.render import Renderer
+from expertflow.data.shapes import frame_of
 from expertflow.tokens.document_rows import DocumentRows
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenise import tokenise

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_record, write_record
-from expertflow.data.find import find_datasets
 from expertflow.data.records import ExpertLock, SourceRecord
+from expertflow.data.shards import find_datasets
 
 
 def main() -> None:

@@ -21,11 +21,12 @@ from itertools import pairwise
 from typing import Any
 
 import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from expertflow.data.chat_environment import chat_environment
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.watched import Condition, Watch, is_watchable, watched
+from expertflow.data.watched import Condition, Watch, is_watchable, note_reading, watched
 
 # A character of a private use area on both sides of a turn's number.
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
@@ -272,3 +273,33 @@ def _structured_texts(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) ->
     calls = [call for turn in turns for call in turn.tool_calls]
     texts = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in calls]
     return [*texts, json.dumps(tools, ensure_ascii=False)] if tools else texts
+
+
+class _Generation(jinja2.ext.Extension):
+    # Templates may mark the assistant's text; the marks are not needed here.
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Make the sandbox in which templates of tokenizers expect to run.
+
+    It has no clock on purpose: a template that writes today's date would give other data every day.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+
+    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+        note_reading(value)
+        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    return environment

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
@@ -25,6 +24,10 @@ STATUS = (
 )
 KEPT = 0
 NO_CATEGORY = -1
+Rows = NDArray[np.int64]
+# Rows sorted at once. Keys are hashes, so a range of keys holds its share of the rows.
+PASS_ROWS = 1 << 20
+SCAN_ROWS = 1 << 20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,7 +47,7 @@ class Columns:
     sources: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
 
-    def drop(self, rows: NDArray[np.int64], reason: str) -> None:
+    def drop(self, rows: Rows, reason: str) -> None:
         """Note why some documents are not kept."""
         self.status[rows] = STATUS.index(reason)
 
@@ -145,9 +148,55 @@ def _fixed(column: pa.Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]
 
 
 def _category_places(column: pa.Array, places: dict[str, int]) -> NDArray[np.int32]:
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    encoded = column.dictionary_encode(null_encoding="encode")
     names = encoded.dictionary.to_pylist()
     numbers = [NO_CATEGORY if n is None else places.setdefault(n, len(places)) for n in names]
     indices = _fixed(encoded.indices, np.dtype(np.int32))[:, 0]
     result: NDArray[np.int32] = np.array(numbers, np.int32)[indices]
     return result
+
+
+def buckets(keys: Hashes, more: Hashes | None = None) -> Iterator[tuple[Rows, Rows]]:
+    """Yield the rows whose keys occur more than once, pass by pass: (rows, first row of bucket).
+
+    Rows of one bucket stand together in rising order. With ``more`` both keys must be equal.
+    """
+    for every in _passes(keys):
+        rows = every[_shared(keys[every])]
+        columns = [keys[rows]] if more is None else [more[rows], keys[rows]]
+        order = np.lexsort(columns)  # stable: rows of a bucket keep their order
+        rows = rows[order]
+        new = np.zeros(len(rows), bool)
+        new[:1] = True
+        for column in columns:
+            ordered = column[order]
+            new[1:] |= ordered[1:] != ordered[:-1]
+        starts = np.flatnonzero(new)
+        sizes = np.diff(starts, append=len(rows))
+        shared = np.repeat(sizes > 1, sizes)
+        yield rows[shared], np.repeat(rows[starts], sizes)[shared]
+
+
+def _shared(values: Hashes) -> NDArray[np.bool_]:
+    """Tell which values occur more than once."""
+    order = np.argsort(values)
+    ordered = values[order]
+    same = ordered[1:] == ordered[:-1]
+    shared = np.zeros(len(values), bool)
+    shared[order[1:][same]] = True
+    shared[order[:-1][same]] = True
+    return shared
+
+
+def _passes(keys: Hashes) -> Iterator[Rows]:
+    """Yield the rows of one range of keys after another."""
+    n_bits = (len(keys) // PASS_ROWS).bit_length()
+    if n_bits == 0:
+        yield np.arange(len(keys))
+        return
+    for part in range(1 << n_bits):
+        found = []
+        for start in range(0, len(keys), SCAN_ROWS):
+            here = keys[start : start + SCAN_ROWS] >> np.uint64(64 - n_bits) == part
+            found.append(np.flatnonzero(here) + start)
+        yield np.concatenate(found)

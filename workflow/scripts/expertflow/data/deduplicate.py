@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
-from expertflow.data.buckets import buckets
 from expertflow.data.columns import (
     KEPT,
     NO_CATEGORY,
     STATUS,
     Columns,
+    buckets,
     parts,
     read_columns,
     read_document_ids,

@@ -2,11 +2,17 @@
 
 One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
 documents that must stay on the same side of the train / held-out split. What a document says is
-held in two parts, ``frame`` and ``texts``; see ``frames``. ``fields`` is the JSON of what the
+held in two parts, ``frame`` and ``texts``; see ``shapes``. ``fields`` is the JSON of what the
 task's scorer needs. With near-duplicate detection there is a column ``signature`` besides: the
 document's MinHash as little-endian uint32.
+
+Two texts are equal when they differ only in blanks, line ends or the way Unicode composes letters.
+The split's hash is salted: a data set may itself have been cut by a plain hash of the very same
+key, and then its groups are not spread evenly any more.
 """
 
+import hashlib
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +21,13 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
-from expertflow.data.frames import body_of
-from expertflow.data.hashes import HASH_BYTES
 from expertflow.data.keep_list import Kept, read_keep
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.settings import SignatureSpec
+from expertflow.data.shapes import body_of
 
+HASH_BYTES = 16
+SALT = b"held out: "
 BATCH_DOCUMENTS = 2000
 BATCH_BYTES = 4 << 20
 
@@ -133,3 +140,33 @@ def iter_kept(shards: list[ShardRecord], keep: Path) -> Iterator[Document]:
     """Yield the kept documents of all shards, in the order of the manifest."""
     for shard in shards:
         yield from iter_documents(shard, read_keep(keep, shard))
+
+
+def normalised(text: str) -> str:
+    r"""Fold what makes no difference to a reader: every run of blanks is one, letters are composed.
+
+    >>> normalised("a\r\n  b ")
+    'a b'
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return " ".join(text.split())
+
+
+def hash_document(given: str, answer: str) -> tuple[int, bytes]:
+    """Give the place of the group that ``given`` makes, and the hash of both texts together."""
+    digest = hashlib.sha256(SALT + given.encode("utf-8", "surrogatepass"))
+    place = int.from_bytes(digest.digest()[:8], "big")
+    digest.update(b"\n" + answer.encode("utf-8", "surrogatepass"))
+    return place, digest.digest()[:HASH_BYTES]
+
+
+def text_hash(text: str) -> bytes:
+    """Hash a text as it is, to 16 bytes."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES]
+
+
+def group_hash(group: str) -> int:
+    """Give a group its place in [0, 2^64): a document whose place is low enough is held out."""
+    digest = hashlib.sha256(SALT + group.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big")

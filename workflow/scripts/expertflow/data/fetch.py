@@ -32,15 +32,12 @@ def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRe
     if source.kind == "local":
         files = [_checked(Path(f.path), f.sha256, source.options) for f in lock.files]
     elif source.kind == "hub":
-        got = hub.fetch(source)
-        revision, card_licence, files = got.revision, got.card_licence, got.files
+        revision, card_licence, files = hub.fetch(source)
     elif source.kind == "git":
         files = [_extract_commits(source, lock, directory)]
     else:
         raise DataError(f"source {source.name}: kind {source.kind!r} is not local, hub or git")
-    return _record(
-        spec, lock, revision=revision, card_licence=card_licence, files=files, artefacts={}
-    )
+    return _record(spec, lock, files, revision=revision, card_licence=card_licence)
 
 
 def generate_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
@@ -56,28 +53,23 @@ def generate_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> Sourc
         artefacts = module.generate(
             n_documents=int(source.n_documents or 0), seed=int(source.seed or 0), directory=partial
         )
-        names = {name: path.relative_to(partial) for name, path in artefacts.items()}
-    files = [_jsonl(directory / "records.jsonl")]
-    made = {
-        name: Artefact(path=str(directory / path), sha256=_content(directory / path))
-        for name, path in names.items()
-    }
-    return _record(spec, lock, revision=None, card_licence=None, files=files, artefacts=made)
-
-
-def _content(path: Path) -> str:
-    """Pin a file by its bytes, a repository by its head: how git packs objects is git's."""
-    return sha256_file(path) if path.is_file() else git.head(path)
+        paths = {name: directory / path.relative_to(partial) for name, path in artefacts.items()}
+    made = {}
+    for name, path in paths.items():
+        # A repository is pinned by its head: how git packs objects is git's.
+        content = sha256_file(path) if path.is_file() else git.head(path)
+        made[name] = Artefact(path=str(path), sha256=content)
+    return _record(spec, lock, [_jsonl(directory / "records.jsonl")], artefacts=made)
 
 
 def _record(
     spec: FetchSpec,
     lock: SourceLock,
-    *,
-    revision: str | None,
-    card_licence: str | None,
     files: list[DataFile],
-    artefacts: dict[str, Artefact],
+    *,
+    revision: str | None = None,
+    card_licence: str | None = None,
+    artefacts: dict[str, Artefact] | None = None,
 ) -> SourceRecord:
     if not files or all(file.n_bytes == 0 for file in files):
         raise DataError(f"source {lock.name}: it holds no records; check its path and filters")
@@ -89,7 +81,7 @@ def _record(
         card_licence=card_licence,
         n_shards=lock.n_shards,
         files=tuple(files),
-        artefacts=artefacts,
+        artefacts=artefacts or {},
     )
 
 

@@ -89,7 +89,8 @@ def lock_sources(
         lock = _lock(source, hashes, generator_digest)
         if old is not None and old.kind == source.kind:
             _refuse_other_data(expert, lock, old)
-            if _is_same_elsewhere(lock, old):
+            # They may differ in where the files lie.
+            if _placeless(lock) == _placeless(old):
                 lock = replace(old, n_shards=lock.n_shards)
         locks.append(lock)
     return ExpertLock(expert=expert, sources=tuple(locks))
@@ -98,13 +99,32 @@ def lock_sources(
 def _lock(
     source: SourceSpec, hashes: HashCache, generator_digest: Callable[[str], str]
 ) -> SourceLock:
+    n_shards = 1
+    revision: str | None = None
+    files: tuple[LockedFile, ...] = ()
+    identity: dict[str, Any] = {}
     if source.kind == "local":
-        return _lock_local(source, hashes)
-    if source.kind == "hub":
-        return _lock_hub(source)
-    if source.kind == "git":
-        return _lock_git(source)
-    return _lock_generated(source, generator_digest)
+        files = _lock_files(source, hashes)
+        n_shards = local.count_shards(files)
+    elif source.kind == "hub":
+        # The commit follows when it is fetched. A cached one is not written here: the lock would
+        # change by the download itself, and all that was just made would be made again.
+        n_shards, revision = hub.DEFAULT_SHARDS, source.revision
+        identity = {"id": source.id, "config": source.config, "split": source.split}
+    elif source.kind == "git":
+        path = Path(str(source.path)).expanduser()
+        revision = _lock_commit(source, path)
+        identity = {"path": str(path), "options": source.options}
+    else:
+        identity = _lock_generator(source, generator_digest)
+    return SourceLock(
+        name=source.name,
+        kind=source.kind,
+        n_shards=source.n_shards or n_shards,
+        revision=revision,
+        identity=identity,
+        files=files,
+    )
 
 
 def _is_absent(source: SourceSpec) -> bool:
@@ -115,11 +135,6 @@ def _is_absent(source: SourceSpec) -> bool:
     # A link to what is gone matches a pattern, and is nothing.
     found = glob.glob(str(place), recursive=True)  # noqa: PTH207
     return not place.exists() and not any(Path(path).exists() for path in found)
-
-
-def _is_same_elsewhere(lock: SourceLock, bundled: SourceLock) -> bool:
-    """Tell whether two locks differ in nothing but where the files lie, and perhaps in shards."""
-    return _placeless(lock) == _placeless(bundled)
 
 
 def _placeless(lock: SourceLock) -> SourceLock:
@@ -163,91 +178,45 @@ def write_lock(path: Path, lock: ExpertLock) -> bool:
     return True
 
 
-def _lock_local(source: SourceSpec, hashes: HashCache) -> SourceLock:
+def _lock_files(source: SourceSpec, hashes: HashCache) -> tuple[LockedFile, ...]:
     local.check_options(source.options, source=source.name)
-    paths = local.find_files(str(source.path), source=source.name)
-    files = tuple(_locked_file(path, hashes) for path in paths)
-    return SourceLock(
-        name=source.name,
-        kind="local",
-        n_shards=source.n_shards or local.count_shards(files),
-        revision=None,
-        identity={},
-        files=files,
-    )
+    files = []
+    for path in local.find_files(str(source.path), source=source.name):
+        file_format, compression = local.format_of(path)
+        files.append(
+            LockedFile(
+                path=str(path),
+                format=file_format,
+                compression=compression,
+                n_bytes=path.stat().st_size,
+                sha256=hashes.sha256(path),
+            )
+        )
+    return tuple(files)
 
 
-def _locked_file(path: Path, hashes: HashCache) -> LockedFile:
-    file_format, compression = local.format_of(path)
-    return LockedFile(
-        path=str(path),
-        format=file_format,
-        compression=compression,
-        n_bytes=path.stat().st_size,
-        sha256=hashes.sha256(path),
-    )
-
-
-def _lock_hub(source: SourceSpec) -> SourceLock:
-    """Pin a hub source by what the manifest says; the commit follows when it is fetched.
-
-    A cached commit is not written here: the lock would change by the download itself, and all that
-    was just made would be made again.
-    """
-    return SourceLock(
-        name=source.name,
-        kind="hub",
-        n_shards=source.n_shards or hub.DEFAULT_SHARDS,
-        revision=source.revision,
-        identity={"id": source.id, "config": source.config, "split": source.split},
-        files=(),
-    )
-
-
-def _lock_git(source: SourceSpec) -> SourceLock:
-    path = Path(str(source.path)).expanduser()
+def _lock_commit(source: SourceSpec, path: Path) -> str:
     try:
         GitOptions.from_manifest(source.options)
-    except DataError as error:
-        raise DataError(f"source {source.name}: {error}") from error
-    if not path.exists():
-        raise DataError(f"source {source.name}: no repository at {path}; correct the source's path")
-    return SourceLock(
-        name=source.name,
-        kind="git",
-        n_shards=source.n_shards or 1,
-        revision=_head(source, path),
-        identity={"path": str(path), "options": source.options},
-        files=(),
-    )
-
-
-def _head(source: SourceSpec, path: Path) -> str:
-    try:
+        if not path.exists():
+            raise DataError(f"no repository at {path}; correct the source's path")
         return git.head(path, ref=source.options.get("ref", "HEAD"))
     except DataError as error:
         raise DataError(f"source {source.name}: {error}") from error
 
 
-def _lock_generated(source: SourceSpec, generator_digest: Callable[[str], str]) -> SourceLock:
-    module = Path(__file__).with_name("sources") / "generated" / f"{source.generator}.py"
-    files = module.parent.glob("*.py")
+def _lock_generator(source: SourceSpec, generator_digest: Callable[[str], str]) -> dict[str, Any]:
+    folder = Path(__file__).with_name("sources") / "generated"
+    files = folder.glob("*.py")
     known = sorted(path.stem for path in files if GENERATOR.search(path.read_text("utf-8")))
     if source.generator not in known:
         raise ConfigError(
             f"source {source.name}: no generator {source.generator!r}; use one of"
             f" {', '.join(known)}"
         )
-    return SourceLock(
-        name=source.name,
-        kind="generated",
-        n_shards=source.n_shards or 1,
-        revision=None,
-        identity={
-            "generator": source.generator,
-            "n_documents": source.n_documents,
-            "seed": source.seed,
-            "code": generator_digest(str(source.generator)),
-        },
-        files=(),
-    )
+    return {
+        "generator": source.generator,
+        "n_documents": source.n_documents,
+        "seed": source.seed,
+        "code": generator_digest(str(source.generator)),
+    }

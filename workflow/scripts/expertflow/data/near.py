@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.buckets import buckets
+from expertflow.data.columns import buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
 from expertflow.data.words import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
 

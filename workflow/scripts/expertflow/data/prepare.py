@@ -18,16 +18,21 @@ import pyarrow as pa
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
 from expertflow.data.checks.registry import build_checks
-from expertflow.data.documents import DocumentWriter, NewDocument
-from expertflow.data.fields import MISSING, look_up
-from expertflow.data.hashes import group_hash, hash_document, normalised, text_hash
+from expertflow.data.documents import (
+    DocumentWriter,
+    NewDocument,
+    group_hash,
+    hash_document,
+    normalised,
+    text_hash,
+)
 from expertflow.data.messages import without_padding
 from expertflow.data.read import iter_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line, without_data
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
-from expertflow.data.shapes import Draft, draft_maker, text_field
+from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, text_field
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +73,17 @@ class Preparer:
         self.source = spec.source
         self._draft: Callable[[Mapping[str, Any]], Draft] = draft_maker(spec)
         self._check = build_checks(spec.source.checks, source=spec.source.name)
-        self._find_overlap = _overlap_finder(spec)
-        self._sign = _signer(spec)
+        self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
+        self._sign: Callable[[str], bytes] | None = None
+        # What is not asked for is not loaded: a job should start at once.
+        if spec.benchmarks:
+            from expertflow.data.leaks import BenchmarkIndex
+
+            self._find_overlap = BenchmarkIndex.read(spec.benchmarks).find
+        if spec.near is not None:
+            from expertflow.data.near import Signer
+
+            self._sign = Signer(spec.near).signature
         # What is kept out of documents must not stand in logs and lists either.
         self.private = spec.source.scan_secrets or spec.source.pseudonymise_emails
 
@@ -104,8 +118,10 @@ class Preparer:
         if self.source.group is not None:
             group = group_hash(self._group(record, self.source.group))
         identity = f"{given}\n{answer}"
-        if self.source.duplicate_fields:
-            identity = self._identity(record, self.source.duplicate_fields)
+        if names := self.source.duplicate_fields:
+            # Two documents that share this text are duplicates.
+            fields = (normalised(text_field(record, name)).casefold() for name in names)
+            identity = "\n".join(fields)
             text = text_hash(identity)
         return NewDocument(
             self._id(raw, record),
@@ -123,10 +139,6 @@ class Preparer:
         if type(own) is str or type(own) is int:
             return f"{self.source.name}/{own}"
         return f"{self.source.name}/{raw.path.rpartition('/')[2]}:{raw.number}"
-
-    def _identity(self, record: Mapping[str, Any], names: tuple[str, ...]) -> str:
-        """Give the text by which documents count as one: two that share it are duplicates."""
-        return "\n".join(normalised(text_field(record, name)).casefold() for name in names)
 
     def _group(self, record: Mapping[str, Any], name: str) -> str:
         value = look_up(record, name)
@@ -149,23 +161,6 @@ class Preparer:
             return orjson.dumps({name: record[name] for name in self.spec.evaluation_fields})
         except TypeError as error:
             raise Reject("not_json", f"a field for evaluation: {error}") from error
-
-
-# What is not asked for is not loaded: a job should start at once.
-def _overlap_finder(spec: PrepareSpec) -> Callable[[Sequence[str]], str | None] | None:
-    if not spec.benchmarks:
-        return None
-    from expertflow.data.leaks import BenchmarkIndex
-
-    return BenchmarkIndex.read(spec.benchmarks).find
-
-
-def _signer(spec: PrepareSpec) -> Callable[[str], bytes] | None:
-    if spec.near is None:
-        return None
-    from expertflow.data.near import Signer
-
-    return Signer(spec.near).signature
 
 
 def prepare_shard(

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 from expertflow.core.errors import DataError
 from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern
-from expertflow.data.frames import body_of
 from expertflow.data.layout import CHATML, TURN_END, TURN_START
 from expertflow.data.records import Body, Layout, Segment
 from expertflow.data.reject import Reject
-from expertflow.data.shapes import last_answer
+from expertflow.data.shapes import body_of, last_answer
 from expertflow.data.watched import Condition
 
 

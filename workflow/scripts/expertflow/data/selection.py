@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
-from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
+from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns, Rows
 from expertflow.data.settings import DeduplicateSpec
 from expertflow.data.words import Hashes, mix, random_numbers
-
-Rows = NDArray[np.int64]
 
 RULES = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
 # The settings that the rules go by, as the manifest names them.

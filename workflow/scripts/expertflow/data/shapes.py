@@ -5,6 +5,10 @@ object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty. `
 stand for braces. Nothing but text fills a place: a number or a list under a text field is a fault
 of the data that turning it into a string would hide. Where another value is wanted as text, the
 template says how: ``{document:json}`` writes JSON, ``{options:lines}`` one text of a list a line.
+
+A document's body is kept in two parts: a frame, which is the JSON of a ``Body`` with null in the
+place of every text, and the texts that fill the places in order. Most documents of a source share
+one frame, so they are rendered as columns of texts.
 """
 
 import json
@@ -12,16 +16,17 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
+
 from expertflow.core.errors import ConfigError
-from expertflow.data.fields import MISSING, look_up
-from expertflow.data.frames import frame_of
 from expertflow.data.messages import read_tools, read_turns
-from expertflow.data.records import Body, Turn
+from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
 
 Record = Mapping[str, Any]
 OPTIONAL = "?"
+MISSING = object()
 
 
 class Draft(NamedTuple):
@@ -227,3 +232,76 @@ def _checked_text(value: Any, path: str) -> str:
     if "\0" in value:
         raise Reject("nul_character", "the text holds U+0000", field=path, value=value)
     return value
+
+
+def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
+    """Take the texts out of a body. An empty text stays in the frame: it is laid out differently.
+
+    Keys keep their order, so equal bodies give equal frames.
+    """
+    if body.text is not None:
+        return orjson.dumps({"text": None}), (body.text,)
+    turns = [
+        {
+            "role": turn.role,
+            "content": None if turn.content else "",
+            "learned": turn.learned,
+            "tool_calls": turn.tool_calls,
+            "tool_call_id": turn.tool_call_id,
+        }
+        for turn in body.turns
+    ]
+    texts = tuple(turn.content for turn in body.turns if turn.content)
+    return orjson.dumps({"turns": turns, "tools": body.tools}), texts
+
+
+def body_of(frame: bytes, texts: Sequence[str]) -> Body:
+    """Put the texts back into a frame."""
+    value = orjson.loads(frame)
+    if "text" in value:
+        return Body(text=texts[0])
+    left = iter(texts)
+    turns = (
+        Turn(
+            role=turn["role"],
+            content=next(left) if turn["content"] is None else "",
+            learned=turn["learned"],
+            tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
+            tool_call_id=turn["tool_call_id"],
+        )
+        for turn in value["turns"]
+    )
+    return Body(turns=tuple(turns), tools=tuple(value["tools"]))
+
+
+def look_up(record: Record, path: str) -> Any:
+    """Return the value under a field's name or dotted path; ``MISSING`` where there is none."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
+
+
+def replaced(record: Record, path: str, value: Any) -> dict[str, Any]:
+    """Copy a record with another value under a path that ``look_up`` finds."""
+    if path in record:
+        return {**record, path: value}
+    result: dict[str, Any] = _with(record, path.split("."), value)
+    return result
+
+
+def _with(box: Any, parts: list[str], value: Any) -> Any:
+    if not parts:
+        return value
+    first, *rest = parts
+    if isinstance(box, list):
+        place = int(first)
+        return [*box[:place], _with(box[place], rest, value), *box[place + 1 :]]
+    return {**box, first: _with(box[first], rest, value)}

@@ -1,8 +1,20 @@
-"""Name and number the shards of a source."""
+"""List an expert's data sets, and name and number the jobs that will prepare them."""
 
+import logging
 from itertools import pairwise
+from pathlib import Path
 
-from expertflow.data.records import ShardPlan
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_json
+from expertflow.data.records import (
+    DatasetManifest,
+    DatasetSource,
+    ExpertLock,
+    ShardPlan,
+    SourceRecord,
+)
+
+log = logging.getLogger(__name__)
 
 SHARDS_PER_TOKEN_SHARD = 16
 
@@ -30,3 +42,57 @@ def plan_shards(source: str, n_shards: int) -> tuple[ShardPlan, ...]:
         ShardPlan(source=source, shard=name, index=index, n_shards=n_shards)
         for index, name in enumerate(shard_names(n_shards))
     )
+
+
+def find_datasets(
+    *,
+    expert: str,
+    preset: str,
+    licences: dict[str, str | None],
+    lock: ExpertLock,
+    sources: list[SourceRecord],
+) -> DatasetManifest:
+    """Describe every source of an expert and cut each into shards.
+
+    ``licences`` are the manifest's, by source; where it states none, the data set's card counts.
+
+    Raises:
+        DataError: a source's file is no longer there.
+    """
+    rows = []
+    for source in sources:
+        for file in source.files:
+            if not Path(file.path).exists():
+                raise DataError(f"{file.path}: source {source.name} lost it; fetch it again")
+        licence, said = _choose_licence(source, licences[source.name])
+        notes = {note for file in source.files for note in file.notes}
+        counts = [file.n_records for file in source.files]
+        rows.append(
+            DatasetSource(
+                name=source.name,
+                kind=source.kind,
+                revision=source.revision,
+                licence=licence,
+                n_files=len(source.files),
+                n_bytes=sum(file.n_bytes for file in source.files),
+                n_records=None if None in counts else sum(n for n in counts if n is not None),
+                sha256=sha256_json([file.sha256 for file in source.files]),
+                notes=tuple(sorted({*notes, *said})),
+            )
+        )
+    shards = tuple(s for source in lock.sources for s in plan_shards(source.name, source.n_shards))
+    return DatasetManifest(expert=expert, preset=preset, sources=tuple(rows), shards=shards)
+
+
+def _choose_licence(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:
+    """Choose the licence to record, and note where it is from when that is not plain."""
+    card = source.card_licence
+    if stated is None:
+        return card, [f"licence {card}: from the data set card"] if card else []
+    if card is None or card.casefold() == stated.casefold():
+        return stated, []
+    log.warning(
+        "source %s: its manifest says licence %s, the data set card says %s; check which holds",
+        *(source.name, stated, card),
+    )
+    return stated, [f"the data set card says {card}"]

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
-from expertflow.data.documents import Document, iter_documents
-from expertflow.data.frames import frame_of
-from expertflow.data.hashes import normalised
+from expertflow.data.documents import Document, iter_documents, normalised
 from expertflow.data.keep_list import read_keep
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import question_text
-from expertflow.data.shapes import last_answer
+from expertflow.data.shapes import frame_of, last_answer
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackedSplit, PackingRecord
 from expertflow.train.records import TrainingRecord

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from expertflow.data.frames import body_of
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, Form, Renderer
+from expertflow.data.shapes import body_of
 from expertflow.tokens.tokenise import BatchDraft
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from expertflow.core.files import remove, sha256_file, sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_texts
-from expertflow.data.frames import body_of
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer
+from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.drafter import Drafted, Drafter
 from expertflow.tokens.engine import TOKENIZER_FILE, Encoder

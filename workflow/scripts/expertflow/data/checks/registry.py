@@ -6,9 +6,9 @@ from typing import Any
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks import cypher, natural, schema, sql, structured, typescript
 from expertflow.data.checks.faults import Check, settings_error
-from expertflow.data.fields import MISSING, look_up, replaced
 from expertflow.data.reject import Reject
 from expertflow.data.settings import CheckName, FieldCheck
+from expertflow.data.shapes import MISSING, look_up, replaced
 
 _Builder = Callable[[FieldCheck, str], Check]
 _BUILDERS: dict[CheckName, _Builder] = {

@@ -9,9 +9,9 @@ from typing import Any
 from expertflow.core.strict_json import parse_json
 from expertflow.data.checks.faults import Check, clip, settings_error
 from expertflow.data.checks.structured import read_json
-from expertflow.data.fields import MISSING, look_up
 from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
+from expertflow.data.shapes import MISSING, look_up
 
 # Schemas kept compiled: checking one against its draft takes 3 ms.
 N_CACHED = 256

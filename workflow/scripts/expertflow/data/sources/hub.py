@@ -42,15 +42,6 @@ NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HubData:
-    """A data set on this disk, with the licence that its card states."""
-
-    revision: str
-    card_licence: str | None
-    files: list[DataFile]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """A commit of a data set: the sizes of its files by path, and the folder of those here.
 
@@ -66,8 +57,10 @@ class Snapshot:
         return [path for path in paths if not (self.folder / path).exists()]
 
 
-def fetch(source: SourceSpec) -> HubData:
-    """Find a data set in the caches or bring it there; return its commit and its Arrow files.
+def fetch(source: SourceSpec) -> tuple[str, str | None, list[DataFile]]:
+    """Find a data set in the caches or bring it there.
+
+    Return its commit, the licence that its card states, and its Arrow files.
 
     Raises:
         DataError: the hub cannot be reached, or the data set, revision, config or split is unknown.
@@ -94,7 +87,7 @@ def fetch(source: SourceSpec) -> HubData:
             f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
             " fetch again"
         )
-    return HubData(revision=prepared.commit, card_licence=licence, files=files)
+    return prepared.commit, licence, files
 
 
 def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
