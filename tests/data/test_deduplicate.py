@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_selection import dedup_spec
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
@@ -24,12 +25,7 @@ Row = tuple[str, str, str | None]
 
 
 def spec(**changes: Any) -> DeduplicateSpec:
-    values: dict[str, Any] = {
-        "eval_fraction": 0.2, "max_documents": None, "seed": 1, "max_rejected_fraction": 0.1,
-        "near": None, "weights": {}, "max_per_source": {}, "max_per_category": None,
-        "category_caps": {},
-    }  # fmt: skip
-    return DeduplicateSpec(**{**values, **changes})
+    return dedup_spec(**{"eval_fraction": 0.2, "max_rejected_fraction": 0.1, **changes})
 
 
 def row(text: str, *, group: str | None = None, category: str | None = None) -> Row:

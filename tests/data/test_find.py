@@ -1,13 +1,8 @@
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import read_record, write_record
 from expertflow.data.records import DataFile, DatasetManifest, ExpertLock, SourceLock, SourceRecord
 from expertflow.data.shards import find_datasets
 
@@ -92,23 +87,3 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     Path(file.path).unlink()
     with pytest.raises(DataError, match="a: source s lost it; fetch it again"):
         found(file)
-
-
-def test_the_rule_writes_the_same_record_through_the_script(tmp_path: Path) -> None:
-    file = data_file(tmp_path / "a")
-    write_record(tmp_path / "lock.json", lock())
-    write_record(tmp_path / "s.json", record(file))
-    arguments = [
-        "--spec",
-        json.dumps({"expert": "e", "preset": "demo", "licences": {"s": "MIT"}}),
-        "--code",
-        "c",
-    ]
-    for name in ("lock", "sources", "output"):
-        place = {"lock": "lock.json", "sources": "s.json", "output": "datasets.json"}[name]
-        arguments += [f"--{name}", str(tmp_path / place)]
-    script = str(SCRIPTS / "find_datasets.py")
-    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert read_record(DatasetManifest, tmp_path / "datasets.json") == found(file)
-    assert (tmp_path / ".datasets.json.fingerprint").is_file()

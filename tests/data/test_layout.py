@@ -78,17 +78,19 @@ def test_a_template_that_does_not_parse_is_named_with_its_line(tmp_path: Path) -
     assert Renderer(layout(folder)).render(Body(text="a"))
 
 
-def test_a_template_that_would_not_teach_to_stop_is_refused_for_chats(tmp_path: Path) -> None:
-    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    found = layout(tokenizer(tmp_path, "</s>", template=endless, eos_token="</s>"))
-    assert "would not learn to stop" in found.problem
-    assert found.turn_end is None
-
-
-def test_a_template_that_asks_for_the_date_is_refused_for_chats(tmp_path: Path) -> None:
-    dated = "{{ strftime_now('%Y') }}" + OWN
-    found = layout(tokenizer(tmp_path, "<|e|>", "<|u|>", template=dated, eos_token="<|e|>"))
-    assert "refuses a plain chat" in found.problem and "strftime_now" in found.problem
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "would not learn to stop"),
+        (
+            "{{ strftime_now('%Y') }}" + OWN,
+            "refuses a plain chat (the chat template refuses the chat: 'strftime",
+        ),
+    ],
+)
+def test_a_template_that_is_refused_for_chats(tmp_path: Path, template: str, problem: str) -> None:
+    found = layout(tokenizer(tmp_path, "<|e|>", "<|u|>", template=template, eos_token="<|e|>"))
+    assert problem in found.problem and found.turn_end is None
 
 
 def test_a_token_after_the_whole_chat_does_not_end_a_turn(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from test_shapes import SPEC, body_of, chat_of, turn
+from test_shapes import SPEC, body_of, chat_of
 
-from expertflow.data.messages import without_padding
-from expertflow.data.records import Body, ToolCall
+from expertflow.data.records import Body
 from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
 
@@ -120,22 +119,3 @@ def test_a_call_is_a_call_unless_its_role_is_mapped(roles: dict[str, str], n_cal
 def test_a_call_that_calls_nothing_is_refused() -> None:
     with pytest.raises(Reject, match="tool_call_without_name"):
         chat_of([{"from": "function_call", "value": None}])
-
-
-def test_the_padding_of_columns_is_dropped_from_turns_and_tools_only() -> None:
-    arguments = {"x": 1, "y": None}
-    record = {
-        "turns": [{**USER, "tool_calls": None}, {"role": "assistant", **call(arguments)}],
-        "tools": [{"name": "f", "parameters": {"x": {"type": "int", "enum": None}, "y": None}}],
-        "other": {"z": None},
-    }
-    spec = replace(SPEC, source=SOURCE)
-    assert body_of(spec, record).turns[1].tool_calls[0].arguments == arguments
-    clean = without_padding(record, SOURCE)
-    assert clean["other"] == {"z": None}
-    body = body_of(spec, clean)
-    assert body.turns == (
-        turn("user", "a"),
-        turn("assistant", "", tool_calls=(ToolCall(name="f", arguments={"x": 1}),)),
-    )
-    assert body.tools[0]["function"]["parameters"] == {"x": {"type": "int"}}

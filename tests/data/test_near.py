@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.data import columns as columns_module
 from expertflow.data import near as near_module
-from expertflow.data.columns import buckets
 from expertflow.data.near import Bands, NearIndex, Signer, choose_bands
 from expertflow.data.settings import NearSpec
 
@@ -151,16 +150,3 @@ def test_a_full_disk_is_said_before_it_is_filled(
     monkeypatch.setattr(near_module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(DataError, match="needs 62 MiB of disk and 10 are free"):
         NearIndex(SPEC, n_documents=100_000, folder=tmp_path)
-
-
-@pytest.mark.parametrize("pass_rows", [4, 1 << 20])
-def test_rows_with_equal_keys_come_together(
-    monkeypatch: pytest.MonkeyPatch, pass_rows: int
-) -> None:
-    monkeypatch.setattr(columns_module, "PASS_ROWS", pass_rows)
-    keys = np.array([5, 1 << 63, 5, 7, 1 << 63, 5, 8, 1 << 63], np.uint64)
-    found = [p for rows, first in buckets(keys) for p in zip(rows, first, strict=True)]
-    assert sorted(found) == [(0, 0), (1, 1), (2, 0), (4, 1), (5, 0), (7, 1)]
-    more = np.array([1, 1, 2, 0, 2, 1, 0, 1], np.uint64)
-    found = [p for rows, first in buckets(keys, more) for p in zip(rows, first, strict=True)]
-    assert sorted(found) == [(0, 0), (1, 1), (5, 0), (7, 1)]

@@ -159,34 +159,3 @@ def test_function_calls_are_learned_as_calls(name: str, shared_data: Path, tmp_p
         assert all(f'"name": "{name}"' in learned for name in names)
         assert learned.endswith("</tool_call><|im_end|>")
         assert learned.startswith("<tool_call>")
-
-
-def test_dialogues_with_calls_and_results_keep_every_turn(
-    shared_data: Path, tmp_path: Path
-) -> None:
-    chats = []
-    for record in lines(shared_data / "chat-tools" / "sgd" / "records.jsonl"):
-        messages: list[dict[str, Any]] = []
-        for turn in record["turns"]:
-            if call := turn.get("service_call"):
-                function = {"name": call["method"], "arguments": json.dumps(call["parameters"])}
-                messages.append({"role": "assistant", "tool_calls": [{"function": function}]})
-                results = json.dumps(turn.get("service_results", []))
-                messages.append({"role": "tool", "content": results})
-            role = "user" if turn["speaker"] == "USER" else "assistant"
-            messages.append({"role": role, "content": turn["utterance"]})
-        chats.append({"messages": messages})
-    source = SourceSpec(name="s", kind="local", messages="messages")
-    shard = run(write(tmp_path / "chats.jsonl", chats), tmp_path, source)
-    assert (shard.n_documents, shard.n_rejected_by_reason) == (2200, {})
-    layout = read_layout(
-        shared_data / "tokenizers" / "qwen", choice="chatml", text_special_tokens="plain"
-    )
-    renderer = Renderer(layout)
-    n_calls = 0
-    for document, chat in list(zip(documents(shard), chats, strict=True))[:200]:
-        segments = renderer.render(document.body)
-        n_turns = sum(m["role"] == "assistant" for m in chat["messages"])
-        assert sum(s.special and bool(s.learned) for s in segments) == n_turns
-        n_calls += sum(s.text.count("<tool_call>") for s in segments)
-    assert n_calls > 200

@@ -66,23 +66,22 @@ def learned(segments: tuple[Segment, ...]) -> str:
     return "|".join(s.text[a:b] for s in segments for a, b in s.learned)
 
 
-def test_chatml_learns_every_answer_and_its_end() -> None:
-    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d"))
-    assert whole(segments) == (
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n"
-    )
-    assert learned(segments) == "b|<|im_end|>|d|<|im_end|>"
+TWO = (
+    "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+    "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n"
+)
 
 
-def test_all_turns_learned_means_every_token() -> None:
-    segments = Renderer(chatml_layout()).render(chat("a", "b", learned=(0, 1)))
-    assert learned(segments).replace("|", "") == whole(segments).replace("|", "")
-
-
-def test_a_turn_that_is_not_learned_is_context() -> None:
-    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d", learned=(3,)))
-    assert learned(segments) == "d|<|im_end|>"
+@pytest.mark.parametrize(
+    ("chosen", "taught"),
+    [(None, "b<im_end>d<im_end>"), ((3,), "d<im_end>"), ((0, 1, 2, 3), TWO.replace("|", ""))],
+)
+def test_chatml_learns_the_chosen_turns_and_their_ends(
+    chosen: tuple[int, ...] | None, taught: str
+) -> None:
+    segments = Renderer(chatml_layout()).render(chat("a", "b", "c", "d", learned=chosen))
+    assert whole(segments) == TWO
+    assert learned(segments).replace("|", "") == taught
 
 
 def test_plain_text_learns_its_end() -> None:

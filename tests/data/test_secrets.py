@@ -1,15 +1,11 @@
 """Credentials are found as the library's own line by line scan finds them, only faster."""
 
-import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from expertflow.data import secrets
 from expertflow.data.secrets import detectors, find_secrets, replace_emails
-from expertflow.data.sources.git import extract_commits
 
 HEX, LOWER, DIGITS = "0123456789abcdef", "abcdefghijklmnopqrstuvwxyz", "0123456789"
 UPPER = LOWER.upper()
@@ -143,21 +139,6 @@ def test_credentials_in_a_line_longer_than_a_window(place: int) -> None:
 )
 def test_what_is_no_credential_passes(text: str) -> None:
     assert find_secrets(text) == []
-
-
-def real_texts(shared_data: Path) -> Iterator[str]:
-    bundle = shared_data / "git-history" / "json-schema-test-suite.bundle"
-    for record in extract_commits(bundle, options={"max_commits": 100, "pseudonymise": False}):
-        yield record["narrative"]
-    for folder in ("expert-json/schemastore", "phase1a/tldr"):
-        with (shared_data / folder / "records.jsonl").open(encoding="utf-8") as stream:
-            for _, line in zip(range(1500), stream, strict=False):
-                yield json.dumps(json.loads(line), indent=1)
-
-
-def test_real_texts_give_what_line_by_line_gives(shared_data: Path) -> None:
-    for text in real_texts(shared_data):
-        assert find_secrets(text) == line_by_line(text)
 
 
 @pytest.mark.parametrize(

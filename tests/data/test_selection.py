@@ -75,16 +75,6 @@ def test_of_equal_ranks_the_earlier_is_chosen() -> None:
     assert chosen.tolist() == [True] * 3 + [False] * 7
 
 
-def test_ranks_of_one_rule_say_nothing_about_another() -> None:
-    text = columns(4000).text
-    first = rank(text, seed=1, rule="over_source_cap").astype(float)
-    for other in (
-        rank(text, seed=1, rule="over_max_documents"),
-        rank(text, seed=2, rule="over_source_cap"),
-    ):
-        assert abs(np.corrcoef(first, other.astype(float))[0, 1]) < 0.06
-
-
 def test_a_source_is_capped() -> None:
     of = columns(300, sources="abc")
     cap_sources(of, {"a": 10, "b": 100}, seed=1)
@@ -110,12 +100,6 @@ def test_categories_are_capped(monkeypatch: pytest.MonkeyPatch, lot: int) -> Non
     left = Counter(of.category[kept(of)].tolist())
     assert left == {0: 50, NO_CATEGORY: 99, 1: 70, 3: 50}
     assert reasons(of)["over_category_cap"] == 594 - 269
-
-
-def test_category_caps_alone_leave_the_others_alone() -> None:
-    of = columns(100, categories=("x", "y"))
-    cap_categories(of, dedup_spec(category_caps={"x": 5}))
-    assert Counter(of.category[kept(of)].tolist()) == {0: 5, 1: 50}
 
 
 @pytest.mark.parametrize(
@@ -151,12 +135,6 @@ def test_another_seed_chooses_others() -> None:
     cap_all(first, 100, seed=1)
     cap_all(second, 100, seed=2)
     assert len(set(kept(first)) & set(kept(second))) < 30
-
-
-def test_about_the_wanted_share_is_held_out() -> None:
-    of = columns(5000)
-    edge = split_edge(of, 0.05, expert="e")
-    assert 0.04 < held_out(of.group, edge).mean() < 0.06
 
 
 def test_a_set_that_was_cut_by_a_plain_hash_is_still_split_evenly() -> None:
