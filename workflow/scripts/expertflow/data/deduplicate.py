@@ -181,8 +181,8 @@ def _record(
             for reason, place in sorted((reason, place) for place, reason in enumerate(STATUS))
             if place != KEPT and dropped[place]
         },
-        n_rejected_by_reason=_sorted(_sum(shard.n_rejected_by_reason for shard in shards)),
-        n_filtered_by_reason=_sorted(_sum(shard.n_filtered_by_reason for shard in shards)),
+        n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
+        n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
         n_kept_by_category=_kept_by_category(shards, columns),
         duplicate_examples=_examples(shards, pairs),
         sources=counts,
@@ -235,14 +235,9 @@ def _examples(
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return total
-
-
-def _sorted(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items()))
+    """Add up counts by reason, in the order of the reasons."""
+    total = sum(map(Counter, counts), Counter[str]())
+    return Counter(dict(sorted(total.items())))
 
 
 def _by_size(counts: Counter[str]) -> str:

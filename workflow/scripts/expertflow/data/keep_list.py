@@ -35,14 +35,10 @@ class Kept:
 
 def read_keep(path: Path, shard: ShardRecord) -> dict[int, Kept]:
     """Map the kept rows of one shard to what the keep-list says of them."""
-    import pyarrow.compute as pc
-
-    here = (pc.field("source") == shard.source) & (pc.field("shard") == shard.shard)
     kept: dict[int, Kept] = {}
-    with pa.memory_map(str(path)) as source:
-        for batch in pa.ipc.open_stream(source):
-            part = pa.Table.from_batches([batch]).filter(here)
-            columns = (part[name].to_pylist() for name in ("row", "held_out", "n_copies"))
+    for part in iter_keep(path):
+        if (part.source, part.shard) == (shard.source, shard.shard):
+            columns = (part.rows.tolist(), part.held_out.tolist(), part.n_copies.tolist())
             kept.update((row, Kept(*rest)) for row, *rest in zip(*columns, strict=True))
     return kept
 

@@ -25,6 +25,7 @@ from expertflow.data.words import BARRIER, Hashes, run_hashes, runs_at, spelled,
 MIN_RUN = 5
 # Slots of the first sieve per run: fewer than one position in eight of a clean text passes it.
 SLOTS_PER_RUN = 8
+NOBODY = int(np.iinfo(np.int16).max)
 _BARRIER = BARRIER.encode()
 
 
@@ -42,11 +43,10 @@ class _Table:
         keys, first = np.unique(keys, return_index=True)
         return cls(keys, owners.astype(np.int16)[first])
 
-    def owner(self, hashes: Hashes) -> int | None:
-        """Give the first benchmark that has one of these hashes."""
+    def owner(self, hashes: Hashes) -> int:
+        """Return the first benchmark that has one of these hashes."""
         hashes = hashes[_is_in(hashes, self.keys)]
-        owners = self.owners[np.searchsorted(self.keys, hashes)]
-        return int(owners.min()) if len(owners) else None
+        return int(self.owners[np.searchsorted(self.keys, hashes)].min(initial=NOBODY))
 
 
 class BenchmarkIndex:
@@ -92,43 +92,37 @@ class BenchmarkIndex:
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
     def find(self, texts: Sequence[str]) -> str | None:
-        """Give the path of the first benchmark that a document's turns overlap with, if any."""
+        """Return the path of the first benchmark that a document's turns overlap with, if any."""
         if not self.paths:
             return None
         words = _words(texts)
-        owners = [self._run_owner(words), self._short_owner(words)]
-        found = [owner for owner in owners if owner is not None]
-        return self.paths[min(found)] if found else None
+        owner = min(self._run_owner(words), self._short_owner(words))
+        return None if owner == NOBODY else self.paths[owner]
 
-    def _run_owner(self, words: Hashes) -> int | None:
+    def _run_owner(self, words: Hashes) -> int:
         if not self.head or len(words) < self.head:
-            return None
+            return NOBODY
         heads = run_hashes(words, self.head)
         at = np.flatnonzero(self._sieve[heads >> self._shift])
         if len(at):
             at = at[_is_in(heads[at], self._heads)]
         if not len(at):
-            return None
-        found = []
-        for length in self.lengths:
-            starts = at[at <= len(words) - length]
-            owner = self._runs.owner(runs_at(words, starts, length))
-            if owner is not None:
-                found.append(owner)
-        return min(found, default=None)
+            return NOBODY
+        return min(
+            self._runs.owner(runs_at(words, at[at <= len(words) - length], length))
+            for length in self.lengths
+        )
 
-    def _short_owner(self, words: Hashes) -> int | None:
+    def _short_owner(self, words: Hashes) -> int:
         if not len(self._short.keys):
-            return None
+            return NOBODY
         ends = np.flatnonzero(np.append(words, _barrier()) == _barrier())
         starts = np.append(0, ends[:-1] + 1)
         sizes = ends - starts
-        found = []
-        for length in range(1, MIN_RUN):
-            owner = self._short.owner(runs_at(words, starts[sizes == length], length))
-            if owner is not None:
-                found.append(owner)
-        return min(found, default=None)
+        return min(
+            self._short.owner(runs_at(words, starts[sizes == length], length))
+            for length in range(1, MIN_RUN)
+        )
 
 
 def _texts(spec: BenchmarkSpec) -> Iterator[str]:

@@ -19,6 +19,7 @@ from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text, write_text_if_changed
 from expertflow.core.format import gb
 from expertflow.core.records import to_json
+from expertflow.data.formats.options import ReadOptions
 from expertflow.data.records import ExpertLock, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import git, hub, local
@@ -179,7 +180,10 @@ def write_lock(path: Path, lock: ExpertLock) -> bool:
 
 
 def _lock_files(source: SourceSpec, hashes: HashCache) -> tuple[LockedFile, ...]:
-    local.check_options(source.options, source=source.name)
+    try:
+        ReadOptions.from_manifest(source.options)
+    except ConfigError as error:
+        raise ConfigError(f"source {source.name}: {error}") from error
     files = []
     for path in local.find_files(str(source.path), source=source.name):
         file_format, compression = local.format_of(path)

@@ -13,9 +13,8 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +66,7 @@ def _half(hashes: Hashes) -> Halves:
     return (hashes >> np.uint64(32)).astype(np.uint32)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bands:
+class Bands(NamedTuple):
     """How signatures are cut: ``n_bands`` of ``n_values`` each."""
 
     n_bands: int
@@ -113,7 +111,8 @@ class NearIndex:
                 f"{folder}: near-duplicate detection needs {n_bytes >> 20} MiB of disk and"
                 f" {n_free >> 20} are free; free some, or lower data.near_duplicates.n_permutations"
             )
-        self._signatures, self._keys = _temporary(folder), _temporary(folder)
+        self._signatures = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._keys = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
     def __enter__(self) -> "NearIndex":
         return self
@@ -181,7 +180,3 @@ class NearIndex:
         return np.memmap(
             self._keys, np.uint64, "r", offset=8 * band * self.n_documents, shape=self.n_documents
         )
-
-
-def _temporary(folder: Path) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=folder)

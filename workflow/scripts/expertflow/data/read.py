@@ -25,15 +25,6 @@ READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
 }
 
 
-def share(total: int, *, index: int, n_shards: int) -> tuple[int, int]:
-    """Give the half-open range of ``total`` that falls to part ``index``.
-
-    >>> [share(10, index=i, n_shards=3) for i in range(3)]
-    [(0, 3), (3, 6), (6, 10)]
-    """
-    return total * index // n_shards, total * (index + 1) // n_shards
-
-
 def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool:
     """Say whether several shards can share a file."""
     return compression is None and file_format in ("jsonl", "parquet", "arrow")
@@ -55,7 +46,8 @@ def iter_shard(
         DataError: a file cannot be read to its end.
     """
     reading = ReadOptions.among(options or {})
-    start, stop = share(sum(file.n_bytes for file in files), index=index, n_shards=n_shards)
+    total = sum(file.n_bytes for file in files)
+    start, stop = total * index // n_shards, total * (index + 1) // n_shards
     offset = 0
     for file in files:
         low, high = max(start - offset, 0), min(stop - offset, file.n_bytes)

@@ -4,7 +4,7 @@ import glob
 from pathlib import Path
 from typing import Any
 
-from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.errors import DataError
 from expertflow.data.formats import delimited, lines, tables
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import SUFFIXES, sniff
@@ -89,18 +89,6 @@ def count_shards(files: tuple[LockedFile, ...]) -> int:
         for file in files
     )
     return max(1, min(MAX_SHARDS, -(-n_bytes // shard_bytes), n_pieces))
-
-
-def check_options(options: dict[str, Any], *, source: str) -> None:
-    """Refuse options of a local source that are unknown or of no use.
-
-    Raises:
-        ConfigError: with the name of the option.
-    """
-    try:
-        ReadOptions.from_manifest(options)
-    except ConfigError as error:
-        raise ConfigError(f"source {source}: {error}") from error
 
 
 def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
