@@ -20,7 +20,7 @@ from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
-_NEWLINE = 10
+_NEWLINE, _BRACE = b"\n{"
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
 # A line with its length; null for one that is too long to be held.
@@ -117,6 +117,8 @@ def too_long(path: Path) -> DataError:
 
 def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
     """Count the line ends in each block of a file, and the lines that are not blank."""
+    import numpy as np
+
     n_newlines: list[int] = []
     n_blank = n_read = 0
     # The last line end and what follows it, as long as that is blank.
@@ -126,13 +128,14 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
             if n_read % block_bytes == 0:
                 n_newlines.append(0)
             n_read += len(part)
-            n_here = part.count(b"\n")
-            n_newlines[-1] += n_here
+            text = np.frombuffer(part, np.uint8)
+            ends = np.flatnonzero(text == _NEWLINE)
+            n_newlines[-1] += len(ends)
             # Where every line begins with a brace, none is blank; that is quickly seen.
-            all_braced = part.count(b"\n{") == n_here - part.endswith(b"\n")
-            if not (all_braced and (not open_line or part.startswith(b"{"))):
+            is_braced = (text[ends[ends < len(text) - 1] + 1] == _BRACE).all()
+            if not (is_braced and (not open_line or text[0] == _BRACE)):
                 n_blank += len(_BLANK_LINE.findall(open_line + part))
-            line = part[part.rfind(b"\n") :] if n_here else open_line + part
+            line = part[ends[-1] :] if len(ends) else open_line + part
             open_line = line if line.isspace() and line[0] == _NEWLINE else b""
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
