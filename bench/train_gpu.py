@@ -29,7 +29,6 @@ Prints a table; the last line is JSON. Ends with 1 where a part failed or a chec
 """
 
 import argparse
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -38,6 +37,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
@@ -74,7 +75,7 @@ def main() -> None:
         made = launched("prepare", work, args)
         if "sizes" not in made:
             sys.exit(f"error: {made.get('failed') or made['out_of_memory']}")
-        work = dataclasses.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
+        work = msgspec.structs.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
         results, left_out = run_parts(work, args, started_s)
     report = {
         **made,
@@ -141,7 +142,7 @@ def run_parts(
 def after(work: Work, name: str, results: dict[str, Any]) -> Work:
     """Give a part what earlier ones found: the product's speed, and the micro-batch that fits."""
     usual = results.get("full" if name.startswith("full") else "lora", {})
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         work,
         micro_batch=usual.get("micro_batch_size"),
         matmul_flops_per_s=results.get("ceilings", {}).get("matmul_flops_per_s"),

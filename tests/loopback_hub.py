@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from msgspec import Struct, field
 from support import SCRIPTS
 
 COMMIT = "c" * 40
@@ -59,8 +59,7 @@ def jsonl(n: int, **extra: Any) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-@dataclass
-class Repository:
+class Repository(Struct):
     """A data set of the hub, and how it misbehaves.
 
     ``refused`` is the status and error code of every answer, or where ``is_listed`` of those about
@@ -81,8 +80,7 @@ class Repository:
         return [span for verb, path, span in self.requests if verb == "GET" and path == name]
 
 
-@dataclass
-class Hub:
+class Hub(Struct):
     """Data sets by their ids."""
 
     repositories: dict[str, Repository]
@@ -185,8 +183,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.server_close()
 
 
-@dataclass
-class Fetched:
+class Fetched(Struct):
     """What fetches in a process of their own gave, and what they logged."""
 
     results: list[dict[str, Any]]

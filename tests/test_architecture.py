@@ -166,12 +166,12 @@ def test_heavy_packages_have_one_door(package: str) -> None:
             assert place.startswith(DOORS[package]), f"{place} imports {package}"
 
 
-def test_core_imports_the_standard_library_only() -> None:
+def test_core_imports_the_standard_library_and_msgspec_only() -> None:
     import sys
 
     for path in (ROOT / "expertflow" / "core").glob("*.py"):
         others = {name.split(".")[0] for name in imports(path)} - {"expertflow"}
-        assert others <= set(sys.stdlib_module_names), f"{path}: {others}"
+        assert others <= {*sys.stdlib_module_names, "msgspec"}, f"{path}: {others}"
 
 
 def test_packages_are_empty() -> None:

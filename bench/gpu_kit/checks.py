@@ -1,14 +1,15 @@
 """Check on the device what tests check on the CPU: documents apart, and the same weights again."""
 
 import gc
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
+from expertflow.core.records import Record
 from expertflow.tokens.arrow import read_rows
 from expertflow.train.due import save
 from expertflow.train.feed.batches import Batch, Collator
@@ -27,8 +28,7 @@ N_LOGITS = 4096
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 1e-4}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class Check(Record, frozen=True, kw_only=True):
     """What a check found. ``passed`` is null where it cannot be done here."""
 
     passed: bool | None

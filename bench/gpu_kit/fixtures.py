@@ -1,6 +1,5 @@
 """What the kit trains: random weights of known shapes, and documents of realistic lengths."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pyarrow as pa
 import torch
 from support import keep_list, token_shard
 
+from expertflow.core.records import Record
 from expertflow.data.layout import chatml_layout
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.arrow import INDEX, index_batch
@@ -26,8 +26,7 @@ LENGTHS_WORDS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class Size(Record, frozen=True, kw_only=True):
     """A model by its shape, and the rows it is trained on."""
 
     facts: ModelFacts

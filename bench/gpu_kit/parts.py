@@ -1,11 +1,11 @@
 """The parts of the kit by name, in the order in which they are worth their time."""
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from expertflow.core.errors import HardwareError
@@ -111,7 +111,7 @@ def profile_steps(work: Work) -> dict[str, Any]:
 
 def check(name: str, work: Work) -> dict[str, Any]:
     """Do a check."""
-    return dataclasses.asdict(CHECKS[name](work))
+    return msgspec.structs.asdict(CHECKS[name](work))
 
 
 PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {

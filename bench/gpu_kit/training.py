@@ -5,16 +5,16 @@ import math
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import field
 from support import plan_spec
 
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import from_json
+from expertflow.core.records import Record, from_json
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import LoraSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
@@ -39,8 +39,7 @@ LORA = LoraSpec(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(Record, frozen=True, kw_only=True):
     """What every part is given: the machine, the model, and what earlier parts found."""
 
     folder: Path
@@ -67,8 +66,7 @@ class Work:
         return card(torch.cuda.get_device_name(0), memory, peak_tflops=self.peak_tflops)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
+class Variant(Record, frozen=True, kw_only=True):
     """One way to train: settings that differ from what a plan chooses."""
 
     method: str = "lora"

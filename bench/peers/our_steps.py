@@ -7,13 +7,14 @@ drives its loop, without checkpoints, evaluation and monitor, which TRL is not a
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -50,7 +51,7 @@ def main() -> None:
     if took.outcome != "measured":
         sys.exit(f"error: {took.outcome}: {took.problem}")
     said = {
-        **dataclasses.asdict(took),
+        **msgspec.structs.asdict(took),
         # Between the steps that do not count and these, a card is waited for, and layers compiled.
         "cpu_s": ended_cpu_s[-1] - began_cpu_s[case["n_warmup_steps"]],
         "peak_host_rss_bytes": peak_resident_bytes(),

@@ -9,11 +9,12 @@ in their order, without padding; a LoRA run of the peer starts from our adapter.
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -39,14 +40,14 @@ SMALL = ModelFacts(
     vocab_size=8192, tie_word_embeddings=True, model_type="qwen3",
 )  # fmt: skip
 SIZES |= {
-    "tiny": dataclasses.replace(SIZES["tiny"], n_documents=6000),
+    "tiny": msgspec.structs.replace(SIZES["tiny"], n_documents=6000),
     "small": Size(facts=SMALL, row_length=512, n_documents=2000),
 }
 # A rate at which the losses move, so that an optimiser that works otherwise would be noticed; no
 # dropout, whose draws differ.
 SETTINGS = {
     "full": {"learning_rate": 3e-4},
-    "lora": {"learning_rate": 3e-3, "lora": dataclasses.replace(LORA, dropout=0.0)},
+    "lora": {"learning_rate": 3e-3, "lora": msgspec.structs.replace(LORA, dropout=0.0)},
 }
 
 

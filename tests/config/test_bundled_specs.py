@@ -1,12 +1,12 @@
 """What the rules are told where a bundle was opened: what is no setting reruns nothing."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from support import ROOT
 from test_load import base, load
 

@@ -38,7 +38,7 @@ def test_success_exits_with_0() -> None:
 
 def test_a_spec_is_read_strictly() -> None:
     assert cli.spec_from_text(StageSpec, '{"scratch":null}') == StageSpec(scratch=None)
-    with pytest.raises(DataError, match="unknown key 'x'"):
+    with pytest.raises(DataError, match="spec: object contains unknown field x"):
         cli.spec_from_text(StageSpec, '{"scratch":null,"x":1}')
     with pytest.raises(ConfigError, match="not JSON"):
         cli.spec_from_text(StageSpec, "{")

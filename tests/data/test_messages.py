@@ -1,11 +1,11 @@
 """Turns of chats: what they thought, what they called, and what JSON cannot hold."""
 
-from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_shapes import SPEC, body_of, chat_of
 
 from expertflow.data.records import Body

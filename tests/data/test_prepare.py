@@ -1,11 +1,11 @@
 """One shard, from raw bytes to documents: what is kept, what is not, and why."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_shapes import SPEC
 
 from expertflow.core.errors import DataError

@@ -1,11 +1,11 @@
 """Every family of real data becomes documents, by a manifest's own means."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_prepare import documents, source_of
 from test_shapes import SPEC
 

@@ -1,11 +1,11 @@
 """What a model reads: ChatML, a model's own template, and what is learned of it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from expertflow.data.chat_template import ChatTemplate
 from expertflow.data.layout import CHATML, chatml_layout

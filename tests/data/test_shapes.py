@@ -1,11 +1,11 @@
 """From a record to turns: templates, and the shapes in which chats are stored."""
 
-from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.records import Body, ToolCall, Turn

@@ -1,9 +1,9 @@
 """A layout that is found once fits every text that meets its conditions."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.data.chat_template import ChatTemplate, place
 from expertflow.data.layout import CHATML, chatml_layout

@@ -8,12 +8,12 @@ import sqlite3
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from hostile_predictions import PREDICTIONS, records
 
+from expertflow.core.records import Record
 from expertflow.evaluate.records import Example, Task, Verdict
 from expertflow.evaluate.tasks import score
 
@@ -23,8 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MOST_S = 120.0
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Record, frozen=True):
     """One prediction: how it was judged, and what it did besides."""
 
     task: str

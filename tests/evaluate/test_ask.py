@@ -1,11 +1,11 @@
 """Which questions are asked, and how they are cut out of documents."""
 
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pytest
 from made_up_documents import Letters, document, spec
+from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout

@@ -3,10 +3,10 @@
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.evaluate import earlier
 from expertflow.evaluate.earlier import Asked, Noted, compare, hashes_of, note, noted, read

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up_documents import Letters, document, packed_split, shard, spec, write_documents
+from msgspec import Struct
+from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json
@@ -30,8 +31,7 @@ N_HELD_OUT, N_TRAINING = 60, 40
 END = "\x02"
 
 
-@dataclass
-class Parrot:
+class Parrot(Struct):
     """A model that answers the first questions rightly: as many of ten as its skill says."""
 
     name: str

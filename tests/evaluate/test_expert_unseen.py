@@ -1,12 +1,12 @@
 """What is asked was never trained on, and the records that say so are of one run."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_documents import document, packed_split, shard, write_documents
+from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json

@@ -2,10 +2,10 @@
 
 import re
 import sys
-from dataclasses import replace
 from typing import Any
 
 import yaml
+from msgspec.structs import replace
 from support import ROOT
 
 from expertflow.evaluate.records import Decoding

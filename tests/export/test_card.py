@@ -4,7 +4,6 @@ import ast
 import json
 import shlex
 import unicodedata
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from made_up_card import (
     parts,
 )
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from expertflow.evaluate.records import (
     BaselineScore,

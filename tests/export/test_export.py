@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from support import LORA, start_trainer, write_tiny_run
 from tiny_models import export, trained, write_adapter, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,13 +1,13 @@
 """The exported model says what the trained one says, in the base's own type."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import LORA
 from tiny_models import (

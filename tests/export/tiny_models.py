@@ -1,12 +1,12 @@
 """Tiny models to export: a base with its tokenizer, adapters on it, and what is told of them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from support import LORA
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,11 +1,11 @@
 """Claims against their own numbers, and our own figures against each other."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from support import ROOT
 from test_resolve import card, plan
 

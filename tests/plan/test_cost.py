@@ -1,9 +1,9 @@
 """Hours and dollars: what a prior says, and what a calibration makes of it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_resolve import PACKING, QWEN_06B, card, plan
 
 from expertflow.core.errors import ConfigError

@@ -1,10 +1,10 @@
 """FLOPs against torch's own counter, through the training's loss and attention."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import GPTNeoXConfig, PretrainedConfig, Qwen3Config, Starcoder2Config
 
 from expertflow.plan.flops import (

@@ -1,10 +1,10 @@
 """Which micro-batch is chosen, and what the reason says."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from support import ROOT, plan_spec
 from test_resolve import PACKING, QWEN_06B, card, plan, seq
 

@@ -1,9 +1,9 @@
 """The same work on other hardware."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import LORA, plan_spec
 from test_resolve import PACKING, QWEN_06B, TABLE, card, plan
 

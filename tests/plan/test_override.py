@@ -1,9 +1,9 @@
 """Hyper-parameters given by hand: what they change, and what follows from them."""
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields, replace
 from support import LORA, write_tiny_run
 
 from expertflow.core.errors import ConfigError

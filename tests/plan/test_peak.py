@@ -1,10 +1,10 @@
 """What the prediction of peak memory says of optimisers and of shares of a model."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import LORA, plan_spec
 from test_resolve import PACKING, QWEN_06B, card
 

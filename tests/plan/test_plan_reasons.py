@@ -1,9 +1,9 @@
 """What the plan says of its choices: why, and what the set-up that is replaced had there."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_resolve import PACKING, card, plan
 
 from expertflow.core.records import from_json, to_json

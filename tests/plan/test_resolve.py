@@ -1,9 +1,9 @@
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from support import LORA, ROOT, plan_spec
 
 from expertflow.core.errors import ConfigError, HardwareError

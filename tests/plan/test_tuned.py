@@ -1,9 +1,9 @@
 """A plan that takes over what a search found: where it may, and what its reasons say."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import LORA, plan_spec
 from test_resolve import PACKING, QWEN_06B, card
 

@@ -7,12 +7,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from guarded import wait_for
 
+from expertflow.core.records import Record
 from expertflow.rental.sync.open import open_store
 from expertflow.rental.sync.store import Store
 
@@ -20,8 +20,7 @@ KINDS = ("local", "rsync", "daemon", "s3")
 BUCKET = "expertflow-tests"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Record, frozen=True, kw_only=True):
     """A destination, and a look at what it holds behind the store's back."""
 
     destination: str

@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json

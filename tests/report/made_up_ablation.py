@@ -1,7 +1,8 @@
 """A made-up ablation: a ladder of seven rungs, one of which does not fit, and single changes."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.studies.records import AblationRecord, Bar, ClaimVerdict, Estimate
 

@@ -1,7 +1,8 @@
 """What evaluation might say: with everything that it can say, and with nothing that it need not."""
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from expertflow.evaluate.records import (
     BaselineScore,

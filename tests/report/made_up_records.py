@@ -1,11 +1,11 @@
 """Records of a made-up but consistent run on a rented GPU, and series for any run."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from made_up_evaluation import PUBLISHED_STEP
 from made_up_series import GPU
+from msgspec.structs import replace
 
 from expertflow.core.files import sha256_json
 from expertflow.core.records import to_json

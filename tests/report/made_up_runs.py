@@ -1,11 +1,10 @@
 """The made-up run in two variants: a rented GPU (simulated) and a laptop CPU (demo preset)."""
 
-from dataclasses import replace
-
 import made_up_evaluation as learned
 import made_up_records as pieces
 import made_up_series as series
 from made_up_profile import make_profile, not_profiled
+from msgspec.structs import replace
 
 from expertflow.evaluate.records import Published
 from expertflow.plan.cost_records import CostPlan

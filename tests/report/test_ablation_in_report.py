@@ -1,6 +1,5 @@
 """The ablation within report.json: its form, its section, its finding, its line in the terminal."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,6 +7,7 @@ from typing import Any, cast
 import pytest
 from made_up_ablation import estimate, make_ablation, make_bar
 from made_up_runs import PROVENANCE
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, to_json

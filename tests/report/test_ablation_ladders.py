@@ -1,10 +1,10 @@
 """Ladders up to the plan: factors that multiply to the whole, rungs that could not be measured."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from made_up_ablation import LADDER, PLAN_TOKENS_PER_S, estimate, make_ablation, make_bar
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.report.ablation.view import lines

@@ -1,11 +1,11 @@
 """ablation.html: what it says, what it says of blanks, and that it is one small, safe file."""
 
 import re
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from made_up_ablation import NO_FP8, ONE_DISK, SHORT, estimate, make_ablation, make_bar
+from msgspec.structs import fields, replace
 from report_reading import check_page_is_safe
 
 from expertflow.report.ablation import waterfall as charts_waterfall
@@ -146,7 +146,7 @@ def _hostile(value: Any, key: str = "") -> Any:
         return tuple(_hostile(item, key) for item in value)
     if isinstance(value, dict):
         return dict.fromkeys([HOSTILE], HOSTILE)
-    if hasattr(value, "__dataclass_fields__"):
+    if hasattr(value, "__struct_fields__"):
         return replace(
             value, **{f.name: _hostile(getattr(value, f.name), f.name) for f in fields(value)}
         )

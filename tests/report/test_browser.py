@@ -3,13 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up_ablation import make_ablation
 from made_up_runs import PROVENANCE
+from msgspec.structs import replace
 
 from expertflow.report.ablation.page import render_ablation
 from expertflow.report.build import build_report

@@ -2,11 +2,11 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.report.build import build_report
 from expertflow.report.check.report import check_report

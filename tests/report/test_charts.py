@@ -3,11 +3,11 @@
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_up_runs import PROVENANCE
+from msgspec.structs import replace
 
 from expertflow.report.build import build_report
 from expertflow.report.charts import drawing as charts

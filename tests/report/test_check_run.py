@@ -1,9 +1,9 @@
 """Each check of a run refuses its own fault, and lets pass what is no fault."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.report.build import build_report

@@ -1,8 +1,7 @@
 """Figures that follow from measurements, by hand."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from expertflow.report import derive
 from expertflow.report.build import build_report

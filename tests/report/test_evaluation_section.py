@@ -1,11 +1,11 @@
 """The evaluation in report.json and on the page: with everything, and with nothing but a loss."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from msgspec.structs import replace
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report.build import build_report

@@ -1,10 +1,10 @@
 """Rules over comparisons that are missing, or that the choice of the weights spoils."""
 
-from dataclasses import replace
 from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from msgspec.structs import replace
 from report_reading import findings_by_code
 
 from expertflow.report.build import build_report

@@ -1,10 +1,10 @@
 """Rules over what was learned and how it was answered: at, below and above their thresholds."""
 
-from dataclasses import replace
 from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from msgspec.structs import replace
 from report_reading import findings_by_code
 
 from expertflow.evaluate.records import EvaluationRecord

@@ -1,9 +1,9 @@
 """Plan against actual, by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.report.build import build_report
 from expertflow.report.check.report import check_report

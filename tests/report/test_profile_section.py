@@ -1,11 +1,11 @@
 """The section on kernels: what was watched, why not, and names that hold markup."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from made_up_profile import make_profile, not_profiled
 from made_up_runs import PROVENANCE
+from msgspec.structs import replace
 
 from expertflow.report.build import build_report
 from expertflow.report.check.report import check_report

@@ -3,12 +3,12 @@
 import json
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import made_up_runs
 import pytest
+from msgspec.structs import replace
 from support import start_trainer, write_tiny_run
 
 from expertflow.core.errors import DataError

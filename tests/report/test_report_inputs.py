@@ -1,10 +1,10 @@
 """Reading records and series from disk."""
 
 import json
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields, replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import to_json, write_record

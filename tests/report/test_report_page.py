@@ -1,11 +1,11 @@
 """report.html: one small file without network or script, safe against what data may contain."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from made_up_runs import PROVENANCE
+from msgspec.structs import replace
 from report_reading import Outline, check_page_is_safe
 
 from expertflow.report.build import build_report

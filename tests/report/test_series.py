@@ -1,9 +1,8 @@
 """Thinning of series for drawing."""
 
-from dataclasses import replace
-
 import pytest
 from made_up_records import STEP_S, TOKENS_PER_STEP
+from msgspec.structs import replace
 
 from expertflow.report.charts import series
 from expertflow.report.inputs import ReportInputs

@@ -1,9 +1,9 @@
 """The split of a step: stamps on a CPU, shares of sampled steps on a GPU, else null."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs

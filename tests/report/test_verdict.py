@@ -1,10 +1,10 @@
 """The sentence that sums a run up."""
 
-from dataclasses import replace
 from typing import Any
 
 import made_up_evaluation as made_up
 import pytest
+from msgspec.structs import replace
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report.build import build_report

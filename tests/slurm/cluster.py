@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from expertflow.core.records import Record
 
 # The job step drops SLURM_CONF from the environment, so the configuration has to lie where Slurm
 # looks by itself.
@@ -107,8 +108,7 @@ def running_cluster() -> Iterator[None]:
             _sweep()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Entry(Record, frozen=True, kw_only=True):
     """A job in the queue, ended ones included."""
 
     id: str

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_content import is_copy, make_model, make_rows, model_content, store_at, wanted
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError
 from expertflow.hardware import disk

@@ -1,11 +1,11 @@
 """Where content is read from: in place, from memory, or from a copy on the fastest disk."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_content import make_model, make_rows, store_at
+from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError
 from expertflow.hardware import disk

@@ -1,10 +1,10 @@
 """ablation.json: bars, rungs, dollars, and what is said of all of it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ablation_records import claim, hopeless, measured, plain, spec_of, timing, variant
+from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.errors import DataError

@@ -1,10 +1,10 @@
 """Losses after the same tokens: what is explained, and what is odd. Saves and reads, in hours."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.records import read_record

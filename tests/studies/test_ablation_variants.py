@@ -1,10 +1,10 @@
 """Variants become plans: what changes, what follows, and what cannot be had."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.records import read_part, read_record

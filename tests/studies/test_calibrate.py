@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import LORA, SCRIPTS, plan_spec, write_tiny_run
 
 from expertflow.core.errors import HardwareError, TrainingError

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import LORA, SCRIPTS, write_tiny_run
 
 from expertflow.core.errors import TrainingError

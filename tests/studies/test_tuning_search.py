@@ -1,10 +1,10 @@
 """The search, over made-up speeds: what it finds, prunes, gives up and leaves out."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from expertflow.plan.tuning_records import TunedSettings, TuningTrial
 from expertflow.studies.search import Search, Space
@@ -15,7 +15,7 @@ DEFAULT = TunedSettings(
     micro_batch_size=4, n_accumulation_steps=4, checkpoint_activations=False, attention="packed",
     torch_compile=True, n_threads=None, loader="thread", n_workers=0,
 )  # fmt: skip
-ALL = frozenset(TunedSettings.__dataclass_fields__)
+ALL = frozenset(TunedSettings.__struct_fields__)
 TRIAL_S = 10.0
 GB = 10**9
 

@@ -1,10 +1,10 @@
 """Packing end to end on token shards: rows, records, and the folder others can load."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import keep_list, token_shard
 
 from expertflow.core.errors import DataError

@@ -1,13 +1,13 @@
 """What a shard's documents become as tokens, and what is said of those that cannot."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from expertflow.core.files import sha256_file
 from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema

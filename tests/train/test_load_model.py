@@ -1,11 +1,11 @@
 """What is loaded for training: in which precision, and what learns."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import LORA, write_tiny_run
 
 from expertflow.core.errors import TrainingError

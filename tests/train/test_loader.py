@@ -5,12 +5,12 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec import Struct
 from test_batches import LENGTH, made_up_rows, same
 
 from expertflow.plan.records import LoaderPlan
@@ -143,8 +143,7 @@ def test_a_batch_is_valid_until_the_next_is_asked_for() -> None:
     assert len(memory) == 4 < len(wanted)
 
 
-@dataclass
-class Gate:
+class Gate(Struct):
     """Stands in for a CUDA event: comes when it is let through."""
 
     through: threading.Event

@@ -1,11 +1,11 @@
 """Shapes are met before steps are timed: what is compiled for each is not among these."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import LORA
 from tiny_run import made
 

@@ -1,12 +1,12 @@
 """Short memory: what is said, what is tried, and that the weights do not care."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import LORA
 from tiny_run import made, train
 

@@ -138,7 +138,7 @@ def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
 def test_what_the_model_cannot_be_given_is_an_empty_row(folder: Path) -> None:
     layout = Layout(
         **{
-            **{name: getattr(chatml_layout(), name) for name in Layout.__dataclass_fields__},
+            **{name: getattr(chatml_layout(), name) for name in Layout.__struct_fields__},
             "special_tokens": ("ask 1", "<|im_end|>", "<|im_start|>", "<|endoftext|>"),
             "text_special_tokens": "reject",
         }

@@ -1,11 +1,11 @@
 """A packed row must give what its documents give alone: logits, loss and gradients."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from test_attention_routes import CPU, packed_batch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,10 +1,10 @@
 import logging
 import os
 from collections import namedtuple
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.errors import HardwareError, TrainingError

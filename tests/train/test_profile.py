@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import run_trainer, write_tiny_run
 from test_processes import finish
 from test_processes import made as made_for_two

@@ -1,13 +1,13 @@
 """Training on a base in 4 bits: what learns, what stays, and that it is the same every time."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support import LORA, write_tiny_run
 

@@ -1,11 +1,11 @@
 """Bytes of a step without data: as those of a real one, and exact in layers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support import LORA, plan_spec
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 

@@ -3,11 +3,11 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.records import read_record

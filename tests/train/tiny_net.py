@@ -1,11 +1,11 @@
 """A net that trains in milliseconds and has what a language model has: dropout, norms, adapters."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import fields
 from safetensors.torch import load_file
 
 from expertflow.plan.records import TrainPlan

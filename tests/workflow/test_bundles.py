@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bundle_boxes import BUNDLE, GPU_WORK, Box, make_box, make_bundle
+from msgspec.structs import replace
 from test_reruns import PACK, TRAIN
 from workflow_space import Workspace, manifest
 

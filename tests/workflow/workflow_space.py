@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 from filelock import FileLock
 from support import ROOT
 
+from expertflow.core.records import Record
 from expertflow.data.layout import CHATML
 
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
@@ -57,8 +57,7 @@ def manifest(**training: Any) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(Record, frozen=True):
     """A folder with code, settings, data and results."""
 
     root: Path

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import ROOT
 
 from expertflow.core.errors import ConfigError

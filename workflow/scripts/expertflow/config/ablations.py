@@ -2,9 +2,10 @@
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
+
+from msgspec.structs import replace
 
 from expertflow.config.load import read_yaml
 from expertflow.config.validate import check

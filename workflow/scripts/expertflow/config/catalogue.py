@@ -5,7 +5,6 @@ the workflow it does without, and a change here makes no rule run again.
 """
 
 import glob
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert, 
 from expertflow.config.specs import source_specs
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
+from expertflow.core.records import Record
 from expertflow.data import cache
 from expertflow.data.settings import SourceKind, SourceSpec
 
@@ -24,16 +24,14 @@ PRESETS: dict[str, tuple[Preset, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Use:
+class Use(Record, frozen=True, kw_only=True):
     """An expert that reads a source, and in which presets."""
 
     expert: str
     presets: tuple[Preset, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedSource:
+class NamedSource(Record, frozen=True, kw_only=True):
     """A source that experts name.
 
     ``location`` is a hub id, a path or a generator; ``status`` whether its records are here;
@@ -55,8 +53,7 @@ class NamedSource:
     used_by: tuple[Use, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CachedDataset:
+class CachedDataset(Record, frozen=True, kw_only=True):
     """A data set of the caches; ``n_bytes`` counts downloads, each blob once, and Arrow files."""
 
     id: str
@@ -65,8 +62,7 @@ class CachedDataset:
     prepared: tuple[cache.Prepared, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheReport:
+class CacheReport(Record, frozen=True, kw_only=True):
     """Both Hugging Face caches; ``damaged`` are folders that could not be read, with the reason."""
 
     hub_cache: str
@@ -75,8 +71,7 @@ class CacheReport:
     damaged: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Catalogue:
+class Catalogue(Record, frozen=True, kw_only=True):
     """Both tables, and the manifests that could not be read."""
 
     cache: CacheReport

@@ -5,13 +5,12 @@ From packed tokens where there are some, else from the bytes of the sources: a w
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expertflow.config.specs import source_specs
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import read_part, read_record
+from expertflow.core.records import Record, read_part, read_record
 from expertflow.data import cache
 from expertflow.data.records import ExpertLock, SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
@@ -38,8 +37,7 @@ class Unknown(Exception):
     """Nothing can be said; the message is the reason, in a few words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class Case(Record, frozen=True, kw_only=True):
     """An expert as it stands before its training.
 
     ``is_current`` tells of a rule and its record whether that was made with settings and code of

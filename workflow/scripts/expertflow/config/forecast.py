@@ -7,13 +7,12 @@ known is unknown, with its reason.
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from expertflow.config.expected_work import Case, Range, Unknown, expected_flops
 from expertflow.core.errors import ExpertflowError, HardwareError
 from expertflow.core.files import sha256_file, sha256_text
-from expertflow.core.records import read_part
+from expertflow.core.records import Record, read_part
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
@@ -22,8 +21,7 @@ from expertflow.plan.records import PlanSpec
 from expertflow.plan.switches import choose_precision
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class Forecast(Record, frozen=True, kw_only=True):
     """What a training should take, least and most; null where unknown. ``basis`` tells why."""
 
     hours: Range | None

@@ -8,7 +8,6 @@ import difflib
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from expertflow.config import validate
 from expertflow.config.evaluation_tasks import check_task
 from expertflow.config.idle_keys import refuse_idle_keys
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import from_json
+from expertflow.core.records import Record, from_json
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import template_fields
@@ -38,8 +37,7 @@ WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Schemas:
+class Schemas(Record, frozen=True, kw_only=True):
     """The JSON Schemas that settings are checked against."""
 
     config: dict[str, Any]

@@ -4,7 +4,6 @@ The configuration of this machine counts for what belongs to the machine. For wh
 the bundle was made, the bundle's counts, and over it the command line.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.load import Schemas, find_manifest, load_config, merge
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import read_record
+from expertflow.core.records import Record, read_record
 from expertflow.rental.bundle.records import CARRIED, OPENED, BundleSpec, Opened
 
 Settings = dict[str, Any]
@@ -24,8 +23,7 @@ DECIDED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class Case(Record, frozen=True, kw_only=True):
     """The places that an expert's settings are read from; ``bundle`` is null where none is open."""
 
     config: Settings

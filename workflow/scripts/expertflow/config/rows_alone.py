@@ -6,7 +6,6 @@
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from expertflow.config.rows_folder import Workplace, keep_rejected, workplace
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.process import run_stoppable
-from expertflow.core.records import read_record
+from expertflow.core.records import Record, read_record
 from expertflow.tokens.records import PackingRecord
 
 EXPERT = "rows"
@@ -32,8 +31,7 @@ LEAST = {
 OF_THE_FOLDER = re.compile(r"; see [^;\s]+|,? or check what was rejected in \S+")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class Wish(Record, frozen=True, kw_only=True):
     """Files (a path or a glob), the tokenizer's folder, and how rows are made of them.
 
     ``templates`` are keys of a source: prompt and completion, text, or messages. A null length

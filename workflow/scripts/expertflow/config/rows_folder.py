@@ -4,20 +4,19 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from expertflow.core.files import remove
 from expertflow.core.locks import holder, sign, try_lock
+from expertflow.core.records import Record
 
 # Says that a folder is ours; held as long as anything of its run lives.
 LOCK = ".expertflow-rows.lock"
 REJECTED = "*.rejected.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workplace:
+class Workplace(Record, frozen=True, kw_only=True):
     """A folder to make rows in, and its lock, which a child process may hold, too."""
 
     path: Path

@@ -1,9 +1,10 @@
 """What each rule is told: the settings that it uses, for one expert and one job."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.config import rule_code, specs
 from expertflow.config.ablations import ablation_files, ablation_spec, variant_spec

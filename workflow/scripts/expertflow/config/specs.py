@@ -5,10 +5,11 @@ it and into no other.
 """
 
 import contextlib
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
@@ -177,7 +178,7 @@ def plan_spec(
     cards = [
         row for row in gpu_table if hardware == "auto" or any(is_card(row, name) for name in wanted)
     ]
-    names = PlanSpec.__dataclass_fields__
+    names = PlanSpec.__struct_fields__
     chosen = {key: _auto(value) for key, value in training.items() if key in names}
     return PlanSpec(
         **chosen,

@@ -1,8 +1,9 @@
 """What tuning is told, and the tuning that a manifest names: a user's file, or one made here."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from expertflow.config import specs
 from expertflow.core.errors import ConfigError

@@ -13,12 +13,12 @@ import json
 import logging
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
+from expertflow.core.records import Record
 from expertflow.data.settings import SourceSpec
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ def card_licence(card: dict[str, Any]) -> str | None:
     return ", ".join(names) or None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(Record, frozen=True, kw_only=True):
     """A data set as Arrow files: one config at one commit, all its splits."""
 
     folder: Path

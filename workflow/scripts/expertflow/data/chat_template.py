@@ -16,7 +16,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +23,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from expertflow.core.records import Record
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.watched import Condition, Watch, is_watchable, note_reading, watched
@@ -37,8 +37,7 @@ TEMPLATE_FAULTS = (
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Atom:
+class Atom(Record, frozen=True):
     """A stretch of a rendered chat: layout text, or (``turn`` set) the place of a turn's text."""
 
     text: str

@@ -1,11 +1,11 @@
 """What deduplication decides by, of all documents: flat arrays, 23 to 31 bytes a document."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
@@ -30,8 +30,7 @@ PASS_ROWS = 1 << 20
 SCAN_ROWS = 1 << 20
 
 
-@dataclass(kw_only=True, slots=True)
-class Columns:
+class Columns(Struct, kw_only=True):
     """One place a document, in the order of the manifest.
 
     ``text`` and ``text_rest`` are the two halves of ``text_hash``; ``source`` and ``category`` are

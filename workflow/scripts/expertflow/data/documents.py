@@ -14,13 +14,13 @@ key, and then its groups are not spread evenly any more.
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
 
+from expertflow.core.records import Record
 from expertflow.data.keep_list import Kept, read_keep
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.settings import SignatureSpec
@@ -94,8 +94,7 @@ class DocumentWriter:
         self._rows, self._n_bytes = [], 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
+class Document(Record, frozen=True, kw_only=True):
     """A document with its side of the split. Training sees it ``n_copies`` times an epoch."""
 
     document_id: str

@@ -7,9 +7,10 @@ library's cache; git histories and generators write JSON Lines.
 import importlib
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file

@@ -4,7 +4,6 @@ It names documents by source, shard and row, and knows nothing of what they say.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.data.records import ShardRecord
 
 KEEP = pa.schema(
@@ -25,8 +25,7 @@ KEEP = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Record, frozen=True):
     """What the keep-list says of one row."""
 
     held_out: bool

@@ -1,9 +1,10 @@
 """Find out how a model writes chats and texts, from the files of its tokenizer."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.chat_template import ChatTemplate, template_fault

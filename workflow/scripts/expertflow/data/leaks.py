@@ -8,13 +8,13 @@ million the chance of one false alarm is 5e-5.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 from expertflow.data.read import iter_shard
 from expertflow.data.reject import Reject
 from expertflow.data.settings import BenchmarkSpec
@@ -29,8 +29,7 @@ NOBODY = int(np.iinfo(np.int16).max)
 _BARRIER = BARRIER.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Record, frozen=True):
     """Hashes in rising order, and whose they are: the first benchmark that has each."""
 
     keys: Hashes

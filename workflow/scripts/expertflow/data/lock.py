@@ -11,9 +11,10 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text, write_text_if_changed

@@ -8,12 +8,12 @@ is counted under its reason and stands in the shard's ``rejected.jsonl`` with fi
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 import pyarrow as pa
+from msgspec import Struct, field
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
@@ -41,8 +41,7 @@ N_EXAMPLES = 3
 N_MANY = 1000
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """What became of a shard's records so far; each that was stopped is a line of ``stream``."""
 
     stream: IO[str]

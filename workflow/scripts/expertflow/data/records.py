@@ -5,17 +5,16 @@ plain text. Documents live in shards; every shard has a small JSON record that c
 later stages depend on that.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from expertflow.core.records import Record
 from expertflow.data.settings import SourceKind
 
 FileFormat = Literal["jsonl", "json", "csv", "tsv", "text", "parquet", "arrow"]
 Compression = Literal["gzip", "zstd"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LockedFile:
+class LockedFile(Record, frozen=True, kw_only=True):
     """A raw file as it was when the lock was taken."""
 
     path: str
@@ -25,8 +24,7 @@ class LockedFile:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceLock:
+class SourceLock(Record, frozen=True, kw_only=True):
     """What pins a source's content. ``revision`` is null for a hub source not yet resolved."""
 
     name: str
@@ -37,16 +35,14 @@ class SourceLock:
     files: tuple[LockedFile, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertLock:
+class ExpertLock(Record, frozen=True, kw_only=True):
     """All of an expert's sources, pinned when Snakemake parsed the workflow."""
 
     expert: str
     sources: tuple[SourceLock, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataFile:
+class DataFile(Record, frozen=True, kw_only=True):
     """A file of raw records on this machine.
 
     ``n_records`` is null where counting would mean reading it all once more. Of uncompressed JSONL
@@ -64,16 +60,14 @@ class DataFile:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Artefact:
+class Artefact(Record, frozen=True, kw_only=True):
     """A file or repository that a generator made beside its records, pinned by its content."""
 
     path: str
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRecord:
+class SourceRecord(Record, frozen=True, kw_only=True):
     """A source whose records are on this disk. ``artefacts`` are files that scoring needs.
 
     ``card_licence`` is what the data set's own card says. The manifest's licence is not here: it
@@ -90,8 +84,7 @@ class SourceRecord:
     artefacts: dict[str, Artefact]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardPlan:
+class ShardPlan(Record, frozen=True, kw_only=True):
     """Which part of a source one job prepares: part ``index`` of ``n_shards``."""
 
     source: str
@@ -100,8 +93,7 @@ class ShardPlan:
     n_shards: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetSource:
+class DatasetSource(Record, frozen=True, kw_only=True):
     """One line of the table of data sets."""
 
     name: str
@@ -115,8 +107,7 @@ class DatasetSource:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetManifest:
+class DatasetManifest(Record, frozen=True, kw_only=True):
     """An expert's data before preparation, and the jobs that will prepare it."""
 
     expert: str
@@ -125,8 +116,7 @@ class DatasetManifest:
     shards: tuple[ShardPlan, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
+class ToolCall(Record, frozen=True, kw_only=True):
     """A call that an assistant's turn makes; ``id`` as the data has it, if it has one."""
 
     name: str
@@ -134,8 +124,7 @@ class ToolCall:
     id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class Turn(Record, frozen=True, kw_only=True):
     """One turn of a chat; ``learned`` ones are what the model learns to write.
 
     ``tool_call_id`` names the call that a tool's turn answers, where the data says so.
@@ -148,8 +137,7 @@ class Turn:
     tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Body:
+class Body(Record, frozen=True, kw_only=True):
     """What a document says: the turns of a chat with the tools it may call, or plain text."""
 
     turns: tuple[Turn, ...] = ()
@@ -169,8 +157,7 @@ class Segment(NamedTuple):
     learned: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class Layout(Record, frozen=True, kw_only=True):
     """How a model writes chats and texts.
 
     ``chat_template`` is Jinja; null where the model has none. ``problem`` says why chats cannot be
@@ -196,8 +183,7 @@ class Layout:
     text_special_tokens: Literal["plain", "reject", "allow"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardRecord:
+class ShardRecord(Record, frozen=True, kw_only=True):
     """A shard of documents.
 
     Rejected are records that are no document: a fault of the data, which has its limit. Filtered
@@ -216,8 +202,7 @@ class ShardRecord:
     rejected_examples: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DuplicateExample:
+class DuplicateExample(Record, frozen=True, kw_only=True):
     """A document that was dropped because an earlier one says the same."""
 
     dropped: str
@@ -226,8 +211,7 @@ class DuplicateExample:
     similarity: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceCounts:
+class SourceCounts(Record, frozen=True, kw_only=True):
     """What became of one source's records. ``n_train`` counts documents, not their repeats."""
 
     source: str
@@ -239,8 +223,7 @@ class SourceCounts:
     n_held_out: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentsRecord:
+class DocumentsRecord(Record, frozen=True, kw_only=True):
     """What became of every document: kept for training, held out, or dropped with a reason.
 
     ``keep_path`` is an Arrow table (source, shard, row, held_out, n_copies) in the order of the

@@ -1,8 +1,9 @@
 """Why a record becomes no document. Nothing is dropped without one of these."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 EXCERPT_CHARS = 80
 
@@ -29,8 +30,7 @@ class Filtered(Reject):
 
 
 # Not frozen: one is made for every record, and freezing would take a third of the reader's time.
-@dataclass(kw_only=True, slots=True)
-class RawRecord:
+class RawRecord(Struct, kw_only=True):
     """A raw item and where it stands; ``value`` is null when it could not be read.
 
     ``number`` counts from 1: the line of the file where the record starts, or its row.

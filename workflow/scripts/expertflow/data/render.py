@@ -12,9 +12,10 @@ template as a whole gives.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern

@@ -15,9 +15,9 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 
 PLUGINS = (
     *("ArtifactoryDetector", "AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector"),
@@ -60,8 +60,7 @@ _PSEUDONYM = re.compile(r"person-[0-9a-f]{12}@example\.org")
 _KEY = b"expertflow e-mail"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Detector:
+class Detector(Record, frozen=True, kw_only=True):
     """A kind of credential: ``gates`` are found in every text that ``find`` would find it in."""
 
     kind: str

@@ -1,14 +1,16 @@
 """What the data stages are told: sources, checks, and when two documents count as one."""
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import field
+
+from expertflow.core.records import Record
 
 SourceKind = Literal["local", "hub", "git", "generated"]
 CheckName = Literal["sql", "json", "json_schema", "cypher", "typescript", "length", "language"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldCheck:
+class FieldCheck(Record, frozen=True, kw_only=True):
     """One check of one field of a source's records; which keys a check reads is in its name."""
 
     field: str
@@ -25,8 +27,7 @@ class FieldCheck:
     languages: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSpec:
+class SourceSpec(Record, frozen=True, kw_only=True):
     """One source of an expert's manifest; which keys a kind needs is checked by the schema."""
 
     name: str
@@ -66,24 +67,21 @@ class SourceSpec:
     max_documents: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FetchSpec:
+class FetchSpec(Record, frozen=True, kw_only=True):
     """Settings of ``fetch_source`` and ``generate_source``: which records there are."""
 
     source: SourceSpec
     preset: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignatureSpec:
+class SignatureSpec(Record, frozen=True, kw_only=True):
     """How a document is signed: MinHash over runs of ``n_words`` words."""
 
     n_words: int
     n_permutations: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NearSpec(SignatureSpec):
+class NearSpec(SignatureSpec, frozen=True, kw_only=True):
     """When two documents are nearly equal.
 
     ``threshold`` is the share of runs that both have, 0-1 (Jaccard), as ``n_permutations`` hashes
@@ -93,8 +91,7 @@ class NearSpec(SignatureSpec):
     threshold: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkSpec:
+class BenchmarkSpec(Record, frozen=True, kw_only=True):
     """A file that must not be trained on.
 
     ``text`` is the template of what must not occur, ``n_words`` the length of a run of words that
@@ -107,8 +104,7 @@ class BenchmarkSpec:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareSpec:
+class PrepareSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_shard``."""
 
     source: SourceSpec
@@ -120,8 +116,7 @@ class PrepareSpec:
     benchmarks: tuple[BenchmarkSpec, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeduplicateSpec:
+class DeduplicateSpec(Record, frozen=True, kw_only=True):
     """Settings of ``deduplicate_documents``. Null limits keep all.
 
     ``weights`` by source: the share of its documents that is kept, or how often training sees them.

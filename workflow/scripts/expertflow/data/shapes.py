@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import to_json
 from expertflow.data.messages import read_tools, read_turns
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
@@ -252,7 +253,7 @@ def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
         for turn in body.turns
     ]
     texts = tuple(turn.content for turn in body.turns if turn.content)
-    return orjson.dumps({"turns": turns, "tools": body.tools}), texts
+    return orjson.dumps({"turns": turns, "tools": body.tools}, default=to_json), texts
 
 
 def body_of(frame: bytes, texts: Sequence[str]) -> Body:

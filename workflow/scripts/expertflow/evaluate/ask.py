@@ -3,11 +3,13 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import TypeVar
 
+from msgspec import field
+
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout, Segment
 from expertflow.data.reject import Reject
@@ -27,8 +29,7 @@ Pair = tuple[list[int], list[int]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Record, frozen=True):
     """One held-out document, ready to be asked.
 
     A pair is what is given and what follows it, as training lays it out. ``reference`` has all that
@@ -43,16 +44,14 @@ class Held:
     options: dict[str, Pair] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
+class Questions(Record, frozen=True):
     """Those that are reported, and those that only choose among checkpoints."""
 
     reported: list[Held]
     selection: list[Held]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Record, frozen=True):
     """A document cut into what a model is given and what it should write last."""
 
     document: Document
@@ -69,8 +68,7 @@ class _Asked:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
+class _Laid(Record, frozen=True):
     """A question with its answer, any answer and the options, each as training would lay it out."""
 
     asked: _Asked

@@ -7,9 +7,10 @@ of what they say. It is a memory, no result: without it nothing but the comparis
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import (
@@ -20,7 +21,7 @@ from expertflow.core.files import (
     write_text,
 )
 from expertflow.core.locks import try_lock
-from expertflow.core.records import from_json, to_json
+from expertflow.core.records import Record, from_json, to_json
 from expertflow.evaluate.records import Decoding, EarlierRun, Example, Verdict
 from expertflow.evaluate.statistics import paired_change
 
@@ -29,8 +30,7 @@ N_KEPT = 50
 HASH_CHARS = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Asked(Record, frozen=True, kw_only=True):
     """How questions were asked and judged. ``artefacts`` are hashes of what scoring read."""
 
     task: str
@@ -42,8 +42,7 @@ class Asked:
     artefacts: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noted:
+class Noted(Record, frozen=True, kw_only=True):
     """What an evaluation found, by question. ``how`` has to be the same for two to be compared."""
 
     evaluated_at: str

@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import earlier, lm_eval_hook
@@ -54,8 +56,7 @@ from expertflow.train.records import TrainingRecord
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class Case(Record, frozen=True, kw_only=True):
     """What is evaluated, and what it is evaluated on.
 
     ``load`` takes a folder of trained weights, or null for the base model.

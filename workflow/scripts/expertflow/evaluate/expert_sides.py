@@ -5,12 +5,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import field
 
+from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate import generate
 from expertflow.evaluate.ask import Held
@@ -77,8 +78,7 @@ class Models:
             torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True, slots=True)
-class Speaker:
+class Speaker(Record, frozen=True):
     """What turns ids into text and ends an answer."""
 
     engine: Engine
@@ -95,8 +95,7 @@ class Speaker:
         return self.engine.special_id(self.layout.text_end)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class Said(Record, frozen=True, kw_only=True):
     """What a model answered. Options that are chosen by likelihood are no generated tokens.
 
     ``n_cut_off`` leaves out what was not asked.
@@ -109,8 +108,7 @@ class Said:
     n_cut_off: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Outcome(Record, frozen=True, kw_only=True):
     """What one model did; ``reference_losses`` are nats a token on each question's reference."""
 
     side: EvaluationSide
@@ -120,8 +118,7 @@ class Outcome:
     reference_losses: list[float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asker:
+class Asker(Record, frozen=True, kw_only=True):
     """Asks models in turn; ``hindrance`` is the reason why answers cannot be scored here."""
 
     models: Models

@@ -9,7 +9,6 @@ import random
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from transformers import (
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.progress import Progress
+from expertflow.core.records import Record
 from expertflow.evaluate.ask import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding
 from expertflow.tokens.engine import Encoder
@@ -42,8 +42,7 @@ PLAIN_ATTENTION = "eager"
 MARGIN_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Record, frozen=True):
     """What a model wrote, without thoughts and without what ended it.
 
     ``n_tokens`` counts all that it wrote. ``ended`` is false where it had no room to go on.

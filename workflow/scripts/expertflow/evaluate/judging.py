@@ -6,17 +6,18 @@ the square of their number, and no parser's error recovery promises a time.
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate import judging_worker
 from expertflow.evaluate.apart.worker import Worker
 from expertflow.evaluate.records import Verdict
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class Judged(Record, frozen=True, kw_only=True):
     """One prediction, and the further texts that its judge takes, by their names."""
 
     document_id: str
@@ -24,8 +25,7 @@ class Judged:
     texts: dict[str, str | None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgingLimits:
+class JudgingLimits(Record, frozen=True, kw_only=True):
     """What judging one prediction may use."""
 
     cpu_s: int = 10

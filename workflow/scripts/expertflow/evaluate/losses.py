@@ -5,13 +5,13 @@ V vocabulary.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.ragged import offsets_of
 from expertflow.train.feed.batches import Batch, Buffers, Collator
@@ -19,8 +19,7 @@ from expertflow.train.model.loss import chunk_rows, targets_of
 from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentLosses:
+class DocumentLosses(Record, frozen=True):
     """Summed loss in nats, and number of targets, of each document in the order of the rows.
 
     A document that was cut over several rows counts once for each.

@@ -1,7 +1,10 @@
 """What evaluation says: the model before and after training, on documents it never saw."""
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import field
+
+from expertflow.core.records import Record
 
 Task = Literal[
     "held_out_loss",
@@ -29,8 +32,7 @@ TASK_FIELDS: dict[str, frozenset[str]] = {
 Change = Literal["better", "worse", "no measurable change"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decoding:
+class Decoding(Record, frozen=True, kw_only=True):
     """How answers are written, here and by those who load the exported expert.
 
     ``temperature`` 0 is greedy; ``top_k`` 0 keeps all tokens; each of ``stop`` ends an answer
@@ -43,8 +45,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeSpec:
+class JudgeSpec(Record, frozen=True, kw_only=True):
     """A model behind an OpenAI-compatible endpoint that compares answers before and after.
 
     The key is read from the environment variable ``api_key_env``; it is never written anywhere.
@@ -61,8 +62,7 @@ class JudgeSpec:
     usd_per_million_output_tokens: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LmEvalSpec:
+class LmEvalSpec(Record, frozen=True, kw_only=True):
     """Tasks of lm-evaluation-harness, run on both models where it is installed."""
 
     tasks: tuple[str, ...]
@@ -70,8 +70,7 @@ class LmEvalSpec:
     limit: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationSpec:
+class EvaluationSpec(Record, frozen=True, kw_only=True):
     """Settings of ``evaluate_expert``.
 
     ``fields`` names the record fields a task reads, by the task's own argument names (for
@@ -96,8 +95,7 @@ class EvaluationSpec:
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
+class Example(Record, frozen=True, kw_only=True):
     """One held-out question: what the model sees, what it should say, and what scoring needs."""
 
     document_id: str
@@ -106,8 +104,7 @@ class Example:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(Record, frozen=True, kw_only=True):
     """How one prediction was judged. ``kind`` is ``correct`` or the kind of error."""
 
     correct: bool
@@ -120,8 +117,7 @@ def wrong_verdict(kind: str, detail: str = "") -> Verdict:
     return Verdict(correct=False, kind=kind, detail=detail)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskScore:
+class TaskScore(Record, frozen=True, kw_only=True):
     """A task's metric over the held-out examples, with its 95 % Wilson interval."""
 
     metric: str
@@ -133,8 +129,7 @@ class TaskScore:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationSide:
+class EvaluationSide(Record, frozen=True, kw_only=True):
     """One model: the base model (before) or the expert (after).
 
     Intervals of loss (nats a target) and perplexity are 95 % bootstrap intervals over documents;
@@ -153,8 +148,7 @@ class EvaluationSide:
     n_cut_off: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairedChange:
+class PairedChange(Record, frozen=True, kw_only=True):
     """One side less the other on the same ``n`` questions or documents, by paired bootstrap.
 
     ``change`` is the word for it: an interval that holds zero is no measurable change, nor is one
@@ -168,8 +162,7 @@ class PairedChange:
     change: Change
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CandidateScore:
+class CandidateScore(Record, frozen=True, kw_only=True):
     """A kept checkpoint on the questions of the selection. ``published`` marks the chosen one."""
 
     step: int
@@ -178,8 +171,7 @@ class CandidateScore:
     published: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
+class Published(Record, frozen=True, kw_only=True):
     """The weights that are exported: which step's, where they are, and why these.
 
     ``candidates`` were asked ``n_questions`` questions that the reported scores leave out; empty
@@ -194,8 +186,7 @@ class Published:
     candidates: tuple[CandidateScore, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineScore:
+class BaselineScore(Record, frozen=True, kw_only=True):
     """What answering without a model scores. ``change`` is the expert less the baseline."""
 
     name: str
@@ -204,8 +195,7 @@ class BaselineScore:
     change: PairedChange | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierRun:
+class EarlierRun(Record, frozen=True, kw_only=True):
     """The newest evaluation before this one of other weights, if one asked the same questions.
 
     It was by the same task, metric and decoding. ``n_shared_questions`` of its questions were asked
@@ -220,8 +210,7 @@ class EarlierRun:
     change: PairedChange | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeResult:
+class JudgeResult(Record, frozen=True, kw_only=True):
     """Pairwise verdicts of a judge: each pair was shown twice, with positions swapped.
 
     A verdict counts only if both orders agree; otherwise it is a tie, counted in ``n_inconsistent``
@@ -247,8 +236,7 @@ class JudgeResult:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LmEvalScore:
+class LmEvalScore(Record, frozen=True, kw_only=True):
     """One metric of a task of lm-evaluation-harness, with its standard error."""
 
     task: str
@@ -259,8 +247,7 @@ class LmEvalScore:
     after_stderr: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationSample:
+class EvaluationSample(Record, frozen=True, kw_only=True):
     """One example shown to the reader of the report.
 
     ``reference_loss`` is the expert's own loss on the reference, in nats a token.
@@ -277,8 +264,7 @@ class EvaluationSample:
     reference_loss: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRecord:
+class EvaluationRecord(Record, frozen=True, kw_only=True):
     """Before and after, on documents that training provably never saw.
 
     ``n_documents_shared_with_training`` is counted afresh from the split, and must be 0;

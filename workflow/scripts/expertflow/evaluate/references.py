@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout
 from expertflow.evaluate.ask import examples
@@ -25,8 +25,7 @@ N_LAID_OUT = 100
 Judge = Callable[[Sequence[Example], Sequence[str]], list[Verdict]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judgeable:
+class Judgeable(Record, frozen=True, kw_only=True):
     """Documents that can be asked, and what was left out for them. ``reason`` is of the first."""
 
     documents: list[Document]

@@ -7,12 +7,12 @@ which field of a record holds it, so any data set can serve a task without being
 import platform
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate.graph import engine as graph
 from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
 from expertflow.evaluate.judging import Judged, judge_apart
@@ -38,8 +38,7 @@ METRICS: dict[Task, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Case:
+class _Case(Record, frozen=True, kw_only=True):
     """One example and what the model wrote, with the settings that are the same for all."""
 
     example: Example

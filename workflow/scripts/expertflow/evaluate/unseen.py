@@ -5,11 +5,13 @@ Held-out documents are kept in memory; those of training pass by once, however m
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
+from expertflow.core.records import Record
 from expertflow.data.documents import Document, iter_documents, normalised
 from expertflow.data.keep_list import read_keep
 from expertflow.data.records import Body, ShardRecord
@@ -23,8 +25,7 @@ from expertflow.train.records import TrainingRecord
 N_TRAINING_EXAMPLES = 2_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unseen:
+class Unseen(Record, frozen=True, kw_only=True):
     """The held-out documents, and a seeded sample of those that were trained on.
 
     ``n_shared_questions`` held-out documents have a question that is trained on as well.
@@ -112,8 +113,7 @@ def sampled(documents: Iterator[Document], n: int, seed: int) -> list[Document]:
     return heapq.nsmallest(n, documents, key=seeded_key(seed))
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct):
     """Hashes of held-out documents, and which of them training documents share.
 
     ``text_hash`` goes by the fields that a source is told apart by; a document's whole content is

@@ -6,13 +6,13 @@ The text is one template. Every value in it is escaped unless it is marked as Ma
 import html
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
 from expertflow.export.licences import Licensed, conflicts, hub_licence, only_licence, remarks
@@ -42,8 +42,7 @@ class Markdown(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CardInputs:
+class CardInputs(Record, frozen=True, kw_only=True):
     """The records of one run; ``code`` is the digest of the code that exports."""
 
     spec: ExportSpec
@@ -68,8 +67,7 @@ class CardInputs:
         return self.datasets.preset == "demo"
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Record, frozen=True):
     """What the export itself did. ``licence_files`` are the base's own, beside the weights."""
 
     record: ExportRecord

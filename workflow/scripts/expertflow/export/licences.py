@@ -5,7 +5,8 @@ here, and whatever may bind is said.
 """
 
 import re
-from dataclasses import dataclass
+
+from expertflow.core.records import Record
 
 # What names of licences, as ``normal`` writes them, say themselves: cc-by-nc-sa-4.0, gpl-3.0 …
 TERMS = {
@@ -53,8 +54,7 @@ ATTRIBUTION = re.compile(r"\bby\b")
 SEVERAL = re.compile(r"[,;/]|\s(?:and|or)\s", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Licensed:
+class Licensed(Record, frozen=True, kw_only=True):
     """Something the model was made from: its base or a source of data. Null: nothing is stated."""
 
     name: str

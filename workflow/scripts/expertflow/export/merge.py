@@ -3,7 +3,6 @@
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from expertflow.core.files import replacing, sha256_file, sha256_json
+from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.records import Published
 from expertflow.export.merge_check import (
@@ -45,8 +45,7 @@ MAX_SHARD = "5GB"
 CARD = "README.md"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
+class Trained(Record, frozen=True, kw_only=True):
     """The weights to export, and what they were trained on.
 
     ``load`` gives the model in fp32, and ``folder`` holds its files; ``rows`` are held out.

@@ -1,13 +1,13 @@
 """Compare the trained model with the files that were written, on held-out rows."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import Record
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.heldout import held_out_loss
 from expertflow.train.model.packed import PackedLoss, causal_lm
@@ -31,8 +31,7 @@ ROUNDING_LOGIT_DIFFERENCE = 0.1  # of the largest logit
 HALF_TYPES = ("bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Record, frozen=True):
     """What a model says to the same rows; one tensor of logits [T, V] for each probe."""
 
     loss: float
@@ -40,8 +39,7 @@ class Said:
     logits: tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Record, frozen=True, kw_only=True):
     """How far the written files are from the trained model, and how far they might have been.
 
     Losses are in nats a target; differences of logits are absolute.

@@ -1,13 +1,14 @@
 """What export says: the model as people will load it."""
 
-from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import field
+
+from expertflow.core.records import Record
 from expertflow.evaluate.records import Decoding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportSpec:
+class ExportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
 
     ``hub_datasets`` names, by source, the data sets that lie on the hub, for the model card;
@@ -22,8 +23,7 @@ class ExportSpec:
     system_prompt: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportRecord:
+class ExportRecord(Record, frozen=True, kw_only=True):
     """A model on disk, merged if an adapter was trained (null ``merged_into``: no adapter).
 
     Losses, in nats a target over some held-out rows, and logits compare the trained model with the

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
@@ -29,8 +29,7 @@ HELP = "/reset forgets the chat, /quit leaves, Ctrl-C ends an answer"
 Show = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Expert:
+class Expert(Record, frozen=True):
     """A model with what it needs to answer, and the system prompt of its training."""
 
     name: str

@@ -1,8 +1,11 @@
 """What does not change about the cards while they are watched."""
 
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import fields, replace
+
+from expertflow.core.records import Record
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import MonitorRecord
 
@@ -24,8 +27,7 @@ OTHERWISE = {
 _RECORD = {f.name for f in fields(MonitorRecord)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
+class Card(Record, frozen=True, kw_only=True):
     """The first visible card, and how many there are; ``unavailable`` says why a figure is null."""
 
     gpu_name: str | None = None

@@ -9,9 +9,11 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
+
+from msgspec import NODEFAULT
+from msgspec.structs import fields
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import read_json_lines
@@ -25,9 +27,7 @@ from expertflow.hardware.summary import summarise
 
 LONGEST_NAP_S = 0.2
 _OPTIONAL = {
-    f.name: f.default if f.default is not MISSING else {}
-    for f in fields(GpuSample)
-    if f.default is not MISSING or f.default_factory is not MISSING
+    f.name: {} if f.default is NODEFAULT else f.default for f in fields(GpuSample) if not f.required
 }
 Watcher = Callable[[GpuSample, Card], None]
 

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
+from expertflow.core.records import Record
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.visible import MIG_MODE, gpu_index, visible_gpus
 
@@ -15,8 +15,7 @@ NO_DRIVER = "no NVIDIA driver on this machine"
 SIMULATED = "SIMULATED"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpus:
+class Gpus(Record, frozen=True, kw_only=True):
     """The cards that a job sees; ``reason`` where there are none."""
 
     devices: tuple[Device, ...] = ()

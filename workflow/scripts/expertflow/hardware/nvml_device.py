@@ -6,11 +6,11 @@ fails for once (a timeout, a card in reset) is null in that reading only, and co
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import pynvml
+from msgspec import Struct, field
 
 from expertflow.hardware.nvml_gpm import METRICS, Gpm, is_supported
 
@@ -53,8 +53,7 @@ LIMITS = {
 }
 
 
-@dataclass(slots=True)
-class Device:
+class Device(Struct):
     """One card. ``unavailable`` holds what it never tells, ``lost`` what it failed to tell."""
 
     index: int

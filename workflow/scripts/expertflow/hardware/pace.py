@@ -4,9 +4,10 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 # Asked for: at least 20 readings an epoch, from once a second to ten times. Readings come late on a
 # busy machine and epochs differ, so a fifth more are planned (judgement).
@@ -14,8 +15,7 @@ SLOW_S, FAST_S, WANTED, SPARE = 1.0, 0.1, 20, 1.2
 TAIL_BYTES = 1 << 14
 
 
-@dataclass(slots=True)
-class Pace:
+class Pace(Struct):
     """Chooses the time to the next reading.
 
     ``configured_s`` is kept to whatever happens. Else ``steps`` is the log that the trainer writes,

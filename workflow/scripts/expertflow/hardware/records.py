@@ -1,11 +1,13 @@
 """What a machine is, and what was seen of it while something ran."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import field
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuFacts:
+from expertflow.core.records import Record
+
+
+class GpuFacts(Record, frozen=True, kw_only=True):
     """A card as a planner sees it. Null where no source gives the figure.
 
     ``peak_*`` are dense figures, without sparsity. ``sources`` says of each known figure, by its
@@ -25,8 +27,7 @@ class GpuFacts:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stats:
+class Stats(Record, frozen=True, kw_only=True):
     """Spread of a sampled quantity."""
 
     mean: float
@@ -37,8 +38,7 @@ class Stats:
     p95: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSample:
+class GpuSample(Record, frozen=True, kw_only=True):
     """One reading. ``utilization_percent`` means "some kernel was running", no more.
 
     ``tensor_active_percent`` and ``sm_active_percent`` are the card's own counters (GPM) over the
@@ -76,8 +76,7 @@ class GpuSample:
     lost: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MonitorRecord:
+class MonitorRecord(Record, frozen=True, kw_only=True):
     """A monitored stretch of time. ``unavailable`` maps a null figure to its reason.
 
     ``configured_interval_s`` is null where the monitor chose its own. ``temperature_limits_c`` are
@@ -132,8 +131,7 @@ class MonitorRecord:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSeen:
+class GpuSeen(Record, frozen=True, kw_only=True):
     """A card as its driver describes it. ``index`` is NVML's, in the order of the bus.
 
     bf16 and TF32 follow from the compute capability: tensor cores have both from 8.0 on.
@@ -153,8 +151,7 @@ class GpuSeen:
     unavailable: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScratchFacts:
+class ScratchFacts(Record, frozen=True, kw_only=True):
     """A place where a copy of the rows could lie. ``asked_by`` says why it was looked at.
 
     ``read_bytes_per_s`` is measured, one stream in order; ``read_method`` says how, or why not.
@@ -171,8 +168,7 @@ class ScratchFacts:
     read_method: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineFacts:
+class MachineFacts(Record, frozen=True, kw_only=True):
     """A machine as a job on it may use it.
 
     ``n_cpus_usable`` is the least of affinity and cgroup quota, ``ram_usable_bytes`` of the memory

@@ -3,9 +3,10 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.hardware.assess import assess
 from expertflow.hardware.card import OTHERWISE, Card

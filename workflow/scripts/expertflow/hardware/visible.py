@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from expertflow.core.records import Record
 
 HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 MIG = "CUDA_VISIBLE_DEVICES names a MIG instance; its share of a card is not watched"
@@ -11,8 +12,7 @@ MIG_MODE = "the card is in MIG mode; a share of a card is not watched"
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visible:
+class Visible(Record, frozen=True, kw_only=True):
     """Indexes of cards in the order of the job; ``reason`` where there are none."""
 
     indexes: tuple[int, ...]

@@ -5,8 +5,8 @@ from documents, dollars from hours, a total from its parts. Our own figures are 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.plan.claim_figures import check_figures, parse_duration
 from expertflow.plan.cost_records import Claim, ClaimCheck, CostPlan
 
@@ -16,8 +16,7 @@ TOLERANCE = 0.1
 EXACT = 1e-6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
+class Speed(Record, frozen=True, kw_only=True):
     """What a plan knows of one card: model FLOPs a token, its peak, and its own prediction."""
 
     hardware: str

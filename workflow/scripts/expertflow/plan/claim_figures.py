@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import fields
+
+from msgspec.structs import fields
 
 from expertflow.core.errors import ConfigError
 from expertflow.plan.cost_records import Claim

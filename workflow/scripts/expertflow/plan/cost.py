@@ -11,10 +11,10 @@ once. Its band is the quartiles of the steps and 5 %.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.arithmetic import check_cost, time_words
 from expertflow.plan.cost_records import Calibration, CostPlan
@@ -25,8 +25,7 @@ MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
 CALIBRATED_BAND = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(Record, frozen=True, kw_only=True):
     """What a run does, however fast; FLOPs are those of all steps together."""
 
     flops_model: float
@@ -62,8 +61,7 @@ class Work:
         return sum(step % self.save_steps != 0 for step in due)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
+class Price(Record, frozen=True, kw_only=True):
     """Dollars an hour of all cards together, and when they were seen."""
 
     usd_per_hour: float | None

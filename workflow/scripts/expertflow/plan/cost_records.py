@@ -1,13 +1,12 @@
 """What a run should take: time, money, memory, and what others said that it takes."""
 
-from dataclasses import dataclass
+from expertflow.core.records import Record
 
 # Of a card's memory, what a prediction may fill; a judgement, as no card has confirmed one.
 USABLE_FRACTION = 0.92
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class Claim(Record, frozen=True, kw_only=True):
     """What somebody says a run takes, in the words of their log; null where nothing is said.
 
     ``duration`` is a text such as ``46:47``, ``parts_hours`` what a total is said to be made of.
@@ -38,16 +37,14 @@ class Claim:
     warmup_steps_min: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HardwareChoice:
+class HardwareChoice(Record, frozen=True, kw_only=True):
     """So many cards of one kind, to be compared with others."""
 
     name: str
     n_gpus: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
+class Calibration(Record, frozen=True, kw_only=True):
     """What a short run of the same plan on the same card took.
 
     ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles;
@@ -76,8 +73,7 @@ class Calibration:
     peak_memory_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostPlan:
+class CostPlan(Record, frozen=True, kw_only=True):
     """What a run should cost. Hours and dollars are null where speed or price is unknown.
 
     The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
@@ -104,8 +100,7 @@ class CostPlan:
     billing_minutes: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HardwareOption:
+class HardwareOption(Record, frozen=True, kw_only=True):
     """What the same work should take on other hardware.
 
     ``remark`` says what is unknown, or why it does not fit. ``usd_per_hour`` is the price of all
@@ -128,8 +123,7 @@ class HardwareOption:
     remark: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimCheck:
+class ClaimCheck(Record, frozen=True, kw_only=True):
     """A claim held against its own arithmetic: what it says, and what follows from its numbers."""
 
     text: str
@@ -137,8 +131,7 @@ class ClaimCheck:
     finding: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryParts:
+class MemoryParts(Record, frozen=True, kw_only=True):
     """Of what the predicted peak consists, in bytes; they add up to it.
 
     ``step_bytes`` are activations, gradients in flight and the loss at the worst moment.
@@ -150,8 +143,7 @@ class MemoryParts:
     reserve_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryLine:
+class MemoryLine(Record, frozen=True, kw_only=True):
     """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
 
     ``step_bytes`` are activations, gradients in flight and the loss at the worst moment, at each of
@@ -168,8 +160,7 @@ class MemoryLine:
     step_bytes: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryTrace:
+class MemoryTrace(Record, frozen=True, kw_only=True):
     """What a step without data or device showed.
 
     ``precision`` is the one that was traced; fp16 takes as many bytes as bf16. Where no step could

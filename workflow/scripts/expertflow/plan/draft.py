@@ -1,6 +1,6 @@
 """A plan in the making: what it is made of, and the reasons so far."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import Calibration, MemoryParts, MemoryTrace
@@ -10,8 +10,7 @@ from expertflow.plan.records import ModelFacts, PlanSpec, Reason
 from expertflow.tokens.records import PackingRecord
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """What the plan is made of, and the reasons collected on the way."""
 
     expert: str

@@ -20,8 +20,7 @@ micro-batch, and what the lowest layer under an adapter is spared.
 Source: checked in tests against torch's FlopCounterMode.
 """
 
-from dataclasses import dataclass
-
+from expertflow.core.records import Record
 from expertflow.plan.records import LoraSpec, ModelFacts, Reason
 
 # Types of model by their MLP, as transformers builds them.
@@ -34,8 +33,7 @@ CONVENTION = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlopsPerToken:
+class FlopsPerToken(Record, frozen=True, kw_only=True):
     """FLOPs per token without padding: of the model, and as the hardware executes them."""
 
     model: float

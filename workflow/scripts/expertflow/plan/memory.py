@@ -13,10 +13,10 @@ Processes that hold shares of the model divide model and optimizer among them, t
 each gathers whole for a moment (a layer, the embeddings) is not counted.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from expertflow.core.format import GIB
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import MemoryLine, MemoryParts, MemoryTrace
 from expertflow.plan.flops import linear_weights
@@ -34,8 +34,7 @@ GRADIENT_BYTES = 4
 MOMENT_BYTES: dict[Optim, int] = {"adamw_torch_fused": 8, "adamw_torch": 8, "adamw_8bit": 2}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerBytes:
+class LayerBytes(Record, frozen=True, kw_only=True):
     """Bytes per token, layer and unit of width: all kept, checkpointed, one layer at its peak."""
 
     kept: int
@@ -49,8 +48,7 @@ ADAPTER = LayerBytes(kept=78, checkpointed=2, at_peak=122)
 DORA = LayerBytes(kept=117, checkpointed=2, at_peak=172)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(Record, frozen=True, kw_only=True):
     """A micro-batch forward and backward, as far as its bytes depend on it.
 
     ``n_shares`` is the number of processes that the model is shared out to.

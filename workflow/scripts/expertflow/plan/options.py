@@ -5,9 +5,11 @@ are taken to share the work perfectly, which they do not: the remark says so.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, HardwareError
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import Price, peak_flops_per_s, price_of, prior_hours
 from expertflow.plan.cost_records import USABLE_FRACTION, HardwareOption
@@ -21,8 +23,7 @@ from expertflow.plan.work import work_of
 KERNEL_MAJOR = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class Fit(Record, frozen=True, kw_only=True):
     """How the work would be laid out on other hardware; ``fits`` is null where nobody knows."""
 
     fits: bool | None

@@ -5,9 +5,10 @@ predicted for the old one is dropped, not kept. What a manifest may not ask for 
 """
 
 import math
-from dataclasses import fields, replace
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec.structs import fields, replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.plan.flops import adapter_weights, flops_per_token

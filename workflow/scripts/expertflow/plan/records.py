@@ -1,8 +1,8 @@
 """What the plan says: every setting resolved, each with its reason, and what it should cost."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import (
     Claim,
@@ -20,8 +20,7 @@ Parallel = Literal["ddp", "fsdp"]
 Tracker = Literal["none", "tensorboard", "wandb"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class ModelFacts(Record, frozen=True, kw_only=True):
     """Shape of a dense decoder, as its config.json gives it.
 
     ``n_mlp_matrices`` is 3 where the MLP of a layer is gated, 2 where it is plain.
@@ -39,8 +38,7 @@ class ModelFacts:
     n_mlp_matrices: int = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraSpec:
+class LoraSpec(Record, frozen=True, kw_only=True):
     """Adapter settings, as peft names them."""
 
     r: int
@@ -51,8 +49,7 @@ class LoraSpec:
     use_rslora: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanSpec:
+class PlanSpec(Record, frozen=True, kw_only=True):
     """Training settings as the manifest gives them; null means ``auto``."""
 
     method: Literal["full", "lora", "qlora"]
@@ -127,8 +124,7 @@ class PlanSpec:
     tuned: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
+class Reason(Record, frozen=True, kw_only=True):
     """Why a setting has its value, and which one the set-up that this expert replaces had."""
 
     setting: str
@@ -142,8 +138,7 @@ def make_reason(setting: str, value: object, because: str) -> Reason:
     return Reason(setting=setting, value=str(value), because=because)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderPlan:
+class LoaderPlan(Record, frozen=True, kw_only=True):
     """What brings batches to the trainer. It decides how fast they come, never what they hold.
 
     ``n_prefetch_batches`` is what the thread makes at a time, or what each worker has in hand; 0 if
@@ -156,8 +151,7 @@ class LoaderPlan:
     persistent_workers: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainPlan:
+class TrainPlan(Record, frozen=True, kw_only=True):
     """Settings of a training run, all resolved.
 
     ``may_halve_micro_batch``: whether a run that is out of memory may go on with half of it and

@@ -5,8 +5,9 @@ readings that change from minute to minute belong to the preflight of the traini
 """
 
 import math
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.gpu_table import gpu_by_name

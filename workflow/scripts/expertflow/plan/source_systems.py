@@ -4,7 +4,7 @@ A manifest names its set-up in ``system``, as ``"B: repository model, RTX 2060 6
 are those of their scripts and logs; what none of them says is left out.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from expertflow.plan.records import Reason
 

@@ -1,9 +1,11 @@
 """Take over what a search found fastest, where it is of this run and left open there."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from expertflow.core.records import Record
 from expertflow.plan.cost_records import MemoryTrace
 from expertflow.plan.draft import Draft
 from expertflow.plan.records import LoraSpec, PlanSpec, Reason, TrainPlan
@@ -20,8 +22,7 @@ REASONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tuning:
+class Tuning(Record, frozen=True, kw_only=True):
     """A search's record, and what it takes to plan by it.
 
     ``cpu`` names the processor of this machine, null where unknown or of no matter. ``trace``
@@ -33,8 +34,7 @@ class Tuning:
     trace: Callable[[str], MemoryTrace | None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
+class Chosen(Record, frozen=True, kw_only=True):
     """Settings of a plan with those of a search in the place of what was left open."""
 
     spec: PlanSpec

@@ -1,11 +1,11 @@
 """What a search for the fastest settings found; the plan reads it where a manifest names it."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from expertflow.core.records import Record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TunedSettings:
+
+class TunedSettings(Record, frozen=True, kw_only=True):
     """What was searched. All choices have the same global batch, so they learn the same."""
 
     micro_batch_size: int
@@ -18,8 +18,7 @@ class TunedSettings:
     n_workers: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuningTrial:
+class TuningTrial(Record, frozen=True, kw_only=True):
     """One choice of settings, and what became of it.
 
     ``predicted_peak_bytes`` is null where nothing could be predicted, as on a CPU. ``tokens_per_s``
@@ -37,8 +36,7 @@ class TuningTrial:
     n_timed_steps: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuningRecord:
+class TuningRecord(Record, frozen=True, kw_only=True):
     """tuning.json. ``key`` names what it holds for: card, model, method, row length, batch.
 
     ``best`` is null where nothing could be run. ``default`` is what the plan would choose by itself

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import DataError
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import Record, read_record, write_record
 
 # Longer transfers than the last ones are likely: networks vary.
 MARGIN = 1.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class Session(Record, frozen=True, kw_only=True):
     """A stretch of paid time, as Unix times."""
 
     start_s: float
@@ -25,8 +25,7 @@ class Session:
         return max(0.0, self.end_s - self.start_s) / 3600 * self.usd_per_hour
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger:
+class Ledger(Record, frozen=True, kw_only=True):
     """All sessions that count towards one budget."""
 
     sessions: tuple[Session, ...] = ()

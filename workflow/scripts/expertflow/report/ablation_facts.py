@@ -5,11 +5,10 @@ two variants then bends no step, and the steps of a ladder multiply to the whole
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import from_json
+from expertflow.core.records import Record, from_json
 from expertflow.report import format as f
 from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
 
@@ -26,8 +25,7 @@ NOTABLE = 1.03
 AGREE_FRACTION = 0.01
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(Record, frozen=True, kw_only=True):
     """A bar of a waterfall. Speeds are null where a rung was not measured.
 
     ``before`` is the speed of the rung that was measured before it; ``factor`` null at the first.
@@ -44,8 +42,7 @@ class Step:
     is_plan: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ladder:
+class Ladder(Record, frozen=True, kw_only=True):
     """The way from the first rung up to the plan; ``whole`` compares the plan with ``start``."""
 
     name: str

@@ -5,8 +5,8 @@ and an unknown price no cost.
 """
 
 import math
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import billed_hours
 from expertflow.plan.records import TrainPlan
@@ -17,16 +17,14 @@ MEASURED_PEAK = "measured matmul on this card"
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class Figure(Record, frozen=True, kw_only=True):
     """A derived number; exactly one of the two is null."""
 
     value: float | None = None
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
+class Peak(Record, frozen=True, kw_only=True):
     """What the card could do at the precision that was used, in dense FLOP/s."""
 
     flops_per_s: float | None = None

@@ -1,12 +1,13 @@
 """Everything the report is made from, bundled: one record of every stage, and two series."""
 
 import json
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import fields
+
 from expertflow.core.errors import DataError
-from expertflow.core.records import from_json, read_record
+from expertflow.core.records import Record, from_json, read_record
 from expertflow.data.records import DatasetManifest, DocumentsRecord
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.records import ExportRecord
@@ -21,8 +22,7 @@ from expertflow.train.records import KernelProfile, ModelRecord, StepRecord, Tra
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportPaths:
+class ReportPaths(Record, frozen=True, kw_only=True):
     """Where the records of one expert lie. The two series hold one JSON record a line."""
 
     datasets: Path
@@ -49,8 +49,7 @@ class ReportPaths:
         return cls(**{**records, **series, **profile})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportInputs:
+class ReportInputs(Record, frozen=True, kw_only=True):
     """What ``build_report`` reads, and nothing else. ``samples`` is empty where none was taken.
 
     ``preflight`` holds the readings that the training job took before it began; no two machines

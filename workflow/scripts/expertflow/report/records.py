@@ -1,11 +1,11 @@
 """What the report adds to the records it reads: findings and acceptance verdicts."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from expertflow.core.records import Record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+
+class Finding(Record, frozen=True, kw_only=True):
     """Something worth changing, with what was seen and where the threshold comes from.
 
     ``worth_usd`` is the price of time that was measured as lost: the most that a fix can save.
@@ -22,8 +22,7 @@ class Finding:
     worth_reason: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AcceptanceRule:
+class AcceptanceRule(Record, frozen=True, kw_only=True):
     """A bar of the manifest, over a dotted path of report.json."""
 
     path: str
@@ -31,8 +30,7 @@ class AcceptanceRule:
     value: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AcceptanceVerdict:
+class AcceptanceVerdict(Record, frozen=True, kw_only=True):
     """``not measured`` where the path holds null."""
 
     rule: str
@@ -40,8 +38,7 @@ class AcceptanceVerdict:
     value: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportSpec:
+class ReportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``build_report``."""
 
     expert: str

@@ -1,8 +1,8 @@
 """Sum a run up in one sentence: did it learn, was the time well spent, and what was lost."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from expertflow.core.records import Record
 from expertflow.report.format import (
     NBSP,
     duration,
@@ -31,8 +31,7 @@ from expertflow.report.learned import (
 Report = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answer(Record, frozen=True, kw_only=True):
     """What the evaluation says; ``unclear`` where chance alone may have made it."""
 
     learned: Literal["yes", "no", "unclear"]

@@ -1,11 +1,11 @@
 """Content to stage: a set of files under a key that follows from their hashes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import Record
 from expertflow.stage.records import Kind
 
 SPLITS = ("train", "held_out")
@@ -15,8 +15,7 @@ BESIDE = (".json", ".jinja", ".txt", ".model")
 N_KEY = 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Content:
+class Content(Record, frozen=True, kw_only=True):
     """Files below ``source`` by relative name, with their sizes. Links are followed."""
 
     kind: Kind

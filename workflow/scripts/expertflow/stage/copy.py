@@ -5,7 +5,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -13,14 +12,14 @@ from typing import TypeVar
 import xxhash
 
 from expertflow.core.files import sync_directory
+from expertflow.core.records import Record
 
 # Two buffers a thread: one is read and written while the other is hashed.
 CHUNK_BYTES, N_THREADS = 4 << 20, 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileHashes:
+class FileHashes(Record, frozen=True, kw_only=True):
     """Size and hashes of a source file, as it was read while it was copied."""
 
     n_bytes: int

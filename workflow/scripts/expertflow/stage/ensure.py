@@ -6,10 +6,12 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError
+from expertflow.core.records import Record
 from expertflow.stage.content import Content, read_content, weights_key
 from expertflow.stage.place import choose, note_in_place
 from expertflow.stage.records import Kind, Staged, StageSpec, StagingRecord
@@ -17,8 +19,7 @@ from expertflow.stage.records import Kind, Staged, StageSpec, StagingRecord
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Wanted(Record, frozen=True, kw_only=True):
     """Content by the folder that holds it and the key that names it."""
 
     kind: Kind
@@ -26,8 +27,7 @@ class Wanted:
     key: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class Places(Record, frozen=True, kw_only=True):
     """Where to read rows and weights from, and how that came about."""
 
     rows: Path

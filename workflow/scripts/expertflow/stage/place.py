@@ -1,9 +1,10 @@
 """Choose where to read from: in place, from memory, or from a copy on the fastest disk."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError
 from expertflow.hardware import disk

@@ -1,14 +1,14 @@
 """Settings of staging, and its record: from where training reads, and why."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from expertflow.core.records import Record
 
 AUTO = "auto"
 Kind = Literal["rows", "weights"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageSpec:
+class StageSpec(Record, frozen=True, kw_only=True):
     """Settings of ``stage_to_nvme``.
 
     ``scratch`` is a directory to copy to, ``auto`` to find out whether and where, or null to read
@@ -19,8 +19,7 @@ class StageSpec:
     weights: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Staged:
+class Staged(Record, frozen=True, kw_only=True):
     """Where rows or weights are read from, and why.
 
     ``key`` names the content. ``target`` is null where they are read in place; ``is_fallback``
@@ -46,8 +45,7 @@ class Staged:
     target_read_method: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StagingRecord:
+class StagingRecord(Record, frozen=True, kw_only=True):
     """The findings and doings of ``stage_to_nvme``; training repeats them where it runs."""
 
     expert: str

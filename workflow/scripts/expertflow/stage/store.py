@@ -18,14 +18,13 @@ import shutil
 import stat
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
 from expertflow.core.format import gb
-from expertflow.core.records import read_part, read_record, write_record
+from expertflow.core.records import Record, read_part, read_record, write_record
 from expertflow.stage.content import Content, key_of
 from expertflow.stage.copy import copy_files, hash_files
 
@@ -44,24 +43,21 @@ class NotStagedError(Exception):
     """A copy cannot be had here; what was to be copied is read where it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopiedFile:
+class CopiedFile(Record, frozen=True, kw_only=True):
     """A file of a copy as it has to be."""
 
     n_bytes: int
     xxh3_128: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Marker:
+class Marker(Record, frozen=True, kw_only=True):
     """The contents of a complete copy. ``id`` tells one copy of a key from the next."""
 
     id: str
     files: dict[str, CopiedFile]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Copy:
+class Copy(Record, frozen=True, kw_only=True):
     """A verified copy, which nobody removes until ``hold`` is closed.
 
     ``seconds`` is the time that it took to make, null for one that was there.

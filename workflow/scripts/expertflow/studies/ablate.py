@@ -1,10 +1,12 @@
 """Join the records of all variants to what every switch is worth here, beside what was claimed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import median
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.ablate_claims import judged, run_alike
 from expertflow.studies.estimate import IS_ONE, quotient
@@ -27,8 +29,7 @@ METHOD_NOTE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measured(Record, frozen=True, kw_only=True):
     """All that was measured: the records in the order of the variants, and what they are of."""
 
     expert: str

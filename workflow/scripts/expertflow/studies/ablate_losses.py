@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.variants import differences
 from expertflow.train.trial import TrialResult
@@ -20,8 +20,7 @@ SAME_UPDATES = 0.1
 LEARNS_OTHERWISE = {"method", "lora"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class Compared(Record, frozen=True, kw_only=True):
     """How far a variant's loss is from the plan's, and what explains so much."""
 
     differs: float | None

@@ -3,13 +3,14 @@
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_file
-from expertflow.core.records import read_part, read_record
+from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.stage.records import StagingRecord
@@ -35,8 +36,7 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate")
 Pair = tuple[TrialResult, TrialResult]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VariantJob:
+class VariantJob(Record, frozen=True, kw_only=True):
     """What to run, where its inputs are, and a place to work in, which is removed.
 
     ``shards`` and ``keep`` are there for documents that are tokenised in the loop, ``staging`` for

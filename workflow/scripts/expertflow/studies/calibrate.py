@@ -10,15 +10,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.files import read_json_lines, remove
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import Record, read_record, write_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.calibrated import calibration_key
@@ -37,8 +37,7 @@ EPOCHS_TIMED = 4
 NEVER_MINUTES = 1e9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationJob:
+class CalibrationJob(Record, frozen=True, kw_only=True):
     """What to run: a plan as it would be trained, its records and rows, and a place to work in.
 
     ``began_s`` is the performance counter when planning began, which a training does not do. What

@@ -4,8 +4,11 @@ A *variant* is the plan with some settings changed. It is timed against the plan
 that take turns, so that a machine that becomes slower does not make a switch look bad.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import field
+
+from expertflow.core.records import Record
 
 # Where a variant's rows come from: the plan's own rows; their documents, one a row, padded to the
 # longest of a batch; or documents that are tokenised in the training loop.
@@ -16,8 +19,7 @@ Metric = Literal["tokens_per_s", "hours", "read_speed"]
 PLAN = "plan"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
+class Variant(Record, frozen=True, kw_only=True):
     """One way to train: the plan, with ``training`` settings given by hand and other rows.
 
     ``name`` is one of a file; ``of`` names the ladder it is a rung of, null where it is a change of
@@ -37,8 +39,7 @@ class Variant:
     saves: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimedRatio:
+class ClaimedRatio(Record, frozen=True, kw_only=True):
     """What somebody said that a change is worth.
 
     ``of`` and ``to`` name variants, or ``plan``: so many times the speed of ``to`` is what ``of``
@@ -55,8 +56,7 @@ class ClaimedRatio:
     high: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AblationSpec:
+class AblationSpec(Record, frozen=True, kw_only=True):
     """Settings of an ablation: all variants and claims of the files that were asked for."""
 
     preset: str
@@ -68,8 +68,7 @@ class AblationSpec:
     max_timed_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VariantSpec:
+class VariantSpec(Record, frozen=True, kw_only=True):
     """Settings of one variant's job."""
 
     variant: Variant
@@ -79,8 +78,7 @@ class VariantSpec:
     max_timed_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class Timing(Record, frozen=True, kw_only=True):
     """One timed run of a pair. Tokens are those of documents, without padding."""
 
     tokens_per_s: float
@@ -95,8 +93,7 @@ class Timing:
     loss_last: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(Record, frozen=True, kw_only=True):
     """A ratio with its 95 % interval, and the lowest and highest of the repeats."""
 
     value: float
@@ -106,8 +103,7 @@ class Estimate:
     most: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VariantRecord:
+class VariantRecord(Record, frozen=True, kw_only=True):
     """What one variant's job measured.
 
     ``outcome`` ``is the plan`` means that nothing would change; ``not measurable`` that this
@@ -143,8 +139,7 @@ class VariantRecord:
     settings_sha256: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
+class Bar(Record, frozen=True, kw_only=True):
     """A bar of the waterfall, or a line of the table: a variant against the plan.
 
     ``step`` is what the change to the rung before is worth, where the variant is a rung; null where
@@ -172,8 +167,7 @@ class Bar:
     loss_bound: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimVerdict:
+class ClaimVerdict(Record, frozen=True, kw_only=True):
     """A claim beside what was measured here: agrees, less, more, or why it was not measured.
 
     ``reason`` says what ``measured`` is where that is not plain, too.
@@ -192,8 +186,7 @@ class ClaimVerdict:
     metric: Metric = "tokens_per_s"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AblationRecord:
+class AblationRecord(Record, frozen=True, kw_only=True):
     """ablation.json: what every switch is worth here.
 
     ``unavailable`` maps a null figure to its reason, and ``notes`` say what holds for all of it.

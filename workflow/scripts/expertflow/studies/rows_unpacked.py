@@ -5,12 +5,12 @@ same steps of the plan see, in another order and with padding.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PAD_ID, PackedRows, RowBatch, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
@@ -21,8 +21,7 @@ from expertflow.train.feed.order import RowOrder
 BLOCK_ROWS = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstRows:
+class FirstRows(Record, frozen=True, kw_only=True):
     """The rows that the first steps of a plan take, each once, and what is in them."""
 
     chosen: NDArray[np.int64]

@@ -5,10 +5,13 @@ Every choice keeps the global batch: rows of a micro-batch times accumulation is
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from expertflow.core.format import GIB, gib
+from expertflow.core.records import Record
 from expertflow.plan.tuned import TIE_FRACTION, agrees, measured
 from expertflow.plan.tuning_records import TunedSettings, TuningTrial
 from expertflow.train.trial import TrialResult
@@ -20,8 +23,7 @@ WORTH_FRACTION = 0.9
 Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
+class Space(Record, frozen=True, kw_only=True):
     """What may be tried besides the default.
 
     ``free`` names what the manifest leaves open. ``usable_bytes`` is what a predicted peak may
@@ -41,8 +43,7 @@ class Space:
     left_out: tuple[tuple[TunedSettings, str], ...] = ()
 
 
-@dataclass(kw_only=True)
-class Search:
+class Search(Struct, kw_only=True):
     """A search under way. ``trials`` holds what became of every choice, in the order they came.
 
     ``clock`` gives seconds; ``max_s`` is how many of them may pass until no further trial begins.
@@ -58,6 +59,7 @@ class Search:
     keep: Callable[[TuningTrial], None] = lambda trial: None
     known: dict[TunedSettings, TuningTrial] = field(default_factory=dict)
     trials: dict[TunedSettings, TuningTrial] = field(default_factory=dict)
+    _end_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Start the clock."""

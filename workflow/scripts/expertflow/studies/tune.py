@@ -3,14 +3,16 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 
+from msgspec import Struct
+
 from expertflow.core.errors import ConfigError, HardwareError, TrainingError
 from expertflow.core.files import remove
+from expertflow.core.records import Record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import Draft
@@ -39,8 +41,7 @@ LIBRARIES = ("torch", "transformers", "peft")
 RunTrial = Callable[[Trial], TrialResult]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuneJob:
+class TuneJob(Record, frozen=True, kw_only=True):
     """What to tune: an expert's records and rows, and where to work and to keep trials.
 
     ``code`` is the digest of what runs: trials of other code are not taken over.
@@ -113,8 +114,7 @@ def tune(
     )
 
 
-@dataclass(kw_only=True)
-class Bench:
+class Bench(Struct, kw_only=True):
     """Runs settings of a plan of one process; ``gpu_name`` is what its card calls itself."""
 
     job: TuneJob

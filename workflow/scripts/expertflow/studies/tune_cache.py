@@ -3,20 +3,20 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.locks import try_lock
-from expertflow.core.records import read_record, write_record
+from expertflow.core.records import Record, read_record, write_record
 from expertflow.plan.tuning_records import TunedSettings, TuningTrial
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class Pair(Record, frozen=True, kw_only=True):
     """Two choices that were timed one right after the other, in documents' tokens a second."""
 
     best: TunedSettings
@@ -25,8 +25,7 @@ class Pair:
     default_tokens_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Kept(Record, frozen=True, kw_only=True):
     """What is kept of searches under one key; ``made_by`` names the code and its libraries."""
 
     key: str

@@ -1,6 +1,6 @@
 """Say what there is to try for a plan on this machine, and put a choice into the plan."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.cost_records import USABLE_FRACTION
@@ -78,7 +78,7 @@ def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> T
         micro_batch_size=settings.micro_batch_size,
         n_accumulation_steps=settings.n_accumulation_steps,
         checkpoint_activations=settings.checkpoint_activations,
-        attention=settings.attention,  # type: ignore[arg-type]
+        attention=settings.attention,
         torch_compile=settings.torch_compile,
         n_threads=settings.n_threads,
         loader=LoaderPlan(

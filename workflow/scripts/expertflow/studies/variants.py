@@ -1,12 +1,13 @@
 """Turn a variant into a plan that can be timed, or say why that cannot be done here."""
 
 import math
-from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from msgspec.structs import fields, replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_json
-from expertflow.core.records import to_json
+from expertflow.core.records import Record, to_json
 from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.studies.records import Rows, Variant
@@ -29,8 +30,7 @@ NO_TF32_CPU = "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
 MULTIPLE = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
+class Setup(Record, frozen=True, kw_only=True):
     """How a variant is run: its plan and rows, and how many steps make up the plan's tokens.
 
     ``forced`` says what its rows changed that it did not ask for. ``settings_sha256`` is the same

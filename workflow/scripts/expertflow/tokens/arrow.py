@@ -10,7 +10,6 @@ documents, and the supervised spans. Labels, position ids and cu_seqlens are mad
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from expertflow.core.files import replacing
+from expertflow.core.records import Record
 from expertflow.tokens.ragged import Ragged, ragged
 
 IDS_DTYPE = np.dtype("<i4")
@@ -45,8 +45,7 @@ class RowBatch(NamedTuple):
     spans: Ragged
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(Record, frozen=True):
     """N packed rows of L tokens. Ids stay in the mapped file until they are taken.
 
     ``parts_NL`` hold the rows in order, all but the last of one height.

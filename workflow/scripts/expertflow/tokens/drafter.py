@@ -4,13 +4,13 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, Form, Renderer
 from expertflow.data.shapes import body_of
@@ -25,8 +25,7 @@ N_TRIED = 16
 N_EXAMPLES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
+class Drafted(Record, frozen=True):
     """Some documents on their way: of each its id, and why it is dropped if it is."""
 
     draft: BatchDraft

@@ -5,7 +5,6 @@ What is held of a document is where its tokens lie, not the tokens: some thirty 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 from expertflow.data.keep_list import KeptRows, joined_rows, keep_by_shard
 from expertflow.tokens.arrow import IDS_DTYPE, from_arrow_lists, read_index
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
@@ -22,8 +22,7 @@ from expertflow.tokens.records import DecodedSample, TokenShardRecord
 N_SAMPLES = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitDocuments:
+class SplitDocuments(Record, frozen=True, kw_only=True):
     """Documents of one split in the order of the manifest, one that counts twice twice.
 
     ``offset`` is in tokens, within the ids of ``paths[shard]``.
@@ -41,8 +40,7 @@ class SplitDocuments:
         return int(self.length.sum(dtype=np.int64))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Kept(Record, frozen=True, kw_only=True):
     """Both splits, and what is to be said of the kept documents; each counts once."""
 
     train: SplitDocuments

@@ -10,17 +10,16 @@ depends on the row length and hardly on the number of documents.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(Record, frozen=True):
     """Documents cut to fit rows, and what that cost.
 
     Piece i is tokens [start, start + length) of document ``document``.

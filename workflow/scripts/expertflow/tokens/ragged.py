@@ -4,16 +4,16 @@ No Python object a list: a million of them cost eight bytes each besides their v
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
+
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged:
+class Ragged(Record, frozen=True):
     """Lists of int32: list ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: NDArray[np.int32]

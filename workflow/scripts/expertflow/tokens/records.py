@@ -4,12 +4,12 @@ A *sequence* is one packed row of ``sequence_length_tokens`` ids; it holds whole
 of one that is longer than a row.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from expertflow.core.records import Record
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenSpec:
+
+class TokenSpec(Record, frozen=True, kw_only=True):
     """Settings of ``pretokenize_shard``.
 
     ``auto`` is fastokens where it gives the same ids as ``tokenizers``. ``versions`` are those of
@@ -20,16 +20,14 @@ class TokenSpec:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedPiece:
+class DecodedPiece(Record, frozen=True, kw_only=True):
     """A stretch of a document, decoded from its ids; ``learned`` is what the model is taught."""
 
     text: str
     learned: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedSample:
+class DecodedSample(Record, frozen=True, kw_only=True):
     """A training document as the model gets it. Long ones are shown in part."""
 
     document_id: str
@@ -38,16 +36,14 @@ class DecodedSample:
     pieces: tuple[DecodedPiece, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardSample:
+class ShardSample(Record, frozen=True, kw_only=True):
     """A document of a token shard, decoded; packing shows those that are kept for training."""
 
     row: int
     sample: DecodedSample
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenShardRecord:
+class TokenShardRecord(Record, frozen=True, kw_only=True):
     """Token ids of all documents of some document shards, also of those that are not kept.
 
     ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
@@ -74,8 +70,7 @@ class TokenShardRecord:
     tokenizer_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackingSpec:
+class PackingSpec(Record, frozen=True, kw_only=True):
     """Settings of ``pack_sequences``. Null ``sequence_length_tokens`` lets packing choose.
 
     ``max_rejected_fraction`` of a source's documents may be dropped because the model's chat
@@ -89,8 +84,7 @@ class PackingSpec:
     max_rejected_fraction: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthChoice:
+class LengthChoice(Record, frozen=True, kw_only=True):
     """What one sequence length would do to the documents at hand."""
 
     sequence_length_tokens: int
@@ -100,8 +94,7 @@ class LengthChoice:
     fill_fraction: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthHistogram:
+class LengthHistogram(Record, frozen=True, kw_only=True):
     """Document lengths in tokens: ``counts[i]`` lie in [edges[i], edges[i + 1])."""
 
     edges: tuple[int, ...]
@@ -112,8 +105,7 @@ class LengthHistogram:
     max: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedSplit:
+class PackedSplit(Record, frozen=True, kw_only=True):
     """Rows of one split. ``sum_len_sq`` is the sum of squared document lengths after packing."""
 
     path: str
@@ -133,16 +125,14 @@ class PackedSplit:
     sum_len_sq: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthSuggestion:
+class LengthSuggestion(Record, frozen=True, kw_only=True):
     """The shortest row length that cuts hardly any document, and what it would cut."""
 
     sequence_length_tokens: int
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackingRecord:
+class PackingRecord(Record, frozen=True, kw_only=True):
     """Both splits of an expert in packed rows, with the length that was used and why.
 
     ``engines`` counts the shards that each engine tokenised; ``engine_fallbacks`` say why some

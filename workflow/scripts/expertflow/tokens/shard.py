@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from importlib import metadata
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.files import remove, sha256_file, sha256_json

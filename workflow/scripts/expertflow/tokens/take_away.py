@@ -6,7 +6,6 @@ takes these to cover the whole row: where padding stays, it is listed as one mor
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 from expertflow.tokens.arrow import (
     ROWS_FILE,
     PackedRows,
@@ -32,8 +32,7 @@ Mask = NDArray[np.bool_]
 BATCH_TOKENS = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakenAway:
+class TakenAway(Record, frozen=True, kw_only=True):
     """What was written."""
 
     n_rows: int

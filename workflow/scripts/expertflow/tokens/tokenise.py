@@ -5,12 +5,13 @@ texts go to the engine in one call, and arrays of numbers do the rest: no Python
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct, field
 
+from expertflow.core.records import Record
 from expertflow.data.records import Segment
 from expertflow.data.render import Form
 from expertflow.tokens.engine import Encoder
@@ -21,16 +22,14 @@ SHORT_CHARS = 16
 NO_EDGE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(Record, frozen=True):
     """Ids of some documents, and their supervised spans [start, end, start, end ...]."""
 
     ids: Ragged
     spans: Ragged
 
 
-@dataclass(slots=True)
-class BatchDraft:
+class BatchDraft(Struct):
     """Documents being laid out: texts to encode, and which pieces make a document.
 
     Pieces are numbered from 0 for special tokens, from -1 downwards for texts. A chunk holds the

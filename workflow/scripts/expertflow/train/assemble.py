@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.activate import activate
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
+class Assignment(Record, frozen=True, kw_only=True):
     """What a run is made from, and where its state is.
 
     ``weights`` is where the model is read on this machine; null: where its record says. With

@@ -4,10 +4,10 @@ import gc
 import logging
 import resource
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, write_text
-from expertflow.core.records import read_record, to_json, write_record
+from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
 from expertflow.stage.ensure import Places, staged
@@ -31,8 +33,7 @@ from expertflow.train.watch import watched
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingJob:
+class TrainingJob(Record, frozen=True, kw_only=True):
     """Paths of one job: records to read, the state, what to publish."""
 
     plan: Path

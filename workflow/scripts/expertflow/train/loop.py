@@ -7,9 +7,9 @@ Losses stay on the device until the next log line; every second is booked by the
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from expertflow.train.due import after_step, evaluate
 from expertflow.train.feed.batches import Batch

@@ -3,11 +3,11 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import write_text

@@ -1,16 +1,15 @@
 """What training says: the base model, each step, and the run as a whole."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.plan.records import ModelFacts
 
 NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
+class ModelSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``.
 
     ``content`` are the hashes of local files, so that a changed one counts as a change.
@@ -33,8 +32,7 @@ class ModelSpec:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRecord:
+class ModelRecord(Record, frozen=True, kw_only=True):
     """A base model and tokenizer on disk, with hashes."""
 
     name: str
@@ -50,8 +48,7 @@ class ModelRecord:
     layout: Layout
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
+class StepRecord(Record, frozen=True, kw_only=True):
     """One optimiser step. Times are host seconds, ``data_wait_s`` a part of ``step_s``.
 
     Tokens are without padding. ``grad_norm`` is null where a loss scaler skipped the step. The
@@ -74,8 +71,7 @@ class StepRecord:
     optimizer_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledSteps:
+class SampledSteps(Record, frozen=True, kw_only=True):
     """Mean seconds of a step's parts on the device, over the ``n_steps`` steps that were timed."""
 
     n_steps: int
@@ -85,8 +81,7 @@ class SampledSteps:
     optimizer_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryRetry:
+class MemoryRetry(Record, frozen=True, kw_only=True):
     """One time that memory was short and the run went on with half the micro-batch."""
 
     after_step: int
@@ -95,8 +90,7 @@ class MemoryRetry:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalPoint:
+class EvalPoint(Record, frozen=True, kw_only=True):
     """Held-out loss in nats per supervised token, after ``step`` steps."""
 
     step: int
@@ -105,8 +99,7 @@ class EvalPoint:
     eval_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavePoint:
+class SavePoint(Record, frozen=True, kw_only=True):
     """A checkpoint taken after ``step`` steps: when on the run's clock, and how long it waited."""
 
     step: int
@@ -114,8 +107,7 @@ class SavePoint:
     save_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochSummary:
+class EpochSummary(Record, frozen=True, kw_only=True):
     """One entry per epoch started. The last one may be partial."""
 
     epoch: int
@@ -127,8 +119,7 @@ class EpochSummary:
     tokens_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeSpent:
+class TimeSpent(Record, frozen=True, kw_only=True):
     """Where wall time went; the parts add up to ``wall_s``, over all sessions of the run.
 
     ``other_s`` holds what a kill threw away since the last checkpoint.
@@ -151,8 +142,7 @@ class TimeSpent:
     gpu_idle_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class Candidate(Record, frozen=True, kw_only=True):
     """Weights that training kept. ``path`` lies below the checkpoint's folder; ``.`` is itself."""
 
     step: int
@@ -161,8 +151,7 @@ class Candidate:
     weights_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernel:
+class Kernel(Record, frozen=True, kw_only=True):
     """All launches of one kernel, or calls of one operator."""
 
     name: str
@@ -170,8 +159,7 @@ class Kernel:
     total_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelProfile:
+class KernelProfile(Record, frozen=True, kw_only=True):
     """What a profiler saw in ``n_steps`` steps, ``first_step`` the first of them, counted from 1.
 
     On a CUDA device kernels are counted; on a CPU operators, by the time that each spent itself,
@@ -204,8 +192,7 @@ class KernelProfile:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingRecord:
+class TrainingRecord(Record, frozen=True, kw_only=True):
     """A finished training run. Sessions are processes: more than one means it was resumed.
 
     ``n_steps`` are those that were done, ``published_step`` the one whose weights are published;

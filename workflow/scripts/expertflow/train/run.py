@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct, field
+from msgspec.structs import fields
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.clock import Clock
@@ -33,8 +35,7 @@ def one_line(error: BaseException) -> str:
     return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))
 
 
-@dataclass(kw_only=True, slots=True)
-class Progress:
+class Progress(Struct, kw_only=True):
     """How far a run has come: what a checkpoint keeps besides tensors.
 
     ``epochs`` sums up steps, losses, tokens and seconds by epoch; ``sampled`` the seconds of the
@@ -69,7 +70,7 @@ class Progress:
         """Give what a checkpoint keeps, with the held-out loss of this very step if measured."""
         last = self.eval_points[-1] if self.eval_points else None
         at_this_step = last is not None and last.step == self.step
-        return {**asdict(self), "held_out_loss": last.loss if last and at_this_step else None}
+        return {**to_json(self), "held_out_loss": last.loss if last and at_this_step else None}
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Progress":
@@ -80,8 +81,7 @@ class Progress:
         return cls(**known)
 
 
-@dataclass(kw_only=True, slots=True)
-class Run:
+class Run(Struct, kw_only=True):
     """Everything a run is made of while it runs.
 
     ``net`` is the model with its adapter; ``loss`` the ``PackedLoss`` around it, wrapped for
@@ -118,8 +118,7 @@ class Run:
         return progress.step >= self.plan.n_steps or progress.stopped_early_at is not None
 
 
-@dataclass(kw_only=True, slots=True)
-class PendingStep:
+class PendingStep(Struct, kw_only=True):
     """A step whose loss is still on the device."""
 
     line: dict[str, Any]

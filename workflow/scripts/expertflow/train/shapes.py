@@ -1,8 +1,7 @@
 """Meet the shapes of steps before they are timed, so that nothing is compiled among them."""
 
-from dataclasses import replace
-
 import torch
+from msgspec.structs import replace
 
 from expertflow.train.feed.loader import Feed
 from expertflow.train.memory import memory_advice

@@ -4,10 +4,10 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 
 from expertflow.core.files import read_json_lines, write_text
 from expertflow.train.records import StepRecord

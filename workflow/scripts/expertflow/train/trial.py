@@ -10,15 +10,16 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from msgspec import field
+from msgspec.structs import replace
 
 from expertflow.core.files import remove
-from expertflow.core.records import read_record
+from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import due, loop, memory, processes
 from expertflow.train.activate import catching_signals
@@ -40,8 +41,7 @@ N_JUDGED = 3
 AHEAD = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Trial(Record, frozen=True, kw_only=True):
     """What to run: a plan of one process, its model and rows, and for how long.
 
     ``scratch`` is a folder that is made and removed. With ``documents`` they are tokenised in every
@@ -64,8 +64,7 @@ class Trial:
     with_save: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialResult:
+class TrialResult(Record, frozen=True, kw_only=True):
     """What a trial took. All but ``outcome`` and ``problem`` mean something if it was measured.
 
     ``n_tokens`` are those of documents in the timed steps, ``timed_s`` the seconds these took as a

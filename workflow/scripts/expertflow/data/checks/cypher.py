@@ -7,10 +7,10 @@ are not checked.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from expertflow.core.records import Record
 from expertflow.data.checks.cypher_tokens import adapt
 from expertflow.data.checks.faults import Check, clip, text_check, too_hard
 from expertflow.data.settings import FieldCheck
@@ -49,8 +49,7 @@ def build(check: FieldCheck, _: str) -> Check:
     return text_check(check, "cypher_unparsable", _fault)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Record, frozen=True):
     """What the parser says of a text: its ``fault``, or nothing where it is one query.
 
     ``gave_up`` says that the parser came to no end, so that the fault need not be the query's.

@@ -2,10 +2,12 @@
 
 import codecs
 import csv
-from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from msgspec.structs import fields, force_setattr
+
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 
 # Longer records are rejected unread: nothing that long can be trained on.
 MAX_RECORD_BYTES = 64 << 20
@@ -14,8 +16,7 @@ TextRecords = Literal["file", "paragraph", "line"]
 _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadOptions:
+class ReadOptions(Record, frozen=True, kw_only=True):
     """Options of a local source. ``delimiter`` is the comma of .csv or the tab of .tsv if null."""
 
     encoding: str = "utf-8"
@@ -24,7 +25,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         """Check every value; the encoding is given its one name."""
-        object.__setattr__(self, "encoding", _encoding(self.encoding))
+        force_setattr(self, "encoding", _encoding(self.encoding))
         if self.text_records not in get_args(TextRecords):
             known = ", ".join(get_args(TextRecords))
             raise ConfigError(f"options.text_records: {self.text_records!r} is none of {known}")

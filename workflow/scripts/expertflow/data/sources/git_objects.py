@@ -13,10 +13,11 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git_options import GitOptions
@@ -75,8 +76,7 @@ class Changes(NamedTuple):
     replaced: bool
 
 
-@dataclass(slots=True)
-class Touched:
+class Touched(Struct):
     """What a commit touches: ``n_any`` files, ``n_files`` of them with a wanted ending.
 
     ``loaded`` are the objects, with their paths, that git would load whole to show them, whatever

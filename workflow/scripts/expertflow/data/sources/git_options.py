@@ -1,11 +1,13 @@
 """What a git source is told: which commits to take, and how much of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime, time
 from typing import Any, Literal
 
+from msgspec.structs import fields
+
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 
 # The endings of the files in which each language is written.
 LANGUAGES = {
@@ -39,8 +41,7 @@ LANGUAGES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GitOptions:
+class GitOptions(Record, frozen=True, kw_only=True):
     """Which commits to take, and how much of them.
 
     ``since`` and ``until`` are ISO 8601 and compared with the author's date (UTC unless they say

@@ -10,10 +10,10 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from expertflow.core.errors import DataError
+from expertflow.core.records import Record
 from expertflow.data.sources.git_process import Pipe, run_git
 
 # Names are read in milliseconds; a setting that includes a pipe would make git wait for ever.
@@ -21,8 +21,7 @@ TIMEOUT_S = 120.0
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Store:
+class Store(Record, frozen=True, kw_only=True):
     """Objects to read, and commits by the full name of the ref that points at them.
 
     ``shallow`` are commits whose parents a shallow clone left out. ``walked`` is the branch or tag

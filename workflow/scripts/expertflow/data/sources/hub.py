@@ -17,13 +17,15 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import BadZipFile
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
+from expertflow.core.records import Record
 from expertflow.data import cache
 from expertflow.data.cache import cached_revision as cached_revision
 from expertflow.data.records import DataFile
@@ -41,8 +43,7 @@ DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
 NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class Snapshot(Record, frozen=True, kw_only=True):
     """A commit of a data set: the sizes of its files by path, and the folder of those here.
 
     ``is_listed`` is false where only the files here are known, not what the commit holds.

@@ -16,11 +16,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 
 # The kernel's own name for a user who owns nothing.
 NOBODY = 65534
@@ -28,8 +28,7 @@ _CHUNK_BYTES = 1 << 16
 _INSIDE = "/program"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxLimits:
+class SandboxLimits(Record, frozen=True, kw_only=True):
     """What one program may use. ``data_bytes`` is written memory: V8 reserves far more addresses.
 
     Time is limited twice: ``cpu_s`` judges the program, ``wall_s`` ends one that sleeps.
@@ -45,8 +44,7 @@ class SandboxLimits:
     n_open_files: int = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class Ended(Record, frozen=True, kw_only=True):
     """How a program ended, and what it wrote to stdout and stderr until then."""
 
     how: Literal["exited", "timed_out", "too_much_output"]

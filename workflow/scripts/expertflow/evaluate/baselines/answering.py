@@ -7,13 +7,13 @@ another part of them, the probes.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import isqrt
 
 import numpy as np
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate.baselines.nearest import Index
 from expertflow.evaluate.baselines.places import Finder
 from expertflow.evaluate.baselines.template import Template, TemplateMaker
@@ -33,8 +33,7 @@ Judge = Callable[[Sequence[Example], Sequence[str]], list[Verdict]]
 Answer = Callable[[Example], str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Baseline:
+class Baseline(Record, frozen=True, kw_only=True):
     """A way to answer without a model."""
 
     name: str

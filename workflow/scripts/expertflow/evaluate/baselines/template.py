@@ -3,9 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from expertflow.core.records import Record
 from expertflow.evaluate.baselines.places import Finder, Places
 from expertflow.evaluate.records import Example
 
@@ -19,16 +19,14 @@ CASES: dict[str, Callable[[str], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Record, frozen=True):
     """A place of the prompt, and how what stands there is written."""
 
     place: str
     case: str
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Record, frozen=True):
     """Text and slots in turn."""
 
     parts: tuple[str | Slot, ...]

@@ -1,16 +1,15 @@
 """Hold the names in a query against the schema of its graph."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
+from expertflow.core.records import Record
 from expertflow.evaluate.cypher.paths import Entity, Path, find_paths
 from expertflow.evaluate.cypher.schema import GraphSchema, Properties
 from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator, nesting
 
 
-@dataclass(frozen=True, slots=True)
-class NameFault:
+class NameFault(Record, frozen=True):
     """A name that the schema does not have; ``kind`` is an error kind of the task ``cypher``."""
 
     kind: str

@@ -1,8 +1,8 @@
 """Find the path patterns of a query, ``(a:A {k: 1})-[r:R]->(b)``, among its words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator
 
 _CALLED = frozenset({"function", "plugin", "name", "variable", "yielded", "parameter"})
@@ -10,8 +10,7 @@ _CALLED = frozenset({"function", "plugin", "name", "variable", "yielded", "param
 _MAX_LABEL_TOKENS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entity:
+class Entity(Record, frozen=True, kw_only=True):
     """A node or a relationship of a pattern; positions are of tokens, ends exclusive.
 
     ``names`` are its labels or types and ``plain`` says that they are joined by ``:``, ``|`` and
@@ -29,8 +28,7 @@ class Entity:
     direction: str = ""  # ">", "<", or "" where the pattern takes both
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Path:
+class Path(Record, frozen=True, kw_only=True):
     """Nodes and the relationships between them, in the order written."""
 
     nodes: tuple[Entity, ...]

@@ -9,9 +9,10 @@ the JSON of ``apoc.meta.schema``.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct, field
 
 # The properties of a label or type; nothing where the text names none, which proves nothing.
 Properties = dict[str, set[str] | None]
@@ -35,8 +36,7 @@ _TRIPLE = re.compile(
 MAX_CHARS = 500_000
 
 
-@dataclass(slots=True)
-class GraphSchema:
+class GraphSchema(Struct):
     """Labels, relationship types and which labels a type joins, from start to end."""
 
     nodes: Properties = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from expertflow.core.records import Record
 
 MAX_CHARS = 200_000
 
@@ -35,8 +36,7 @@ _WORDS = frozenset({"word", "quoted"})
 VARIABLES = frozenset({"variable", "yielded"})
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Record, frozen=True):
     """A piece of a query; equal tokens mean the same. ``text`` of a variable is its number."""
 
     kind: str

@@ -6,12 +6,12 @@ so it runs in a process of its own (``worker``), which is killed when it overrun
 
 import importlib.util
 import json
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate.apart.worker import Worker
 from expertflow.evaluate.graph import worker as graph_worker
 from expertflow.evaluate.sql.rows import Row, same_rows
@@ -22,8 +22,7 @@ BUILD_S = 300.0
 MAX_ROWS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphAnswer:
+class GraphAnswer(Record, frozen=True, kw_only=True):
     """What a query came to: kind ``rows``, ``not_executed`` or ``timed_out``."""
 
     kind: str

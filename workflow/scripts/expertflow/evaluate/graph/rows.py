@@ -4,9 +4,9 @@ Forms are judged first, in a process with limits: the parser meets every text be
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from expertflow.core.records import Record
 from expertflow.evaluate.cypher.scorer import orders_rows
 from expertflow.evaluate.graph.engine import GraphAnswer, GraphServer, same_answer
 from expertflow.evaluate.judging import Judged, judge_apart
@@ -19,8 +19,7 @@ _ODD_ROWS = (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError
 Ask = Callable[[str], GraphAnswer]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CypherPair:
+class CypherPair(Record, frozen=True, kw_only=True):
     """A predicted query, its reference, and the text of the schema if there is one."""
 
     prediction: str

@@ -11,13 +11,13 @@ import logging
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import httpx2
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.evaluate.judge.address import checked_address, is_this_machine, read_key, shown
 from expertflow.evaluate.records import JudgeSpec
 
@@ -32,8 +32,7 @@ MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class Patience(Record, frozen=True, kw_only=True):
     """How long a judge is waited for. A time-out is tried once more, a busy server oftener."""
 
     n_attempts: int = 5
@@ -45,8 +44,7 @@ class Patience:
     n_failures: int = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class Reply(Record, frozen=True, kw_only=True):
     """A judge's text, and the tokens that its endpoint counted."""
 
     text: str

@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Literal
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.evaluate.judge.address import shown
 from expertflow.evaluate.judge.client import JudgeClient, JudgeError, Patience, Reply
 from expertflow.evaluate.judge.prompt import make_messages, read_verdict
@@ -27,8 +27,7 @@ LOG = logging.getLogger(__name__)
 Side = Literal["before", "after", "tie"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedPair:
+class JudgedPair(Record, frozen=True, kw_only=True):
     """What both models wrote on one question."""
 
     prompt: str
@@ -37,8 +36,7 @@ class JudgedPair:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Opinion:
+class _Opinion(Record, frozen=True):
     """What one request came to: a side, or nothing with the reason."""
 
     side: Side | None

@@ -10,10 +10,11 @@ the wall clock. That costs the query at fault its verdict, and the others nothin
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate.apart.worker import Worker
 from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.sql import worker as sql_worker
@@ -21,8 +22,7 @@ from expertflow.evaluate.sql.worker import Limits
 from expertflow.evaluate.text import strip_code_fence
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueryPair:
+class QueryPair(Record, frozen=True, kw_only=True):
     """A predicted query, its reference, and the database that both are asked."""
 
     document_id: str

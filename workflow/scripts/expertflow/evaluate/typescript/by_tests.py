@@ -9,10 +9,10 @@ import secrets
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 from expertflow.evaluate.apart.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
 from expertflow.evaluate.records import Verdict, wrong_verdict
 from expertflow.evaluate.text import strip_code_fence
@@ -42,8 +42,7 @@ assert.ok(process.pid < 10, 'it sees processes of the host');
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TestedProgram:
+class TestedProgram(Record, frozen=True, kw_only=True):
     """What the model wrote, the code that it completes, and the tests of both."""
 
     document_id: str

@@ -4,11 +4,11 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
 
 # The first release of Node with `module.stripTypeScriptTypes` and a settled `--permission`.
 OLDEST = (22, 13, 0)
@@ -24,8 +24,7 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class Node(Record, frozen=True, kw_only=True):
     """A Node that can be used, and its version as ``24.19.0``."""
 
     path: Path

@@ -3,8 +3,9 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json

@@ -8,13 +8,12 @@ import json
 import logging
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
-from expertflow.core.records import from_json, to_json
+from expertflow.core.records import Record, from_json, to_json
 from expertflow.rental.bundle.tar import AGAIN, is_inside, parse_json
 
 log = logging.getLogger(__name__)
@@ -23,8 +22,7 @@ METADATA = Path(".snakemake", "metadata")
 Provenance = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobRecord:
+class JobRecord(Record, frozen=True, kw_only=True):
     """The part of a record of Snakemake's that is carried, by its names there."""
 
     rule: str | None = None
@@ -53,7 +51,7 @@ def read_provenance(expert: str, is_wanted: Callable[[str], bool]) -> Provenance
             except ValueError:
                 log.warning("%s: is no record of Snakemake's; left out", path)
     jobs = {_job(record) for key, record in found.items() if is_wanted(key)}
-    names = JobRecord.__dataclass_fields__
+    names = JobRecord.__struct_fields__
     return {
         key: {name: record.get(name) for name in names}
         for key, record in sorted(found.items())

@@ -1,9 +1,11 @@
 """The manifest of a bundle, and the record that an opened one leaves behind."""
 
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from msgspec import field
+
+from expertflow.core.records import Record
 from expertflow.data.records import ExpertLock
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.records import TokenSpec
@@ -20,16 +22,14 @@ MODEL = "base_model"
 TIMESTAMP = ".snakemake_timestamp"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingsFile:
+class SettingsFile(Record, frozen=True, kw_only=True):
     """A file of settings, as it was when the bundle was asked for; in a bundle, below results/."""
 
     path: str
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BundleSpec:
+class BundleSpec(Record, frozen=True, kw_only=True):
     """Settings of ``make_bundle``.
 
     ``config`` holds the keys of the configuration that decide what was made. ``files`` are
@@ -53,8 +53,7 @@ class BundleSpec:
     staging: StageSpec = field(default_factory=StageSpec)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class Member(Record, frozen=True, kw_only=True):
     """A file of a bundle."""
 
     name: str
@@ -62,8 +61,7 @@ class Member:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BundleIndex:
+class BundleIndex(Record, frozen=True, kw_only=True):
     """The first member of a bundle: all others in their order, and how they were made.
 
     Settings and lock are null in an outcome. ``brought`` names the members of an outcome that came
@@ -80,8 +78,7 @@ class BundleIndex:
     brought: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class Opened(Record, frozen=True, kw_only=True):
     """The record of an opened bundle, which counts as long as it is there.
 
     ``settings_here`` hashes this machine's manifest when the bundle was opened, null without one:

@@ -4,17 +4,16 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.rental.guard.places import RESULTS, STATE, check_directory, check_disk
 from expertflow.rental.sync.destination import check_destination
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(Record, frozen=True, kw_only=True):
     """What the guard was told."""
 
     command: tuple[str, ...]

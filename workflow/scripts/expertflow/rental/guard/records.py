@@ -1,15 +1,16 @@
 """What the guard writes down: what a run cost, why it ended, what was copied and verified."""
 
-from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import field
+
+from expertflow.core.records import Record
 from expertflow.rental.sync.records import SendRecord
 
 Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GuardRecord:
+class GuardRecord(Record, frozen=True, kw_only=True):
     """A guarded run. ``exit_code`` is the command's own; ``usd`` counts earlier sessions, too."""
 
     outcome: Outcome

@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import LEDGER
 from expertflow.rental.guard.options import Settings
@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 ECHO_S = 2.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
+class Cause(Record, frozen=True, kw_only=True):
     """Why a run is stopped, and how long it may take to save."""
 
     outcome: Outcome

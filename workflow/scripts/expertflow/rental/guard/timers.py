@@ -6,11 +6,11 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from expertflow.core.records import Record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.rental.guard.hook import kill_group
@@ -76,8 +76,7 @@ def _off(busy_percent: float, words: str) -> IdleGpu:
     return IdleGpu((), limit_s=0.0, busy_percent=busy_percent, words=words)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
+class _Work(Record, frozen=True, kw_only=True):
     """What a process has done: processor seconds, bytes read and written, sockets included."""
 
     cpu_s: float

@@ -10,25 +10,25 @@ trainers, a loader's workers) is the job's own to end.
 import contextlib
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from msgspec import Struct, field
+
+from expertflow.core.records import Record
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 PIPES = frozenset({"tee", "cat"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class Told(Record, frozen=True, kw_only=True):
     """A process that is to be told to stop; ``first`` before all others."""
 
     process: psutil.Process
     first: bool
 
 
-@dataclass(slots=True)
-class Stopper:
+class Stopper(Struct):
     """Tells processes to stop, each once, while new ones may come."""
 
     root: int | None

@@ -14,11 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from expertflow.core.files import link_or_copy, remove, sha256_file
-from expertflow.core.records import write_record
+from expertflow.core.records import Record, write_record
 from expertflow.rental.sync.records import SendRecord
 from expertflow.rental.sync.store import Store, SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
@@ -30,16 +29,14 @@ OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "loc
 N_TRIES = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileRecord:
+class FileRecord(Record, frozen=True, kw_only=True):
     """Size and hash of a file."""
 
     n_bytes: int
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushRecord:
+class PushRecord(Record, frozen=True, kw_only=True):
     """What a push holds, by relative name."""
 
     name: str

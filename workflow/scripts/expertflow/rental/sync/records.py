@@ -1,10 +1,9 @@
 """What a transfer writes down."""
 
-from dataclasses import dataclass
+from expertflow.core.records import Record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendRecord:
+class SendRecord(Record, frozen=True, kw_only=True):
     """One transfer that was verified; ``n_bytes`` are those that had to be moved."""
 
     what: str

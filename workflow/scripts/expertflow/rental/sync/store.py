@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from expertflow.core.errors import HardwareError
+from expertflow.core.records import Record
 
 
 class SyncFailed(HardwareError):
@@ -17,8 +17,7 @@ class NotThere(SyncFailed):
     """A place holds nothing under the key that it was asked for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class Sent(Record, frozen=True, kw_only=True):
     """What a copy took; ``verified`` says in words how it was compared."""
 
     n_files: int

@@ -1,8 +1,8 @@
 """Lay an ablation out for tables: a line a variant, and a line a claim."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.report.ablation_facts import bare, interval, label
 from expertflow.report.view.report import NOT_MEASURED, Cell
@@ -13,8 +13,7 @@ NO_PRICE = "usd_per_million_tokens"
 TONES = {"as claimed": "pass", "more": "pass", "less": "fail", "no change": "fail"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Line(Record, frozen=True, kw_only=True):
     """A line of the table of variants. ``reason`` is set exactly where there are no figures.
 
     ``note`` qualifies figures.
@@ -32,8 +31,7 @@ class Line:
     is_sane: bool | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimLine:
+class ClaimLine(Record, frozen=True, kw_only=True):
     """A line of the ledger. ``tone`` names a colour."""
 
     claim: str

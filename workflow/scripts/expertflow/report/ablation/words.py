@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.ablation.view import NO_PRICE
@@ -17,8 +17,7 @@ VERDICTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(Record, frozen=True, kw_only=True):
     """What the default is worth, in a few sentences; ``level`` names a colour."""
 
     level: str

@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from expertflow.core.records import to_json
+from msgspec.structs import replace
+
+from expertflow.core.records import Record, to_json
 from expertflow.report import format as f
 from expertflow.report.charts import series
 from expertflow.report.charts.series import Point, Span
@@ -22,16 +23,14 @@ LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut docum
 N_DIGITS = 5  # of the values in as_json: finer than a pixel
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
+class Mark(Record, frozen=True, kw_only=True):
     """A single point of a chart."""
 
     x: float
     y: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossData:
+class LossData(Record, frozen=True, kw_only=True):
     """Training loss in bins of steps, and held-out loss where it was measured."""
 
     train: tuple[Point, ...]
@@ -40,8 +39,7 @@ class LossData:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stripe:
+class Stripe(Record, frozen=True, kw_only=True):
     """A band of values that others call normal; for reference, not a bar to pass."""
 
     low: float
@@ -49,8 +47,7 @@ class Stripe:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
+class Panel(Record, frozen=True, kw_only=True):
     """One quantity over time. ``limit`` is drawn as a dashed line with its label.
 
     The axis reaches from ``bottom`` to ``top`` or to the greatest value, whichever is more.
@@ -69,8 +66,7 @@ class Panel:
     label: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineData:
+class TimelineData(Record, frozen=True, kw_only=True):
     """Panels over one clock, with the pauses that training made."""
 
     panels: tuple[Panel, ...]
@@ -79,8 +75,7 @@ class TimelineData:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class Cut(Record, frozen=True, kw_only=True):
     """A row length, and the share of documents that are longer; null where nobody counted."""
 
     length_tokens: int
@@ -89,8 +84,7 @@ class Cut:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthData:
+class LengthData(Record, frozen=True, kw_only=True):
     """Document lengths: ``counts[i]`` lie in [edges[i], edges[i + 1]).
 
     ``cuts`` are all lengths to judge, ``shown`` those that lie where documents are.
@@ -104,8 +98,7 @@ class LengthData:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChartData:
+class ChartData(Record, frozen=True, kw_only=True):
     """All that the charts of a report show; null where there is nothing to draw."""
 
     loss: LossData | None

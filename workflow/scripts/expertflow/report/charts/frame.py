@@ -7,12 +7,13 @@ import html
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import altair as alt
 import vl_convert
+from msgspec.structs import asdict
 
+from expertflow.core.records import Record
 from expertflow.report.charts.series import Point
 
 # A colour that no chart would choose by chance -> the CSS variable that takes its place.
@@ -44,16 +45,14 @@ ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
 ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Axes:
+class Axes(Record, frozen=True, kw_only=True):
     """The two axes that the layers of a chart share."""
 
     x: alt.X
     y: alt.Y
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
+class Chart(Record, frozen=True, kw_only=True):
     """A chart in both sizes, as inline SVG. Title, unit and note are written by the page."""
 
     title: str
@@ -63,8 +62,7 @@ class Chart:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class Form(Record, frozen=True, kw_only=True):
     """What a size of screen allows. ``n_*_ticks`` are upper bounds."""
 
     width_px: int

@@ -1,10 +1,10 @@
 """Thin long series out for drawing: a few hundred bins, with the spread inside each."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from expertflow.core.records import Record
 from expertflow.hardware.records import GpuSample
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 
@@ -13,8 +13,7 @@ T = TypeVar("T")
 N_BINS = 180
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class Point(Record, frozen=True, kw_only=True):
     """One bin of a series: where it lies, its mean, and the least and greatest value inside."""
 
     x: float
@@ -23,8 +22,7 @@ class Point:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Record, frozen=True, kw_only=True):
     """A stretch of time, in seconds."""
 
     start_s: float

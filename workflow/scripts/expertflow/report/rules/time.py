@@ -1,7 +1,6 @@
 """Rules over wall time: parts that should stay small, and work that was done twice."""
 
-from dataclasses import dataclass
-
+from expertflow.core.records import Record
 from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.report.finding import Report, broken, finding, lasted, price
 from expertflow.report.format import duration, percent, size
@@ -9,8 +8,7 @@ from expertflow.report.records import Finding
 from expertflow.report.sections.profile_pause import judged_time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LostTime:
+class LostTime(Record, frozen=True, kw_only=True):
     """A part of wall time that should stay below a share of it."""
 
     code: str

@@ -1,8 +1,8 @@
 """Sort kernels by what they are for, by their names, and sum them up."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.train.records import Kernel, KernelProfile
 
 # Parts of lower-case names and their kinds, in the order in which they are looked for: a kernel of
@@ -33,8 +33,7 @@ REST = "other"
 N_CHARS = 300
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SortedKernel:
+class SortedKernel(Record, frozen=True, kw_only=True):
     """All launches of one kernel; the share is of the time of all kernels."""
 
     name: str
@@ -44,8 +43,7 @@ class SortedKernel:
     share_fraction: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelKind:
+class KernelKind(Record, frozen=True, kw_only=True):
     """All kernels of one kind."""
 
     kind: str

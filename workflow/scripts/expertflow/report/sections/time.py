@@ -4,18 +4,18 @@ On a CPU the host's stamps time every part. A GPU runs behind the host: there th
 is split as the device's own events split the steps that were sampled.
 """
 
-from dataclasses import dataclass, replace
 from typing import Any
 
-from expertflow.core.records import to_json
+from msgspec.structs import replace
+
+from expertflow.core.records import Record, to_json
 from expertflow.train.records import SampledSteps, TimeSpent, TrainingRecord
 
 STAMPS, SAMPLED = "stamps", "sampled steps"
 THROWN_AWAY = "work that was thrown away is not timed"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Times:
+class Times(Record, frozen=True, kw_only=True):
     """Time spent, with the parts of a step where they can be told, and from what."""
 
     spent: TimeSpent

@@ -1,7 +1,8 @@
 """Draw the chain of records as rows of boxes: what was made from what, with short hashes."""
 
-from dataclasses import dataclass
 from typing import Any
+
+from expertflow.core.records import Record
 
 Stages = tuple[str, ...]
 # What stands below was made from what stands above it: documents on the left, the model and its
@@ -26,8 +27,7 @@ N_HASH = 10
 N_RECORDS = 3  # of one stage; report.json has all
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class Made(Record, frozen=True, kw_only=True):
     """A record, with hashes of its content and of the code that made it."""
 
     record: str
@@ -35,8 +35,7 @@ class Made:
     code: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
+class Box(Record, frozen=True, kw_only=True):
     """A stage and what it made; ``n_more`` records are not shown."""
 
     stage: str
@@ -44,8 +43,7 @@ class Box:
     n_more: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(Record, frozen=True, kw_only=True):
     """Boxes side by side; ``link`` names the lines to the row above."""
 
     boxes: tuple[Box | None, ...]

@@ -1,8 +1,10 @@
 """What the page says of the evaluation: answers first, then the tables behind them."""
 
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.report.learned import (
     BETTER,
@@ -27,8 +29,7 @@ COLOURS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
 NO_DIFFERENCE = "no measurable difference"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
+class Range(Record, frozen=True, kw_only=True):
     """A score with its interval, to draw. ``colour`` names a CSS variable."""
 
     label: str
@@ -38,8 +39,7 @@ class Range:
     is_model: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Line(Record, frozen=True, kw_only=True):
     """One of the answers at the top; ``level`` colours it, empty where nothing is judged."""
 
     label: str
@@ -48,8 +48,7 @@ class Line:
     level: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRow:
+class ScoreRow(Record, frozen=True, kw_only=True):
     """A measurement of both sides, with intervals; ``is_same``: its change is not measurable."""
 
     label: str
@@ -63,8 +62,7 @@ class ScoreRow:
     is_same: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class Shown(Record, frozen=True, kw_only=True):
     """Samples in three groups: wrong ones at once, further wrong ones folded, some right ones."""
 
     worst: list[Sample]

@@ -3,9 +3,9 @@
 Texts only; the reasons for blanks come from the report.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.report.diagnose import look_up
 from expertflow.report.view.report import Cell, Part, Show, cell
@@ -28,8 +28,7 @@ MEMORY_PARTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRow:
+class PlanRow(Record, frozen=True, kw_only=True):
     """A prediction beside what came of it."""
 
     label: str
@@ -40,8 +39,7 @@ class PlanRow:
     is_inside: bool | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class Memory(Record, frozen=True, kw_only=True):
     """What a peak should consist of, as parts of the card, and the peak that came."""
 
     parts: tuple[Part, ...]
@@ -52,8 +50,7 @@ class Memory:
     total_fraction: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class Option(Record, frozen=True, kw_only=True):
     """The same work on other hardware."""
 
     name: str

@@ -1,8 +1,8 @@
 """What the page shows of a profile: kinds for the bar, rows for the table, and what it cost."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from expertflow.core.records import Record
 from expertflow.report import format as f
 
 Report = dict[str, Any]
@@ -29,8 +29,7 @@ ON_CARD = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class Share(Record, frozen=True, kw_only=True):
     """A kind in the bar. ``colour`` names a CSS variable."""
 
     label: str
@@ -39,8 +38,7 @@ class Share:
     fraction: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(Record, frozen=True, kw_only=True):
     """A kernel in the table."""
 
     name: str
@@ -50,8 +48,7 @@ class Row:
     share: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernels:
+class Kernels(Record, frozen=True, kw_only=True):
     """The section on kernels."""
 
     title: str

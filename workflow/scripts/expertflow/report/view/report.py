@@ -1,9 +1,9 @@
 """Turn report.json into what a page or a terminal shows: texts, shares, and reasons for blanks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.report.diagnose import look_up
 from expertflow.report.learned import best_baseline
@@ -15,16 +15,14 @@ NOT_MEASURED = "not measured"
 METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class Cell(Record, frozen=True, kw_only=True):
     """A shown value. ``reason`` is set exactly where there is none."""
 
     text: str
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
+class Tile(Record, frozen=True, kw_only=True):
     """One of the figures at the top."""
 
     label: str
@@ -32,8 +30,7 @@ class Tile:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Part(Record, frozen=True, kw_only=True):
     """A part of wall time. ``colour`` names a CSS variable."""
 
     label: str

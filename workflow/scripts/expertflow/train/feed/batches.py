@@ -6,14 +6,15 @@ Shapes: N rows in all, B rows of a batch or of several, L tokens a row, P batche
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import fields, replace
 from numpy.typing import NDArray
 
+from expertflow.core.records import Record
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.ragged import Ragged, offsets_of
 from expertflow.tokens.targets import IGNORE, count_targets
@@ -30,8 +31,7 @@ MAX_VIEWS = 64
 Ints = NDArray[np.integer]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class Batch(Record, frozen=True, kw_only=True):
     """One micro-batch on the host, in int32.
 
     ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all

@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from expertflow.core.records import Record
 from expertflow.plan.records import LoaderPlan, TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # it brings all that reads and renders documents
     from expertflow.train.feed.on_the_fly import OnTheFlyFeed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
+class Feed(Record, frozen=True, kw_only=True):
     """What a run reads: the rows of every micro-batch of every step."""
 
     collator: Collator

@@ -1,14 +1,15 @@
 """Feed a run with documents that are tokenised in its own time, where packed rows are missing."""
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import read_record
+from expertflow.core.records import Record, read_record
 from expertflow.data.keep_list import iter_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import LoaderPlan, TrainPlan
@@ -19,8 +20,7 @@ from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
 from expertflow.train.records import ModelRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Documents:
+class Documents(Record, frozen=True, kw_only=True):
     """Where the documents of a run are: records of their shards, and the keep-list."""
 
     shards: tuple[Path, ...]
@@ -78,8 +78,7 @@ class Documents:
         return rows
 
 
-@dataclass(kw_only=True, slots=True)
-class OnTheFlyFeed:
+class OnTheFlyFeed(Struct, kw_only=True):
     """What a run reads when nothing is packed: each step's documents, tokenised as it begins."""
 
     documents: DocumentRows

@@ -5,9 +5,9 @@ There is no sampler state to save: after a resume, step 41 sees the rows it woul
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 Rows = NDArray[np.integer]
@@ -15,8 +15,7 @@ Rows = NDArray[np.integer]
 MEGA_BATCHES = 50
 
 
-@dataclass(kw_only=True, slots=True)
-class RowOrder:
+class RowOrder(Struct, kw_only=True):
     """Which rows every step takes.
 
     With ``lengths_N``, the tokens of every row, rows of similar length share a step; an epoch still

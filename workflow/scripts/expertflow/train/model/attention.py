@@ -10,7 +10,6 @@ Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D h
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import Record
 from expertflow.train.model.masks import FLEX, causal_mask, check_flex
 
 NAME = "packed"
@@ -34,8 +34,7 @@ HALF = (torch.bfloat16, torch.float16)
 REFUSED = ("softcap", "s_aux", "position_bias")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernel:
+class Kernel(Record, frozen=True, kw_only=True):
     """Torch's variable-length kernel, with the keywords that this release of it takes."""
 
     call: Callable[..., Any]

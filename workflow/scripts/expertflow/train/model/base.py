@@ -3,9 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json

@@ -1,9 +1,10 @@
 """The files of a profile: in a run's state, and published from there. Needs no torch."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from expertflow.core.errors import ExpertflowError
 from expertflow.core.files import link_or_copy, replacing

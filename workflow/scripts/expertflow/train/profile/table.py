@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.train.records import Kernel
 
 # What is drawn on the device's time line over the kernels that it stands for.
@@ -12,8 +12,7 @@ ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
 N_KERNELS, N_CHARS = 1_000, 1_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Record, frozen=True, kw_only=True):
     """One launch of a kernel. ``self_us`` is its time without that of what it calls."""
 
     name: str

@@ -1,8 +1,8 @@
 """Choose the steps that a profiler watches."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.train.timing import is_sampled
 
@@ -12,8 +12,7 @@ N_WARM = 10
 MAX_MICRO_BATCHES = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class Window(Record, frozen=True, kw_only=True):
     """Steps to watch, counted from 0, and those just before them to compare their time with."""
 
     neighbours: range

@@ -8,7 +8,6 @@ data order needs no saving: batches are a function of the step.
 
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.files import replacing, sync, sync_directory
+from expertflow.core.records import Record
 from expertflow.train.model.weights import first_not_finite, load_trainable_state, trainable_state
 from expertflow.train.optimizer import load_optimizer, optimizer_tensors
 from expertflow.train.saved.checkpoint_files import (
@@ -46,8 +46,7 @@ class NotFinite(TrainingError):
     """A trained parameter is not finite."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class Snapshot(Record, frozen=True, kw_only=True):
     """A run's state in host memory, independent of the training that goes on.
 
     Only rank 0 holds it (``is_whole``); elsewhere the tensors are left out.

@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.nn.attention import varlen
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import Record
 from expertflow.plan.records import LoraSpec
 from expertflow.train.model import attention, loss
 from expertflow.train.model.load import add_adapter
@@ -30,8 +30,7 @@ from expertflow.train.model.packed import decoder_layers
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TracedRun:
+class TracedRun(Record, frozen=True, kw_only=True):
     """What of a run decides the bytes of a step.
 
     ``kernel``: whether the card has the variable-length kernel; else documents go one by one.

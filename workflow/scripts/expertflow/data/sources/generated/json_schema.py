@@ -1,9 +1,10 @@
 """Make instructions with a JSON Schema and facts, and the JSON object that states those facts."""
 
 import json
-from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from expertflow.data.sources.generated.words import CITIES, FAMILY_NAMES, GIVEN_NAMES
 from expertflow.data.sources.generated.writing import Record, build_generator
@@ -11,8 +12,7 @@ from expertflow.data.sources.generated.writing import Record, build_generator
 _ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """A property: its name, its schema, and the values it can take."""
 
     name: str

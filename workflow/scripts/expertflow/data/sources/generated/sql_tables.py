@@ -1,12 +1,11 @@
 """The world that generated SQL questions are about: ten pairs of tables, a child and its parent."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from expertflow.data.sources.generated.words import ADJECTIVES, CITIES, COUNTRIES, GIVEN_NAMES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class Column(Struct, frozen=True, kw_only=True):
     """A column and how people call it. Text columns list their values; numbers have a range."""
 
     name: str
@@ -22,8 +21,7 @@ class Column:
         return bool(self.values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """A table: ``label`` is the column that names a row, ``key`` the one that names its parent."""
 
     name: str
@@ -51,8 +49,7 @@ class Table:
         return f"CREATE TABLE {self.name} ({', '.join(parts)})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Domain:
+class Domain(Struct, frozen=True, kw_only=True):
     """Two tables that can be joined: each child row belongs to one parent row."""
 
     parent: Table

@@ -1,7 +1,8 @@
 """Make questions about small property graphs and the Cypher queries that answer them."""
 
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from expertflow.data.sources.generated.words import CITIES, COUNTRIES, GIVEN_NAMES
 from expertflow.data.sources.generated.writing import Record, build_generator
@@ -15,8 +16,7 @@ _COMPARE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """A kind of node; its text property has few values, its number a range of steps."""
 
     label: str
@@ -30,8 +30,7 @@ class Node:
         return f"(:{self.label} {{name, {self.text[0]}, {self.number[0]}}})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Graph:
+class Graph(Struct, frozen=True, kw_only=True):
     """Two kinds of nodes, the relation between them, and how people say it."""
 
     source: Node
