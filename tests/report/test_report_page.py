@@ -16,7 +16,7 @@ from expertflow.report.page import MAX_PAGE_BYTES, render_page
 from expertflow.report.sheet import style
 from expertflow.report.view.chain import chain_rows
 
-HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \u2028"
+HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \x1b[2J \u2028"
 PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
           ("plan", "sources"), ("provenance", "footer"))  # fmt: skip
 
@@ -96,6 +96,8 @@ def _escaped(page: str) -> str:
     check_page_is_safe(page)
     assert "&lt;script&gt;" in page and "<script" not in page
     assert "{{ 7 * 7 }}" in page
+    assert "&lt;U+202E&gt; &lt;U+001B&gt;[2J" in page
+    assert not {"\u202e", "\x1b"} & set(page)
     return page
 
 

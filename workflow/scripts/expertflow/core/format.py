@@ -1,6 +1,12 @@
-"""Write sizes of memory and of disks for the terminal, for logs and for errors."""
+"""Write sizes of memory and of disks, and texts from outside, for people to read."""
+
+import re
 
 GB, GIB = 10**9, 1 << 30
+# Control characters, which a terminal obeys, and marks that reverse the direction of text.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def gb(n_bytes: float, digits: int = 1) -> str:
@@ -19,3 +25,12 @@ def gib(n_bytes: float, digits: int = 1) -> str:
     '1.5 GiB'
     """
     return f"{n_bytes / GIB:.{digits}f} GiB"
+
+
+def show_hidden(text: str) -> str:
+    r"""Replace control characters and direction marks by their code points; white space stays.
+
+    >>> show_hidden("a\u202eb")
+    'a<U+202E>b'
+    """
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
@@ -32,8 +33,6 @@ NO_NAMES = ("", "other", "unknown", "none")
 _MARKUP = re.compile(r"([\\`*_\[\]{}|~#!$])")
 # What makes the beginning of a line a list, a quote, a heading or a rule.
 _OPENING = re.compile(r"^(?:([-+=>])|(\d+)([.)]))")
-# Control characters, which a terminal obeys, and marks that reverse the direction of text.
-_HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 class Markdown(str):
@@ -98,7 +97,7 @@ def model_card(inputs: CardInputs, exported: Exported) -> str:
 
 def plain(value: object) -> Markdown:
     """Return a value as one line of Markdown that shows it as it is."""
-    line = " ".join(show_hidden(str(value)).split())
+    line = show_hidden(" ".join(str(value).split()))
     return Markdown(_MARKUP.sub(r"\\\1", html.escape(line, quote=False)))
 
 
@@ -110,17 +109,11 @@ def paragraph(value: object) -> Markdown:
 
 def code(value: object) -> Markdown:
     """Return a value as inline code, in as many backticks as it needs."""
-    line = " ".join(show_hidden(str(value)).split())
+    line = show_hidden(" ".join(str(value).split()))
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
     # A bar ends a cell of a table even within code.
     return Markdown(f"{fence}{blank}{line}{blank}{fence}".replace("|", "\\|"))
-
-
-def show_hidden(text: str) -> str:
-    """Replace control characters and direction marks by their code points: ``<U+202E>``."""
-    spaced = re.sub(r"[\t\r]", " ", text)
-    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", spaced)
 
 
 def vllm_settings(decoding: Decoding) -> dict[str, float | int]:

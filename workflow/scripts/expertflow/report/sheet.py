@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from expertflow.core.format import show_hidden
 from expertflow.report import format as f
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -15,12 +16,17 @@ N_CHARS = 1_200
 N_DETAIL_CHARS = 300
 
 
+def _shown(value: Any) -> Any:
+    return show_hidden(value) if type(value) is str else value
+
+
 @cache
 def templates() -> Environment:
-    """Open the templates, with escaping on for all of them."""
+    """Open the templates, with escaping on and hidden characters shown in all of them."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

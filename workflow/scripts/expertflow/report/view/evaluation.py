@@ -222,7 +222,7 @@ def left_out(report: Report) -> list[tuple[str, str]]:
     if evaluation["task"] == "held_out_loss":
         return []
     unscored = reasons.get("evaluation.after.value_fraction")
-    parts = ("baselines", "judge", "lm_eval", "backend")
+    parts = ("baselines", "judge", "lm_eval")
     said = [(part, evaluation["unavailable"].get(part, "")) for part in parts]
     chosen = "evaluation."  # a setting is named: evaluation.judge is not set
     return [
