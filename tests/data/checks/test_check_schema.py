@@ -131,6 +131,12 @@ def test_references_that_double_are_given_up() -> None:
     assert reason("1", {"$defs": definitions, "$ref": "#/$defs/d0"}) == "schema_too_costly"
 
 
+def test_alternatives_that_nest_with_the_document_are_given_up() -> None:
+    each = {"type": "array", "items": {"$ref": "#"}}
+    document = "[" * 60 + "1" + "]" * 60
+    assert reason(document, {"anyOf": [each, {**each, "minItems": 1}]}) == "schema_too_costly"
+
+
 def test_the_budget_is_for_each_document() -> None:
     schema = {"$defs": {"x": {}}, "items": {"$ref": "#/$defs/x"}}
     for _ in range(3):
