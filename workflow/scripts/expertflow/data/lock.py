@@ -17,9 +17,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json, sha256_file, write_text, write_text_if_changed
+from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
 from expertflow.core.format import gb
-from expertflow.core.records import to_json
+from expertflow.core.records import to_json, write_record
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.records import ExpertLock, LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
@@ -176,7 +176,7 @@ def write_lock(path: Path, lock: ExpertLock) -> bool:
     with contextlib.suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == value:
             return False
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_record(path, value)
     return True
 
 

@@ -1,10 +1,10 @@
 """Make the plan of an expert from the records of the stages before it."""
 
-import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from expertflow.core.records import from_json, read_record
+from expertflow.core.records import from_json, read_part, read_record
 from expertflow.hardware.probe import probe_machine, resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import Calibration, MemoryTrace
@@ -45,7 +45,7 @@ def drafted(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> Draft
     Raises:
         HardwareError: the hardware is not known, or not here.
     """
-    described = json.loads(model.read_text(encoding="utf-8"))
+    described = read_record(dict[str, Any], model)
     rows = read_record(PackingRecord, packing)
     gpu = resolve_gpu(spec.hardware, list(spec.gpu_table))
     attention = choose_attention(spec, gpu)[0]
@@ -94,7 +94,7 @@ def import_code(model: Path, spec: PlanSpec) -> None:
     """
     from expertflow.train.trace import memory as trace_memory
 
-    base = Path(json.loads(model.read_text(encoding="utf-8"))["path"])
+    base = Path(read_part(str, model, "path"))
     trace_memory.import_code(base, adapter=spec.lora is not None)
 
 
@@ -118,7 +118,7 @@ def traced(
 
 
 def _tuning(record: Path, draft: Draft, model: Path) -> Tuning:
-    base = Path(json.loads(model.read_text(encoding="utf-8"))["path"])
+    base = Path(read_part(str, model, "path"))
     spec, packing, gpu = draft.spec, draft.packing, draft.gpu
     return Tuning(
         record=read_record(TuningRecord, record),

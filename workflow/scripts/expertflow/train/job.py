@@ -1,6 +1,5 @@
 """The training job: lock the state, watch the machine, train or find it done, publish."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +122,7 @@ def _train_there(assignment: Assignment, packing: PackingRecord, places: Places)
     rows = None if on_the_fly else assignment.rows / "train" / ROWS_FILE
     readings = preflight(plan, state, rows) | {"staging": _noted(places)}
     write_record(state / PLAN, plan)
-    write_text(state / PREFLIGHT, json.dumps(readings, indent=2) + "\n")
+    write_record(state / PREFLIGHT, readings)
     try:
         seen_s = checkpoint_files.last_seen_s(state)
         with watched(state, plan, seen_s=seen_s):

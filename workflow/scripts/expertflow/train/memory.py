@@ -1,7 +1,6 @@
 """What to do when memory is short: say it well, and go on with smaller micro-batches."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import torch
 from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import write_text
 from expertflow.core.format import gib
-from expertflow.core.records import to_json
+from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train.feed.loader import Feed
 from expertflow.train.records import MemoryRetry
@@ -70,7 +68,7 @@ def retries(state: Path) -> tuple[MemoryRetry, ...]:
     path = state / RETRIES_FILE
     if not path.is_file():
         return ()
-    return tuple(MemoryRetry(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+    return read_record(tuple[MemoryRetry, ...], path)
 
 
 def lowered(plan: TrainPlan, state: Path) -> TrainPlan:
@@ -101,7 +99,7 @@ def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -
         n_accumulation_steps=less.n_accumulation_steps,
         message=message,
     )
-    write_text(state / RETRIES_FILE, json.dumps(to_json((*known, retry)), indent=2) + "\n")
+    write_record(state / RETRIES_FILE, (*known, retry))
     return True
 
 

@@ -1,6 +1,5 @@
 """One process or several that train together: their start, what they share, what they agree on."""
 
-import ctypes
 import inspect
 import os
 import signal
@@ -18,6 +17,7 @@ from accelerate.utils import set_seed
 from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.process import end_with_parent
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 from expertflow.train.nodes import launcher
@@ -28,7 +28,6 @@ RANK = "RANK"
 PATIENCE = timedelta(minutes=30)
 # A step and a checkpoint may be under way when all are told to stop.
 SHUTDOWN_S = 300
-PR_SET_PDEATHSIG = 1
 # In many short naps: a machine that stands still for a while does so in one of them.
 LET_GO_S, N_NAPS = 0.3, 15
 
@@ -161,8 +160,8 @@ def stop_with_launcher() -> None:
     The launcher gives each process a session of its own, so a signal to its group does not reach
     them: if it is killed, they are told to stop, and save.
     """
-    if RANK in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if RANK in os.environ:
+        end_with_parent()
 
 
 def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:

@@ -13,9 +13,8 @@ from expertflow.core.files import (
     sha256_file,
     sha256_json,
     sync,
-    write_text,
 )
-from expertflow.core.records import to_json
+from expertflow.core.records import to_json, write_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
@@ -208,7 +207,7 @@ def write_outcome(state: Path, outcome: dict[str, Any]) -> None:
         # The note must not survive a power cut that these do not.
         sync(state / name)
     made = fingerprints(state, [*_model_files(state), *LOGS])
-    write_text(state / OUTCOME, json.dumps({**outcome, FILES: made}, indent=2) + "\n")
+    write_record(state / OUTCOME, {**outcome, FILES: made})
 
 
 def read_outcome(state: Path) -> dict[str, Any] | None:

@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 from collections.abc import Mapping
 
+from expertflow.core.process import kill_group
+
 log = logging.getLogger(__name__)
-LIMIT_S, KILLED_S = 120.0, 5.0
+LIMIT_S = 120.0
 # As of timeout(1).
 TIMED_OUT = 124
 
@@ -25,11 +26,3 @@ def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = L
     log.error("the stop command did not end within %.0f s", limit_s)
     kill_group(process)
     return TIMED_OUT
-
-
-def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that leads a group, with all of it; wait a little, since some cannot end."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILLED_S)

@@ -6,7 +6,6 @@ SIGTERM when the guard dies.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from expertflow.core.process import adopt_orphans, end_with_parent
 from expertflow.rental.guard.tree import Stopper, living_below, only_schedulers, send
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NAP_S = 0.05
 # Snakemake's main thread wakes and notes that it is to end; jobs take longer than that to save.
 SETTLE_S = 0.2
@@ -83,8 +82,8 @@ def _keep(command: Sequence[str], *, guard: int, grace_s: float) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    adopt_orphans()
+    end_with_parent()
     if os.getppid() != guard:
         return 128 + signal.SIGTERM
     try:
@@ -151,7 +150,7 @@ def _in_command() -> None:
     """Undo, in the command, what it would inherit: a shell's background jobs ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
 
 
 def _collected(process: subprocess.Popen[bytes]) -> int | None:
@@ -165,9 +164,3 @@ def _collected(process: subprocess.Popen[bytes]) -> int | None:
             else:
                 os.waitpid(found.si_pid, os.WNOHANG)
     return code
-
-
-def prctl(option: int, value: int) -> None:
-    """Ask something of the kernel for this process; Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
+from expertflow.core.process import kill_group
 from expertflow.core.records import Record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.nvml_device import Device
-from expertflow.rental.guard.hook import kill_group
 from expertflow.rental.sync.store import files_below
 
 log = logging.getLogger(__name__)

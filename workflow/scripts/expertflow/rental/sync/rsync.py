@@ -2,13 +2,14 @@
 
 import math
 import shutil
-import subprocess
+import signal
 import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.process import Stopped, run_until
 from expertflow.rental.sync.destination import without_secrets
 from expertflow.rental.sync.store import NotThere, Sent, SyncFailed
 
@@ -100,37 +101,19 @@ class RsyncStore:
         command = ["rsync", f"--timeout={patience_s}", *options, "--", source]
         # A listing has no target.
         command += [target] if target else []
-        with (
-            tempfile.TemporaryFile("w+") as given,
-            tempfile.TemporaryFile("w+") as said,
-            tempfile.TemporaryFile("w+") as wrong,
-        ):
-            given.write(text)
-            given.seek(0)
-            # Its own session: a Ctrl-C reaches it by way of the guard, and ssh asks no terminal.
-            process = subprocess.Popen(
-                command, stdin=given, stdout=said, stderr=wrong, start_new_session=True
-            )
-            while True:
-                try:
-                    code = process.wait(0.1)
-                    break
-                except subprocess.TimeoutExpired:
-                    if self._cancel.is_set():
-                        process.terminate()
-                        process.wait()
-                        raise SyncFailed(f"{self.shown}: the copy was broken off") from None
-            said.seek(0)
-            wrong.seek(0)
-            lines, message = said.read().splitlines(), " ".join(wrong.read().split())
-        if code:
-            message = message.replace(self._root, self.shown)
+        try:
+            # In its own session a Ctrl-C reaches it by way of the guard, and ssh asks no terminal.
+            done = run_until(command, self._cancel.is_set, given=text, signals=[signal.SIGTERM])
+        except Stopped:
+            raise SyncFailed(f"{self.shown}: the copy was broken off") from None
+        if code := done.returncode:
+            message = " ".join(done.stderr.split()).replace(self._root, self.shown)
             is_absent = code == PARTIAL and "No such file or directory" in message
             kind = NotThere if is_absent else SyncFailed
             # What went wrong comes last, after what ssh and the other side greet with.
             message = message[-SHOWN_CHARACTERS:]
             raise kind(f"{self.shown}: rsync ended with exit code {code}: {message}")
-        return lines
+        return done.stdout.splitlines()
 
 
 def _largest_bytes(paths: Iterable[Path]) -> int:

@@ -1,9 +1,9 @@
 """Remove training states that no result refers to any more."""
 
-import json
 from pathlib import Path
 
 from expertflow.core.locks import try_lock
+from expertflow.core.records import read_part
 
 
 def prunable(results: Path, state: Path) -> list[Path]:
@@ -29,8 +29,7 @@ def prunable(results: Path, state: Path) -> list[Path]:
 def _published(record: Path) -> str | None:
     if not record.is_file():
         return None
-    fingerprint: str = json.loads(record.read_text(encoding="utf-8"))["fingerprint"]
-    return fingerprint
+    return read_part(str, record, "fingerprint")
 
 
 def _in_use(state: Path) -> bool:
