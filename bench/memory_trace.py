@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scrip
 import torch
 from transformers import Qwen3Config
 
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.trace.memory import follow_step, trace, whole_model
 from expertflow.train.trace.model import TracedRun, build, materialise
 

@@ -161,7 +161,7 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
         run, _ = assemble(
             assignment, processes=group, saver=saver, stop=lambda: False, directory=None
         )
-        with load_batches(run.feed, 0, plan=run.plan.loader, device=run.device) as batches:
+        with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
             def do(seconds: float) -> float:
                 n, start = 0, time.perf_counter()

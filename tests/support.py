@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from expertflow.core.records import write_record
-from expertflow.plan.records import LoraSpec, ModelFacts, PlanSpec
+from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
+from expertflow.plan.settings import LoraSpec
 from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch

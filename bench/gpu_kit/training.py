@@ -16,8 +16,9 @@ from support import plan_spec
 from expertflow.core.files import read_json_lines
 from expertflow.core.records import Record, from_json
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import LoraSpec, TrainPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import plan_training
+from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
 from expertflow.train.assemble import Assignment, assemble
@@ -91,8 +92,8 @@ def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
         "n_threads": 1 if work.device == "cpu" else None, "warmup_ratio": 0.01,
     }  # fmt: skip
     usual = _resolved(work, plan_spec(**settings), work.packing("bfd"))
-    settings["batch_size"] = variant.micro_batch or work.micro_batch or usual.micro_batch_size
-    settings["gradient_checkpointing"] = usual.checkpoint_activations != variant.flip_checkpointing
+    settings["batch_size"] = variant.micro_batch or work.micro_batch or usual.batch_size
+    settings["gradient_checkpointing"] = usual.gradient_checkpointing != variant.flip_checkpointing
     settings["torch_compile"] = usual.torch_compile
     return _resolved(work, plan_spec(**{**settings, **variant.changes, **changes}), packing)
 
@@ -132,7 +133,7 @@ class Session:
         self.run.loss.train()
         self.run.clock.started()
         first, device = self.run.progress.step, self.run.device
-        loader = load_batches(self.run.feed, first, plan=plan.loader, device=device)
+        loader = load_batches(self.run.feed, first, plan=plan, device=device)
         self.batches = self.stack.enter_context(loader)
 
     def step(self) -> None:
@@ -165,17 +166,17 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
             measured = _train(work, variant, plan, name, processes)
             return {**measured, "out_of_memory_at": tried}
         except (OutOfMemory, torch.OutOfMemoryError) as error:
-            tried.append(plan.micro_batch_size)
+            tried.append(plan.batch_size)
             said = " ".join(str(error).split())[:300]
         # It holds on to an optimiser that it wraps, and so to the model.
         processes.accelerator.free_memory()
         gc.collect()
         if work.device == "cuda":
             torch.cuda.empty_cache()
-        if plan.micro_batch_size == 1 or variant.micro_batch or work.micro_batch:
-            return {"out_of_memory": said, "micro_batch_size": plan.micro_batch_size}
-        plan = plan_of(work, variant, batch_size=plan.micro_batch_size // 2)
-        name = f"{name}-{plan.micro_batch_size}"
+        if plan.batch_size == 1 or variant.micro_batch or work.micro_batch:
+            return {"out_of_memory": said, "micro_batch_size": plan.batch_size}
+        plan = plan_of(work, variant, batch_size=plan.batch_size // 2)
+        name = f"{name}-{plan.batch_size}"
 
 
 def _train(
@@ -193,12 +194,12 @@ def settings_of(session: Session) -> dict[str, Any]:
     plan = session.run.plan
     return {
         "method": plan.method,
-        "micro_batch_size": plan.micro_batch_size,
-        "n_accumulation_steps": plan.n_accumulation_steps,
+        "micro_batch_size": plan.batch_size,
+        "n_accumulation_steps": plan.gradient_accumulation_steps,
         "row_length": plan.sequence_length_tokens,
         "attention": plan.attention,
         "torch_compile": plan.torch_compile,
-        "checkpoint_activations": plan.checkpoint_activations,
+        "checkpoint_activations": plan.gradient_checkpointing,
         "activated": list(session.words),
     }
 

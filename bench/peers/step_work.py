@@ -116,9 +116,9 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
 def settings(plan: TrainPlan) -> dict[str, Any]:
     """Give what the peer has to do as the plan does."""
     names = (
-        "method", "micro_batch_size", "n_accumulation_steps", "precision", "optim", "weight_decay",
+        "method", "batch_size", "gradient_accumulation_steps", "precision", "optim", "weight_decay",
         "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "torch_compile",
-        "checkpoint_activations", "attention",
+        "gradient_checkpointing", "attention",
     )  # fmt: skip
     return {name: getattr(plan, name) for name in names}
 

@@ -114,7 +114,7 @@ def main() -> None:
     if case["device"] == "cpu":
         torch.set_num_threads(1)
     rows = load_from_disk(case["rows"])
-    micro = case["micro_batch_size"]
+    micro = case["batch_size"]
     if case["form"] == "padded":
         per_row = sum(map(len, rows["seq_lengths"])) / len(rows)
         rows, micro = documents_of(rows), max(1, round(micro * per_row))
@@ -148,8 +148,8 @@ def assembled(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], ou
         train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
         max_steps=case["n_warmup_steps"] + case["n_timed_steps"],
         per_device_train_batch_size=words["micro_batch_size"],
-        gradient_accumulation_steps=case["n_accumulation_steps"],
-        gradient_checkpointing=case["checkpoint_activations"],
+        gradient_accumulation_steps=case["gradient_accumulation_steps"],
+        gradient_checkpointing=case["gradient_checkpointing"],
         use_liger_kernel=words["liger"].startswith("on"),
         learning_rate=case["rate"], lr_scheduler_type="constant", warmup_steps=0,
         **{name: case[name] for name in ("weight_decay", "max_grad_norm", "adam_beta1",

@@ -119,12 +119,12 @@ def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan_of(work: Any, variant: Any, batch_size: int = 8) -> Any:
-        return SimpleNamespace(micro_batch_size=batch_size)
+        return SimpleNamespace(batch_size=batch_size)
 
     def fits_two(work: Any, variant: Any, plan: Any, *_: Any) -> dict[str, Any]:
-        if plan.micro_batch_size > 2:
+        if plan.batch_size > 2:
             raise torch.OutOfMemoryError("short of memory")
-        return {"micro_batch_size": plan.micro_batch_size}
+        return {"micro_batch_size": plan.batch_size}
 
     monkeypatch.setattr(training, "plan_of", plan_of)
     events: list[str] = []

@@ -8,9 +8,8 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.ablations import ABOUT_SPEED, ablation_spec, variant_spec
+from expertflow.config.ablations import ablation_spec, variant_spec
 from expertflow.core.errors import ConfigError
-from expertflow.plan.override import flags
 from expertflow.studies.records import AblationSpec
 
 SCHEMAS = ROOT / "workflow" / "schemas"
@@ -71,10 +70,6 @@ def test_packing_is_not_credited_with_compilation() -> None:
     assert training[claim.of] == {"torch_compile": False}
 
 
-def test_settings_of_an_ablation_are_settings_by_hand() -> None:
-    assert set(flags()) >= ABOUT_SPEED
-
-
 def test_the_users_own_list_wins(tmp_path: Path) -> None:
     own, ours = tmp_path / "own", tmp_path / "ours"
     own.mkdir()
@@ -108,11 +103,14 @@ def test_names_are_unique_over_all_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"training": {"atention": "sdpa"}}, "training.atention: no such .* mean 'attention'"),
-        ({"training": {"learning_rate": 1e-3}}, "training.learning_rate: no such setting in an"),
-        ({"training": {"attention": "fast"}}, "training.attention is 'fast'; use one of"),
-        ({"training": {"batch_size": "4"}}, "training.batch_size: expected int, got str"),
-        ({"training": {"batch_size": 0}}, "training.batch_size is 0; give at least 1"),
+        (
+            {"training": {"atention": "sdpa"}},
+            "unknown key 'atention'; did you mean 'attention'",
+        ),
+        ({"training": {"learning_rate": 1e-3}}, "training: unknown key 'learning_rate'"),
+        ({"training": {"attention": "fast"}}, "'attention' is 'fast': it must be one of"),
+        ({"training": {"batch_size": "4"}}, "'batch_size' is '4': it must be of type integer"),
+        ({"training": {"batch_size": 0}}, "'batch_size' is 0: it must be at least 1"),
         ({"name": "plan"}, "variants.0.name"),
         ({"name": "a/b"}, "variants.0.name"),
         ({"rows": "loose"}, "it must be one of"),

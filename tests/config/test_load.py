@@ -75,7 +75,7 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
             "learning_rate' is 'fast': it must be of",
         ),
         ({"training": {"learning_rate": 0}}, "'training.learning_rate' is 0: it must be above 0"),
-        ({"training": {"bf16": True, "fp16": True}}, "bf16 and training.fp16 are both true"),
+        ({"training": {"bf16": True, "fp16": True}}, "training.bf16 and fp16 are both true"),
         ({"training": {"batch_size": "big"}}, "'training.batch_size' is 'big'"),
         ({"data": {"eval_fraction": 0}}, "'data.eval_fraction' is 0: it must be above 0"),
         ({"sources": []}, "'sources' is .*it needs at least 1 item"),

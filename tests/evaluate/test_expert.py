@@ -121,7 +121,7 @@ def made(folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **change
         method="full",
         lora=None,
         precision="fp32",
-        micro_batch_size=1,
+        batch_size=1,
         load_best_model_at_end=False,
     )
     settings = {"max_examples": 30, "n_selection_examples": 30, "max_new_tokens": 9, **changes}

@@ -16,7 +16,7 @@ from expertflow.evaluate.records import Decoding, Published
 from expertflow.export.merge import Trained, export_model
 from expertflow.export.merge_check import ATTENTION
 from expertflow.export.records import ExportRecord, ExportSpec
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.model.load import add_adapter, load_base, load_for_export
 from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer

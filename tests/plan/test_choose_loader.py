@@ -6,11 +6,10 @@ import pytest
 from support import plan_spec
 
 from expertflow.plan.loader import choose_grouping, choose_loader
-from expertflow.plan.records import LoaderPlan
 
 
-def chosen(packing: str, **changes: Any) -> tuple[LoaderPlan, dict[str, str]]:
-    """Give the plan and the reason of each of its settings."""
+def chosen(packing: str, **changes: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings and the reason of each."""
     plan, reasons = choose_loader(plan_spec(**changes), packing)
     return plan, {reason.setting: reason.because for reason in reasons}
 
@@ -32,7 +31,7 @@ def test_workers_load_unpacked_rows_or_what_they_are_told_to(
     loader: str | None, packing: str, n_workers: int, expected: tuple[str, int]
 ) -> None:
     plan, _ = chosen(packing, loader=loader, dataloader_num_workers=n_workers)
-    assert (plan.kind, plan.n_workers) == expected
+    assert (plan["loader"], plan["dataloader_num_workers"]) == expected
 
 
 def test_the_reasons_name_what_is_not_used() -> None:
@@ -40,11 +39,11 @@ def test_the_reasons_name_what_is_not_used() -> None:
         "bfd", dataloader_num_workers=8, dataloader_prefetch_factor=4,
         dataloader_persistent_workers=True,
     )  # fmt: skip
-    assert plan.n_prefetch_batches == 4
-    assert not plan.persistent_workers
+    assert plan["dataloader_prefetch_factor"] == 4
+    assert not plan["dataloader_persistent_workers"]
     assert reasons["loader"].startswith("one thread: packed rows need no worker processes")
-    assert reasons["n_loader_workers"].endswith("dataloader_num_workers 8 is not used")
-    assert "no worker processes to keep" in reasons["persistent_workers"]
+    assert reasons["dataloader_num_workers"].endswith("dataloader_num_workers 8 is not used")
+    assert "no worker processes to keep" in reasons["dataloader_persistent_workers"]
 
 
 def test_workers_take_all_settings() -> None:
@@ -52,16 +51,17 @@ def test_workers_take_all_settings() -> None:
         "none", dataloader_num_workers=3, dataloader_prefetch_factor=4,
         dataloader_persistent_workers=True,
     )  # fmt: skip
-    assert plan == LoaderPlan(
-        kind="workers", n_workers=3, n_prefetch_batches=4, persistent_workers=True
-    )
+    assert plan == {
+        "loader": "workers", "dataloader_num_workers": 3, "dataloader_prefetch_factor": 4,
+        "dataloader_persistent_workers": True,
+    }  # fmt: skip
     assert reasons["loader"] == "unpacked rows, and dataloader_num_workers is 3"
 
 
 def test_without_workers_nothing_is_prefetched() -> None:
     plan, reasons = chosen("bfd", loader="workers")
-    assert plan.n_prefetch_batches == 0
-    assert "when it is asked for" in reasons["n_prefetch_batches"]
+    assert plan["dataloader_prefetch_factor"] == 0
+    assert "when it is asked for" in reasons["dataloader_prefetch_factor"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from expertflow.plan.flops import (
     flops_per_token,
     mlp_matrices,
 )
-from expertflow.plan.records import LoraSpec, ModelFacts
+from expertflow.plan.records import ModelFacts
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.trace.batch import sample_batch
 from expertflow.train.trace.flops import count_step_flops
 from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise

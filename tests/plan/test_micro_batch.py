@@ -12,7 +12,8 @@ from expertflow.core.errors import HardwareError
 from expertflow.plan.cost_records import USABLE_FRACTION, MemoryLine, MemoryTrace
 from expertflow.plan.draft import Draft
 from expertflow.plan.micro_batch import BUSY_TOKENS, choose_micro_batch
-from expertflow.plan.records import LoraSpec, TrainPlan
+from expertflow.plan.records import TrainPlan
+from expertflow.plan.settings import LoraSpec
 
 GIB = 1 << 30
 RTX_2060 = card("RTX 2060")
@@ -34,7 +35,7 @@ def chosen(trace: MemoryTrace, length: int = 1024, **changes: object) -> tuple[i
     spec = plan_spec(**{"batch_size": None, "optim": "adamw_8bit", **changes})
     draft = Draft("e", spec, seq(length), QWEN_06B, 0, RTX_2060, trace)
     micro, checkpoint = choose_micro_batch(draft, "fp16")
-    return micro, checkpoint, next(r.because for r in draft.reasons if "micro" in r.setting)
+    return micro, checkpoint, next(r.because for r in draft.reasons if r.setting == "batch_size")
 
 
 def repository_on_a_2060(**changes: object) -> TrainPlan:
@@ -53,7 +54,7 @@ def repository_on_a_2060(**changes: object) -> TrainPlan:
 
 def test_a_6_gb_card_gets_four_rows_in_system_bs_setting() -> None:
     made = repository_on_a_2060()
-    assert (made.micro_batch_size, made.checkpoint_activations) == (4, True)
+    assert (made.batch_size, made.gradient_checkpointing) == (4, True)
     assert made.global_batch_sequences == 8
 
 
@@ -83,7 +84,7 @@ def test_a_6_gb_card_gets_four_rows_by_a_traced_step(expert: str, tmp_path: Path
 def test_starcoder2_in_4_bits_gets_four_rows_by_the_cards_size() -> None:
     facts = replace(QWEN_06B, model_type="starcoder2", n_layers=30, hidden_size=3072)
     made = plan(RTX_2060, seq(1024), facts, method="qlora")
-    assert made.micro_batch_size == 4
+    assert made.batch_size == 4
 
 
 def test_without_checkpointing_the_most_rows_are_taken() -> None:
@@ -178,5 +179,5 @@ def test_a_smaller_micro_batch_that_spares_the_recomputation_is_named(
     trace = traced(kept, 16 << 20)
     draft = Draft("e", spec, seq(1024), QWEN_06B, 0, RTX_2060, trace)
     assert choose_micro_batch(draft, "fp16") == (16, True)
-    reason = next(r.because for r in draft.reasons if r.setting == "checkpoint_activations")
+    reason = next(r.because for r in draft.reasons if r.setting == "gradient_checkpointing")
     assert ("fits without" in reason) is bool(advice) and reason.endswith(advice)

@@ -139,7 +139,7 @@ def test_planned_hardware_that_is_full_says_so() -> None:
     tight = replace(
         card("H100 SXM"), memory_total_bytes=int((usual.predicted_peak_bytes or 0) * 1.03)
     )
-    settings = {"batch_size": usual.micro_batch_size, "gradient_checkpointing": False}
+    settings = {"batch_size": usual.batch_size, "gradient_checkpointing": False}
     [option] = plan(tight, **settings).options
     assert option.fits is False and "not predicted to fit" in option.remark
 

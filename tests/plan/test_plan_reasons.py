@@ -14,8 +14,8 @@ from expertflow.plan.source_systems import SYSTEMS, source_values, with_source_v
 from expertflow.tokens.records import LengthChoice
 
 AUTO = {
-    "micro_batch_size", "n_accumulation_steps", "checkpoint_activations", "precision", "loader",
-    "n_loader_workers", "n_threads", "n_warmup_steps", "save_steps", "eval_steps",
+    "batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "precision", "loader",
+    "dataloader_num_workers", "n_threads", "n_warmup_steps", "save_steps", "eval_steps",
     "sequence_length_tokens", "collection_interval_seconds", "torch_compile", "attention",
 }  # fmt: skip
 
@@ -47,10 +47,10 @@ def test_no_setting_is_explained_twice() -> None:
 @pytest.mark.parametrize(
     ("letter", "setting", "value"),
     [
-        ("A", "micro_batch_size", "16"),
-        ("A", "n_loader_workers", "8"),
-        ("B", "n_accumulation_steps", "2"),
-        ("B", "n_loader_workers", "physical cores // 2"),
+        ("A", "batch_size", "16"),
+        ("A", "dataloader_num_workers", "8"),
+        ("B", "gradient_accumulation_steps", "2"),
+        ("B", "dataloader_num_workers", "physical cores // 2"),
         ("C", "sequence_length_tokens", "1536"),
         ("D", "save_steps", "2000"),
     ],

@@ -56,7 +56,7 @@ def card(name: str) -> GpuFacts:
 
 def test_the_micro_batch_follows_the_memory() -> None:
     small, large = plan(card("RTX 2060"), seq(512)), plan(card("H100 SXM"), seq(512))
-    assert small.micro_batch_size <= large.micro_batch_size
+    assert small.batch_size <= large.batch_size
     for made in (small, large):
         assert made.predicted_peak_bytes is not None and made.gpu is not None
         assert made.gpu.memory_total_bytes is not None
@@ -67,7 +67,7 @@ def test_the_micro_batch_follows_the_memory() -> None:
 @pytest.mark.parametrize(("name", "rows"), [("RTX 2060", 4), ("RTX 4090", 16), ("H100 SXM", 16)])
 def test_tiers_decide_where_memory_cannot_be_predicted(name: str, rows: int) -> None:
     made = plan(card(name), facts=replace(QWEN_06B, model_type="starcoder2"))
-    assert made.micro_batch_size == rows
+    assert made.batch_size == rows
     assert made.predicted_peak_bytes is None
     assert "starcoder2" in made.predicted_peak_reason
 
@@ -115,9 +115,9 @@ def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
     made = plan(card("H100 SXM"), seq(512), world_size=n_cards)
     assert made.global_batch_sequences == rows
     told = {reason.setting: reason for reason in made.reasons}
-    assert told["n_accumulation_steps"].because.endswith(f" are {rows}")
-    assert told["micro_batch_size"].value == str(made.micro_batch_size)
-    assert told["checkpoint_activations"].value == str(made.checkpoint_activations)
+    assert told["gradient_accumulation_steps"].because.endswith(f" are {rows}")
+    assert told["batch_size"].value == str(made.batch_size)
+    assert told["gradient_checkpointing"].value == str(made.gradient_checkpointing)
     assert made.memory is not None
     assert total_bytes(made.memory) == made.predicted_peak_bytes
 
@@ -125,7 +125,7 @@ def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
 def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
     small = replace(card("RTX 4090"), memory_total_bytes=10 * 10**9)
     one, eight = (plan(small, seq(1024), world_size=n) for n in (1, 8))
-    assert (one.checkpoint_activations, eight.checkpoint_activations) == (True, False)
+    assert (one.gradient_checkpointing, eight.gradient_checkpointing) == (True, False)
 
 
 def test_cards_share_the_hours_and_each_has_its_price() -> None:

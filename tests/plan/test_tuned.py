@@ -33,8 +33,9 @@ def plan(settings: PlanSpec, record: TuningRecord | None = None, **more: Any) ->
 
 DEFAULT = settings_of(plan(spec()))
 BEST = replace(
-    DEFAULT, micro_batch_size=DEFAULT.micro_batch_size // 2,
-    n_accumulation_steps=DEFAULT.n_accumulation_steps * 2, attention="flex", torch_compile=False,
+    DEFAULT, batch_size=DEFAULT.batch_size // 2,
+    gradient_accumulation_steps=DEFAULT.gradient_accumulation_steps * 2,
+    attention="flex", torch_compile=False,
 )  # fmt: skip
 
 
@@ -72,20 +73,26 @@ def test_the_best_is_taken_and_every_setting_says_so() -> None:
     assert made.may_halve_micro_batch
     told = reasons(made)
     because = "tuned: fastest of 2 on NVIDIA H100 80GB HBM3, 1.31 times the default [1.28, 1.34]"
-    for setting in ("n_accumulation_steps", "attention", "torch_compile", "n_threads", "loader"):
+    for setting in (
+        "gradient_accumulation_steps",
+        "attention",
+        "torch_compile",
+        "n_threads",
+        "loader",
+    ):
         assert told[setting] == because
-    assert told["micro_batch_size"].startswith(f"{because}; predicted ")
+    assert told["batch_size"].startswith(f"{because}; predicted ")
     assert told["tuned"] == "counts where the manifest leaves a setting open"
     values = {reason.setting: reason.value for reason in made.reasons}
     assert values["tuned"] == FILE and values["attention"] == "flex"
 
 
 def test_without_a_file_nothing_changes() -> None:
-    assert plan(spec()) == plan(spec(tuned=None))
+    assert replace(plan(spec()), tuned=None) == plan(spec(tuned=None))
 
 
 def test_memory_is_predicted_for_what_was_taken() -> None:
-    other = replace(DEFAULT, micro_batch_size=1, n_accumulation_steps=16)
+    other = replace(DEFAULT, batch_size=1, gradient_accumulation_steps=16)
     made, before = plan(spec(), record(best=other)), plan(spec())
     assert made.predicted_peak_bytes is not None and before.predicted_peak_bytes is not None
     assert made.predicted_peak_bytes < before.predicted_peak_bytes
@@ -97,8 +104,8 @@ def test_what_is_predicted_not_to_fit_is_refused() -> None:
     before = plan(spec(), gpu=small, packing=packing)
     rows = before.global_batch_sequences
     greedy = replace(
-        settings_of(before), micro_batch_size=rows, n_accumulation_steps=1,
-        checkpoint_activations=False,
+        settings_of(before), batch_size=rows, gradient_accumulation_steps=1,
+        gradient_checkpointing=False,
     )  # fmt: skip
     found = record(key=key_of(before), best=greedy, default=settings_of(before))
     with pytest.raises(HardwareError, match="GiB and RTX 2060 has"):
@@ -117,7 +124,7 @@ def test_what_the_manifest_names_wins_and_says_so(
 ) -> None:
     settings = spec(**changes)
     default = settings_of(plan(settings))
-    other = replace(default, micro_batch_size=4, n_accumulation_steps=4)
+    other = replace(default, batch_size=4, gradient_accumulation_steps=4)
     trials = (trial(DEFAULT, 1000), trial(default, 1000), trial(BEST, 1300), trial(other, 1100))
     made = plan(settings, record(trials=trials))
     assert settings_of(made) == other
@@ -126,7 +133,7 @@ def test_what_the_manifest_names_wins_and_says_so(
     assert "of the manifest; wins over tuning, whose fastest trial had " in told[setting]
     assert "and 1.30 times the default's speed" in told[setting]
     words = "tuned: fastest that agrees with the manifest of 4 on NVIDIA H100 80GB HBM3"
-    assert told["n_accumulation_steps"].startswith(words)
+    assert told["gradient_accumulation_steps"].startswith(words)
 
 
 def test_a_micro_batch_of_the_manifest_stays_with_its_accumulation() -> None:
@@ -134,7 +141,7 @@ def test_a_micro_batch_of_the_manifest_stays_with_its_accumulation() -> None:
     own = settings_of(plan(settings))
     found = record(key=key_of(plan(settings)), default=own, trials=(trial(own, 1), trial(BEST, 2)))
     made = plan(settings, found)
-    assert (made.micro_batch_size, made.n_accumulation_steps) == (8, 2)
+    assert (made.batch_size, made.gradient_accumulation_steps) == (8, 2)
     assert made.may_halve_micro_batch is False
 
 

@@ -21,7 +21,8 @@ from expertflow.data.records import (
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import ClaimCheck, CostPlan, HardwareOption, MemoryParts
-from expertflow.plan.records import LoaderPlan, LoraSpec, ModelFacts, Reason, TrainPlan
+from expertflow.plan.records import ModelFacts, Reason, TrainPlan
+from expertflow.plan.settings import LoraSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import Staged, StageSpec, StagingRecord
 from expertflow.tokens.records import (
@@ -170,11 +171,10 @@ def make_plan() -> TrainPlan:
     )  # fmt: skip
     return TrainPlan(
         expert="expert-sql", method="lora", group_by_length=False,
-        loader=LoaderPlan(kind="thread", n_workers=0, n_prefetch_batches=4,
-                          persistent_workers=False),
+        loader="thread", dataloader_prefetch_factor=4, bf16=True, fp16=False,
         lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
                       use_rslora=False),
-        hardware="h100-sxm", gpu=gpu, world_size=1, micro_batch_size=16, n_accumulation_steps=2,
+        hardware="h100-sxm", gpu=gpu, world_size=1, batch_size=16, gradient_accumulation_steps=2,
         global_batch_sequences=32, sequence_length_tokens=1_536, n_sequences=28_800,
         n_steps=N_STEPS, n_steps_per_epoch=STEPS_PER_EPOCH, n_epochs=2.0, n_warmup_steps=180,
         learning_rate=2e-4, lr_scheduler_type="cosine", n_decay_steps=180,
@@ -183,7 +183,7 @@ def make_plan() -> TrainPlan:
         label_smoothing_factor=0.0, max_loss=None, torch_compile=True, deterministic=False,
         load_best_model_at_end=False, patience=None, min_delta=0.0, report_to="none",
         parallel="ddp", may_halve_micro_batch=True, precision="bf16", use_tf32=True,
-        attention="packed", checkpoint_activations=False, save_steps=300, save_every_minutes=10.0,
+        attention="packed", gradient_checkpointing=False, save_steps=300, save_every_minutes=10.0,
         save_total_limit=2, eval_steps=EVAL_EVERY, logging_steps=10, n_threads=None,
         collection_interval_seconds=1.0, track_per_step_metrics=True, seed=42,
         n_params_total=600_637_440, n_params_trainable=4_587_520, flops_per_token_model=2.62e9,

@@ -165,8 +165,8 @@ def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
     return replace(
         gpu,
         method="full", lora=None, hardware="cpu", gpu=None, n_steps=60, n_steps_per_epoch=30,
-        n_warmup_steps=6, n_epochs=2.0, precision="fp32", use_tf32=False, micro_batch_size=8,
-        n_accumulation_steps=2, global_batch_sequences=16, sequence_length_tokens=512,
+        n_warmup_steps=6, n_epochs=2.0, precision="fp32", use_tf32=False, bf16=False, batch_size=8,
+        gradient_accumulation_steps=2, global_batch_sequences=16, sequence_length_tokens=512,
         n_params_total=1_312_640, n_params_trainable=1_312_640, flops_per_token_model=8.4e6,
         flops_per_token_hardware=8.4e6, predicted_tokens=474_000, predicted_peak_bytes=None,
         predicted_peak_reason="memory is predicted for CUDA devices only",

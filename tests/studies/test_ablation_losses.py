@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from support import write_tiny_run
 
 from expertflow.core.records import read_record
-from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.stage.records import Staged
 from expertflow.studies.ablate_losses import Compared, compared, loss_last
 from expertflow.studies.ablate_other import hours_ratios, n_saves, read_speed_ratios
@@ -47,12 +47,12 @@ def test_the_last_third_of_the_timed_steps_counts() -> None:
 
 
 def test_the_same_rows_agree_within_rounding(base: TrainPlan) -> None:
-    workers = LoaderPlan(kind="workers", n_workers=4, n_prefetch_batches=4, persistent_workers=True)
+    workers = {"loader": "workers", "dataloader_num_workers": 4}
     plain = result(falling(14))
-    close = told(base, result(falling(14, 1.005)), plain, loader=workers)
+    close = told(base, result(falling(14, 1.005)), plain, **workers)
     assert close.is_sane and close.bound == 0.01 and close.differs == pytest.approx(0.005)
     for scale in (1.02, 0.98):
-        assert told(base, result(falling(14, scale)), plain, loader=workers).is_sane is False
+        assert told(base, result(falling(14, scale)), plain, **workers).is_sane is False
     rounded = told(base, result(falling(14, 1.02)), plain, precision="bf16")
     assert rounded.is_sane and rounded.bound == 0.05
 
@@ -70,7 +70,7 @@ def test_other_updates_may_learn_more_but_not_less(base: TrainPlan) -> None:
     small = falling(56)
     for scale, sane in ((1.0, True), (0.6, True), (1.3, False)):
         own = result([scale * loss for loss in small], tokens_per_step=25)
-        found = told(base, own, plain, micro_batch_size=1, global_batch_sequences=1)
+        found = told(base, own, plain, batch_size=1, global_batch_sequences=1)
         assert found.is_sane is sane and found.bound == 0.25
 
 

@@ -55,7 +55,7 @@ def test_variants_are_timed_against_the_plan_and_joined(tiny: Path) -> None:
     assert own.n_tokens == pytest.approx(plain.n_tokens, rel=0.25)
     assert loose.ratio is not None and loose.ratio.low < loose.ratio.value < loose.ratio.high
     assert loose.device == "cpu" and loose.activated and loose.versions["torch"]
-    nothing = measured(tiny, "nothing", training={"precision": "fp32"})
+    nothing = measured(tiny, "nothing", training={"bf16": False})
     assert nothing.outcome == "is the plan" and nothing.ratio is None and not nothing.timings
     saves = measured(tiny, "saves", metric="hours", saves=0.5)
     assert saves.ratio is not None and saves.ratio.value > 1

@@ -66,7 +66,7 @@ def test_a_change_by_hand_takes_the_plans_steps(tiny: Path) -> None:
 def test_a_micro_batch_keeps_the_global_batch(tiny: Path) -> None:
     base = plan_of(tiny)
     setup = resolved(tiny, training={"batch_size": 2})
-    assert (setup.plan.micro_batch_size, setup.plan.n_accumulation_steps) == (2, 4)
+    assert (setup.plan.batch_size, setup.plan.gradient_accumulation_steps) == (2, 4)
     assert setup.plan.global_batch_sequences == base.global_batch_sequences == 8
     assert setup.plan.n_steps == base.n_steps and setup.n_timed_steps == 10
     with pytest.raises(NotMeasurableError, match=r"of 3 rows do not make up .* of 8"):
@@ -79,25 +79,24 @@ def test_another_batch_runs_as_many_tokens(tiny: Path) -> None:
 
 
 def test_what_changes_nothing_is_the_plan(tiny: Path) -> None:
-    for training in ({}, {"precision": "fp32"}, {"batch_size": 4}):
+    for training in ({}, {"bf16": False, "fp16": False}, {"batch_size": 4}):
         with pytest.raises(IsThePlanError, match="nothing would change"):
             resolved(tiny, training=training)
 
 
 def test_tf32_means_nothing_to_a_cpu(tiny: Path) -> None:
-    other = not plan_of(tiny).use_tf32
-    with pytest.raises(NotMeasurableError, match="trains on a CPU"):
-        resolved(tiny, training={"use_tf32": other})
-    with pytest.raises(IsThePlanError, match="trains on a CPU"):
-        resolved(tiny, training={"use_tf32": other, "precision": "fp32"})
+    assert not plan_of(tiny).use_tf32
+    for more in ({}, {"bf16": False}):
+        with pytest.raises(NotMeasurableError, match="trains on a CPU"):
+            resolved(tiny, training={"use_tf32": True, **more})
 
 
 def test_an_old_card_has_no_bf16(tiny: Path) -> None:
     base = replace(plan_of(tiny), gpu=CARD, hardware="Old")
-    with pytest.raises(NotMeasurableError, match="Old has no bf16"):
-        resolved(tiny, base, training={"precision": "bf16"})
+    with pytest.raises(NotMeasurableError, match="Old has no"):
+        resolved(tiny, base, training={"bf16": True})
     with pytest.raises(NotMeasurableError, match="Old has no TF32"):
-        resolved(tiny, base, training={"use_tf32": not base.use_tf32})
+        resolved(tiny, base, training={"use_tf32": True})
 
 
 def test_what_contradicts_itself_is_not_measurable(tiny: Path) -> None:
@@ -115,8 +114,8 @@ def test_loose_rows_are_the_same_documents_in_as_many_steps(tiny: Path) -> None:
     assert plan.n_steps == pytest.approx(base.n_steps, abs=1)
     # No row is longer than 39 tokens, padded to 40: 4 rows of 64 have room for 6 of them.
     padded = -(-first.longest_tokens // 8) * 8
-    assert plan.micro_batch_size == 4 * 64 // padded
-    assert plan.n_accumulation_steps == -(-plan.global_batch_sequences // plan.micro_batch_size)
+    assert plan.batch_size == 4 * 64 // padded
+    assert plan.gradient_accumulation_steps == -(-plan.global_batch_sequences // plan.batch_size)
     assert not plan.group_by_length and setup.n_timed_steps in (10, 11)
 
 
@@ -125,7 +124,7 @@ def test_a_variants_own_batch_counts_documents(tiny: Path) -> None:
     setup = resolved(
         tiny, rows="on_the_fly", training={"batch_size": 1, "gradient_accumulation_steps": 1}
     )
-    assert setup.plan.global_batch_sequences == setup.plan.micro_batch_size == 1
+    assert setup.plan.global_batch_sequences == setup.plan.batch_size == 1
     # 10 steps of 8 rows, each of so many documents, one a step.
     assert setup.n_timed_steps == pytest.approx(80 * first.documents_per_row, abs=1)
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
@@ -142,7 +141,7 @@ def test_loose_rows_are_not_compiled_unless_asked(tiny: Path) -> None:
 def test_what_loose_rows_force_is_told(tiny: Path) -> None:
     base = replace(plan_of(tiny), torch_compile=True)
     setup = resolved(tiny, base, rows="unpacked")
-    said = f"micro-batch {setup.plan.micro_batch_size} of one document each"
+    said = f"micro-batch {setup.plan.batch_size} of one document each"
     assert setup.forced == f"not compiled, {said}"
     assert resolved(tiny, rows="unpacked").forced == said
     own = {"batch_size": 1, "gradient_accumulation_steps": 1}
@@ -153,8 +152,7 @@ def test_what_loose_rows_force_is_told(tiny: Path) -> None:
 def test_variants_that_are_run_alike_have_one_digest(tiny: Path) -> None:
     base = plan_of(tiny)
     plain, sdpa = {"optim": "adamw_8bit"}, {"optim": "adamw_8bit", "attention": "sdpa"}
-    # A CPU takes no notice of TF32.
-    idle = {**plain, "use_tf32": not base.use_tf32, "precision": "fp32"}
+    idle = {**plain, "use_tf32": base.use_tf32, "bf16": False}
     one, same, other = (resolved(tiny, training=t).settings_sha256 for t in (plain, idle, sdpa))
     assert one == same != other
     assert resolved(tiny, rows="unpacked", training=plain).settings_sha256 != one
@@ -172,5 +170,5 @@ def test_several_processes_become_one(tiny: Path) -> None:
     base = plan_of(tiny)
     two = replace(base, world_size=2, global_batch_sequences=16)
     one = one_process(two, packing=packing, facts=facts)
-    assert (one.world_size, one.global_batch_sequences, one.micro_batch_size) == (1, 8, 4)
+    assert (one.world_size, one.global_batch_sequences, one.batch_size) == (1, 8, 4)
     assert one_process(base, packing=packing, facts=facts) is base

@@ -55,7 +55,7 @@ class Machine:
             raise KeyboardInterrupt
         self.now_s += 5.0
         self.ran.append(trial)
-        rate = (1000 + self.by_rows * trial.plan.micro_batch_size) * self.drift ** len(self.ran)
+        rate = (1000 + self.by_rows * trial.plan.batch_size) * self.drift ** len(self.ran)
         return TrialResult(
             outcome="measured", n_timed_steps=2, n_tokens=round(rate * 2), timed_s=2.0
         )
@@ -72,9 +72,9 @@ def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_best_and_default_take_turns_at_the_end(tiny: Path, tmp_path: Path) -> None:
     machine = Machine()
     made = machine.tune(job(tiny, tmp_path))
-    assert made.best is not None and made.best.micro_batch_size == 16
-    assert made.default.micro_batch_size == 8 and made.default.n_accumulation_steps == 2
-    rows = [trial.plan.micro_batch_size for trial in machine.ran[-6:]]
+    assert made.best is not None and made.best.batch_size == 16
+    assert made.default.batch_size == 8 and made.default.gradient_accumulation_steps == 2
+    rows = [trial.plan.batch_size for trial in machine.ran[-6:]]
     assert rows == [8, 16, 16, 8, 8, 16]
     assert made.gain == pytest.approx(2600 / 1800) and made.gain_low == pytest.approx(made.gain)
     assert (made.default_tokens_per_s, made.best_tokens_per_s) == (1800, 2600)
@@ -90,7 +90,7 @@ def test_without_time_for_pairs_the_default_stays(tiny: Path, tmp_path: Path) ->
     assert len(first.ran) == n_trials + 2 * 2, "two pairs, and no time for a third"
     assert made.best == made.default and made.gain is None
     fastest = max(made.trials, key=lambda trial: trial.tokens_per_s or 0.0)
-    assert fastest.settings.micro_batch_size == 16
+    assert fastest.settings.batch_size == 16
 
 
 def test_no_pair_begins_whose_trials_take_longer_than_is_left(tiny: Path, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_pairs_go_on_from_those_of_a_search_that_was_stopped(tiny: Path, tmp_pat
         Machine(stops_after=len(whole.ran) - 3).tune(job(tiny, tmp_path))
     after = Machine()
     made = after.tune(job(tiny, tmp_path))
-    assert [trial.plan.micro_batch_size for trial in after.ran] == [16, 8, 8, 16]
-    assert made.best is not None and made.best.micro_batch_size == 16 and made.gain_low
+    assert [trial.plan.batch_size for trial in after.ran] == [16, 8, 8, 16]
+    assert made.best is not None and made.best.batch_size == 16 and made.gain_low
 
 
 def test_of_several_processes_one_is_timed_with_its_own_rows(tiny: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_of_several_processes_one_is_timed_with_its_own_rows(tiny: Path, tmp_pat
     assert "2 x ddp" in made.key and made.global_batch_sequences == 16
     for plan in (trial.plan for trial in machine.ran):
         assert plan.world_size == 1
-        assert plan.micro_batch_size * plan.n_accumulation_steps == 8
+        assert plan.batch_size * plan.gradient_accumulation_steps == 8
         assert plan.global_batch_sequences == 8
 
 
@@ -150,7 +150,7 @@ def test_memory_that_ran_out_is_tried_again(tiny: Path, tmp_path: Path) -> None:
     assert tune(job(tiny, tmp_path), full).best is None
     assert not (tmp_path / ".tuning").exists()
     again = Machine().tune(job(tiny, tmp_path))
-    assert again.best is not None and again.best.micro_batch_size == 16 and not again.was_cached
+    assert again.best is not None and again.best.batch_size == 16 and not again.was_cached
 
 
 def test_a_spoilt_cache_is_tuned_anew(tiny: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_loader_workers_are_tried_for_unpacked_rows(
     other.write_text(json.dumps({**packing, "packing": "none"}))
     machine = Machine()
     machine.tune(job(tiny, tmp_path, packing=other))
-    assert {trial.plan.loader.n_workers for trial in machine.ran} == {0, 2}
+    assert {trial.plan.dataloader_num_workers for trial in machine.ran} == {0, 2}
     assert tune_space.N_WORKERS == (0, 2, 4, 8)
 
 
@@ -224,5 +224,5 @@ def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
         expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json",
         tuning=tmp_path / "tuning.json",
     )  # fmt: skip
-    assert plan.micro_batch_size == made.best.micro_batch_size
+    assert plan.batch_size == made.best.batch_size
     assert plan.n_threads == made.best.n_threads and plan.may_halve_micro_batch

@@ -12,8 +12,8 @@ from expertflow.studies.tune_space import threads_to_try
 from expertflow.train.trial import TrialResult
 
 DEFAULT = TunedSettings(
-    micro_batch_size=4, n_accumulation_steps=4, checkpoint_activations=False, attention="packed",
-    torch_compile=True, n_threads=None, loader="thread", n_workers=0,
+    batch_size=4, gradient_accumulation_steps=4, gradient_checkpointing=False, attention="packed",
+    torch_compile=True, n_threads=None, loader="thread", dataloader_num_workers=0,
 )  # fmt: skip
 ALL = frozenset(TunedSettings.__struct_fields__)
 TRIAL_S = 10.0
@@ -51,8 +51,8 @@ class Card:
 
     def search(self, max_s: float = 1000.0, per_row: int = 5 * GB, **more: Any) -> Search:
         def predict(choice: TunedSettings) -> int:
-            share = 4 if choice.checkpoint_activations else 1
-            return choice.micro_batch_size * per_row // share
+            share = 4 if choice.gradient_checkpointing else 1
+            return choice.batch_size * per_row // share
 
         search = Search(
             space=self.space, run=self.run, predict=predict, clock=lambda: self.now_s,
@@ -64,8 +64,8 @@ class Card:
 
 def speed(choice: TunedSettings) -> float:
     """Busier with more rows; recomputing and masks cost; compiling pays."""
-    rate = 1000.0 * choice.micro_batch_size / (choice.micro_batch_size + 1)
-    rate *= 0.7 if choice.checkpoint_activations else 1.0
+    rate = 1000.0 * choice.batch_size / (choice.batch_size + 1)
+    rate *= 0.7 if choice.gradient_checkpointing else 1.0
     rate *= {"packed": 1.0, "flex": 0.8, "sdpa": 0.5}[choice.attention]
     return rate * (1.5 if choice.torch_compile else 1.0)
 
@@ -73,10 +73,10 @@ def speed(choice: TunedSettings) -> float:
 def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
     card = Card(speed)
     search = card.search()
-    assert search.best() == replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1)
+    assert search.best() == replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1)
     assert card.ran[0] == DEFAULT
     for choice in search.trials:
-        assert choice.micro_batch_size * choice.n_accumulation_steps == 16
+        assert choice.batch_size * choice.gradient_accumulation_steps == 16
     # Compiling takes longest: the default, and what was best without.
     assert sum(choice.torch_compile for choice in card.ran) == 2
 
@@ -84,28 +84,28 @@ def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
 def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     card = Card(speed)
     search = card.search(per_row=9 * GB)
-    too_large = replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1, torch_compile=False)
+    too_large = replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1, torch_compile=False)
     assert too_large not in card.ran
     trial = search.trials[too_large]
     assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
     assert trial.reason == "memory: 134.1 GiB are predicted and 74.5 may be used"
     # Computing again is for those rows alone which do not fit without.
-    again = [choice.micro_batch_size for choice in card.ran if choice.checkpoint_activations]
+    again = [choice.batch_size for choice in card.ran if choice.gradient_checkpointing]
     assert again == [16]
-    assert search.best() == replace(DEFAULT, micro_batch_size=8, n_accumulation_steps=2)
+    assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
 
 
 def test_checkpointing_wins_where_few_rows_are_slow() -> None:
-    card = Card(lambda c: speed(c) * c.micro_batch_size)
+    card = Card(lambda c: speed(c) * c.batch_size)
     best = card.search(per_row=30 * GB).best()
     assert best is not None
-    assert (best.micro_batch_size, best.checkpoint_activations) == (8, True)
+    assert (best.batch_size, best.gradient_checkpointing) == (8, True)
 
 
 @pytest.mark.parametrize("outcome", ["out of memory", "failed"])
 def test_a_trial_that_fails_is_a_result_and_the_search_goes_on(outcome: Any) -> None:
     card = Card(speed)
-    largest = replace(DEFAULT, micro_batch_size=16, n_accumulation_steps=1, torch_compile=False)
+    largest = replace(DEFAULT, batch_size=16, gradient_accumulation_steps=1, torch_compile=False)
     card.fails = {
         largest: TrialResult(outcome=outcome, problem="CUDA out of memory"),
         replace(DEFAULT, torch_compile=False, attention="flex"): TrialResult(outcome=outcome),
@@ -113,7 +113,7 @@ def test_a_trial_that_fails_is_a_result_and_the_search_goes_on(outcome: Any) -> 
     search = card.search()
     assert search.trials[largest].outcome == outcome
     assert search.trials[largest].reason == "CUDA out of memory"
-    assert search.best() == replace(DEFAULT, micro_batch_size=8, n_accumulation_steps=2)
+    assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
 
 
 def test_nothing_that_runs_is_no_best() -> None:
@@ -125,8 +125,8 @@ def test_nothing_that_runs_is_no_best() -> None:
 def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
     card = Card(speed)
     search = card.search()
-    rows = {c.micro_batch_size: t for c, t in search.trials.items() if c.attention == "packed"
-            and not c.torch_compile and not c.checkpoint_activations}  # fmt: skip
+    rows = {c.batch_size: t for c, t in search.trials.items() if c.attention == "packed"
+            and not c.torch_compile and not c.gradient_checkpointing}  # fmt: skip
     assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
     assert rows[2].reason == "dominated: 8 rows were slower already"
     masked = next(t for c, t in search.trials.items() if c.attention == "sdpa")
@@ -157,22 +157,22 @@ def test_the_default_is_run_even_without_time() -> None:
 
 
 def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
-    assert Card(lambda c: 1000.0 + c.micro_batch_size).search().best() == DEFAULT
+    assert Card(lambda c: 1000.0 + c.batch_size).search().best() == DEFAULT
 
     def but_the_default(choice: TunedSettings) -> float:
-        return 500.0 if choice == DEFAULT else 1000.0 + choice.micro_batch_size
+        return 500.0 if choice == DEFAULT else 1000.0 + choice.batch_size
 
     best = Card(but_the_default).search().best()
-    assert best is not None and not best.torch_compile and best.n_accumulation_steps == 1
+    assert best is not None and not best.torch_compile and best.gradient_accumulation_steps == 1
 
 
 def test_what_the_manifest_names_is_kept_by_the_best() -> None:
-    free = ALL - {"micro_batch_size", "n_accumulation_steps"}
+    free = ALL - {"batch_size", "gradient_accumulation_steps"}
     card = Card(speed, free=free, attentions=())
     search = card.search()
     assert search.best() == DEFAULT
     # Other splits of the batch are tried last, for the user to know.
-    rows = [choice.micro_batch_size for choice in card.ran]
+    rows = [choice.batch_size for choice in card.ran]
     assert set(rows) > {4} and rows.index(16) > 1
 
 
@@ -182,7 +182,7 @@ def test_a_cpu_tunes_threads_and_rows() -> None:
 
     def on_cpu(choice: TunedSettings) -> float:
         # Few rows keep one thread busy, many rows four.
-        return 100.0 * min(choice.n_threads or 2, choice.micro_batch_size / 2) + (
+        return 100.0 * min(choice.n_threads or 2, choice.batch_size / 2) + (
             10.0 * (choice.n_threads == 4)
         )
 
@@ -192,15 +192,15 @@ def test_a_cpu_tunes_threads_and_rows() -> None:
     )  # fmt: skip
     search = card.search()
     best = search.best()
-    assert best is not None and (best.n_threads, best.micro_batch_size) == (4, 16)
-    assert not any(c.checkpoint_activations or c.torch_compile for c in card.ran)
+    assert best is not None and (best.n_threads, best.batch_size) == (4, 16)
+    assert not any(c.gradient_checkpointing or c.torch_compile for c in card.ran)
     assert search.trials[skipped[0]].reason == "not tried on a CPU"
 
 
 def test_workers_are_tried_where_they_matter() -> None:
-    card = Card(lambda c: speed(c) * (1 + c.n_workers), n_workers=(2, 4))
+    card = Card(lambda c: speed(c) * (1 + c.dataloader_num_workers), n_workers=(2, 4))
     best = card.search().best()
-    assert best is not None and (best.loader, best.n_workers) == ("workers", 4)
+    assert best is not None and (best.loader, best.dataloader_num_workers) == ("workers", 4)
 
 
 def test_known_trials_are_taken_over() -> None:

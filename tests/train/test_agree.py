@@ -48,7 +48,7 @@ def finished(tmp_path: Path) -> Path:
     assert job.run_job(training_job(tmp_path))
     (tmp_path / "training.json").unlink()
     plan = json.loads((tmp_path / "plan.json").read_text())
-    plan |= {"world_size": 2, "parallel": "ddp", "n_accumulation_steps": 1}
+    plan |= {"world_size": 2, "parallel": "ddp", "gradient_accumulation_steps": 1}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     return tmp_path
 

@@ -11,7 +11,7 @@ import transformers
 from torch.nn import functional
 
 from expertflow.core.errors import TrainingError
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention

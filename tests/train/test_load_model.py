@@ -45,7 +45,7 @@ def test_weights_that_learn_are_in_fp32_under_half_precision(
 
 
 def test_activation_checkpointing_is_on_in_every_layer(run: tuple[TrainPlan, ModelRecord]) -> None:
-    net = load_for_training(replace(run[0], checkpoint_activations=True), run[1], CPU)
+    net = load_for_training(replace(run[0], gradient_checkpointing=True), run[1], CPU)
     layers = net.get_base_model().model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 

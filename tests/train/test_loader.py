@@ -12,8 +12,9 @@ import pytest
 import torch
 from msgspec import Struct
 from test_batches import LENGTH, made_up_rows, same
+from tiny_net import train_plan
 
-from expertflow.plan.records import LoaderPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.feed.loader import BufferGroup, Feed, ThreadLoader, load_batches
 from expertflow.train.feed.order import RowOrder
@@ -30,13 +31,13 @@ def made_up_feed(n_documents: int = 4) -> Feed:
     )
 
 
-def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int = 2) -> LoaderPlan:
+def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int = 2) -> TrainPlan:
     """Give a plan: workers, or the thread where their number is null."""
-    return LoaderPlan(
-        kind="thread" if n_workers is None else "workers",
-        n_workers=n_workers or 0,
-        n_prefetch_batches=n_prefetch,
-        persistent_workers=persistent,
+    return train_plan(
+        loader="thread" if n_workers is None else "workers",
+        dataloader_num_workers=n_workers or 0,
+        dataloader_prefetch_factor=n_prefetch,
+        dataloader_persistent_workers=persistent,
     )
 
 
@@ -62,7 +63,7 @@ def workers() -> list[Any]:
     ids=["thread", "thread-5", "inline", "workers", "workers-kept"],
 )
 def test_batches_are_the_same_whatever_loads_them(
-    plan: LoaderPlan, n_documents: int, step: int
+    plan: TrainPlan, n_documents: int, step: int
 ) -> None:
     feed = made_up_feed(n_documents)
     wanted = [feed.collator.batch(rows) for rows in feed.between(step, N_STEPS)]
@@ -76,7 +77,7 @@ def test_batches_are_the_same_whatever_loads_them(
 
 
 @pytest.mark.parametrize("plan", [loader(None), loader(2)], ids=["thread", "workers"])
-def test_loading_leaves_the_random_state_alone(plan: LoaderPlan) -> None:
+def test_loading_leaves_the_random_state_alone(plan: TrainPlan) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with load_batches(made_up_feed(), 0, plan=plan, device=CPU) as batches:
@@ -94,7 +95,7 @@ class Broken(Collator):
 
 
 @pytest.mark.parametrize("plan", [loader(None), loader(0), loader(2)], ids=["thread", "0", "2"])
-def test_an_error_is_raised_in_the_trainer(plan: LoaderPlan) -> None:
+def test_an_error_is_raised_in_the_trainer(plan: TrainPlan) -> None:
     rows = made_up_rows(N_ROWS)
     order = RowOrder(n_rows=N_ROWS, global_batch=6, seed=1)
     feed = Feed(
@@ -108,7 +109,7 @@ def test_an_error_is_raised_in_the_trainer(plan: LoaderPlan) -> None:
 
 @pytest.mark.parametrize("n_taken", [0, 1, 4])
 @pytest.mark.parametrize("plan", [loader(None), loader(2)], ids=["thread", "workers"])
-def test_nothing_is_left_when_the_trainer_stops(plan: LoaderPlan, n_taken: int) -> None:
+def test_nothing_is_left_when_the_trainer_stops(plan: TrainPlan, n_taken: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         with load_batches(made_up_feed(), 0, plan=plan, device=CPU) as batches:
             for _ in range(n_taken):

@@ -38,9 +38,9 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
         "out of memory at micro-batch 8 (predicted 3.0 GiB, unknown free); set training.batch_size"
         " to 4 and gradient_accumulation_steps to 2 (the global batch stays)"
     )
-    one = replace(plan, micro_batch_size=1)
+    one = replace(plan, batch_size=1)
     assert "gradient_checkpointing to true" in advice(one, CPU)
-    assert "method qlora" in advice(replace(one, checkpoint_activations=True), CPU)
+    assert "method qlora" in advice(replace(one, gradient_checkpointing=True), CPU)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_another_error_stays_what_it_is(plan: TrainPlan) -> None:
 
 
 def test_half_a_micro_batch_is_the_same_global_batch(plan: TrainPlan) -> None:
-    less = halved(replace(plan, micro_batch_size=8, n_accumulation_steps=3,
+    less = halved(replace(plan, batch_size=8, gradient_accumulation_steps=3,
                           global_batch_sequences=24))  # fmt: skip
-    assert (less.micro_batch_size, less.n_accumulation_steps) == (4, 6)
+    assert (less.batch_size, less.gradient_accumulation_steps) == (4, 6)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:

@@ -10,7 +10,7 @@ from test_attention_routes import CPU, packed_batch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.core.errors import TrainingError
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.tokens.targets import IGNORE
 from expertflow.train.feed.batches import Collator

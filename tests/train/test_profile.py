@@ -190,7 +190,7 @@ def test_a_profile_is_of_a_bounded_number_of_micro_batches(
     tmp_path: Path, n_micro: int, n_wanted: int, n_watched: int
 ) -> None:
     plan = made(tmp_path / "run", n_steps=200, profile_steps=n_wanted).plan
-    plan = replace(plan, n_accumulation_steps=n_micro)
+    plan = replace(plan, gradient_accumulation_steps=n_micro)
     window = choose_window(plan, 0)
     assert window is not None and len(window.steps) == n_watched
     assert f"at most {n_watched} of the {n_wanted} steps" in cut_short(plan)[0]

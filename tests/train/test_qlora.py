@@ -52,7 +52,7 @@ def load(run: tuple[TrainPlan, ModelRecord]) -> Load:
     def load_(*, checkpoint: bool = False, **changes: Any) -> Any:
         torch.manual_seed(1)
         lora = replace(plan.lora, **changes)
-        changed = replace(plan, lora=lora, checkpoint_activations=checkpoint)
+        changed = replace(plan, lora=lora, gradient_checkpointing=checkpoint)
         return load_for_training(changed, model, CPU)
 
     return load_

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Conf
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import MemoryTrace
 from expertflow.plan.memory import step_bytes_at
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention, loss
 from expertflow.train.trace import memory as trace_memory
 from expertflow.train.trace.live import LiveBytes

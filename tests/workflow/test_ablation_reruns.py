@@ -15,8 +15,8 @@ RECORD = "results/tiny/ablation.json"
 # On a CPU this is the plan, which takes no run to find out.
 TWO = {
     "ladder": {
-        "start": {"name": "naive", "label": "Naive", "training": {"precision": "fp32"}},
-        "steps": [{"name": "end", "label": "The plan", "as_planned": ["precision"]}],
+        "start": {"name": "naive", "label": "Naive", "training": {"bf16": False}},
+        "steps": [{"name": "end", "label": "The plan", "as_planned": ["bf16"]}],
     },
     "claims": [{"claim": "c", "by": "A", "said": "2x", "of": "plan", "to": "naive", "low": 2.0}],
 }

@@ -44,7 +44,10 @@ def codes(cell: str) -> list[str]:
 
 @cache
 def schema(name: str) -> Any:
-    return yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8"))
+    found = yaml.safe_load((SCHEMAS / f"{name}.schema.yaml").read_text(encoding="utf-8"))
+    if name == "expert":
+        found["$defs"]["training"] = schema("training")
+    return found
 
 
 def has(root: Any, path: str) -> bool:

@@ -71,10 +71,10 @@ def test_a_file_that_is_not_there_is_one_line(space: Workspace) -> None:
 def test_the_plan_holds_what_was_found(tuned: Workspace) -> None:
     plan = read_record(TrainPlan, tuned.root / "results/tiny/plan.json")
     found = json.loads((tuned.root / FILE).read_text())
-    assert plan.micro_batch_size == found["best"]["micro_batch_size"]
+    assert plan.batch_size == found["best"]["batch_size"]
     assert plan.n_threads == found["best"]["n_threads"]
     because = {reason.setting: reason.because for reason in plan.reasons}
-    assert because["n_accumulation_steps"].startswith("tuned: ")
+    assert because["gradient_accumulation_steps"].startswith("tuned: ")
     assert rules(tuned, PLAN) == set()
 
 

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from expertflow.config.load import read_yaml
 from expertflow.config.validate import check
-from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.records import from_json
-from expertflow.plan.override import choices, flags
+from expertflow.core.errors import ConfigError
+from expertflow.plan.override import flags
 from expertflow.studies.records import (
     PLAN,
     AblationSpec,
@@ -23,15 +22,6 @@ from expertflow.studies.records import (
 
 Settings = dict[str, Any]
 SUFFIXES = (".yaml", ".yml", ".json")
-# Of what can be given by hand, what a variant may change: what decides how fast a step is and not
-# what is learned, for how long, or where it is written.
-ABOUT_SPEED = {
-    "attention", "batch_size", "dataloader_num_workers", "dataloader_persistent_workers",
-    "dataloader_prefetch_factor", "deterministic", "gradient_accumulation_steps",
-    "gradient_checkpointing", "loader", "lora_alpha", "lora_dropout", "lora_r", "lora_targets",
-    "lora_use_dora", "lora_use_rslora", "method", "n_threads", "optim", "precision",
-    "torch_compile", "use_tf32",
-}  # fmt: skip
 
 
 def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> AblationSpec:
@@ -178,23 +168,23 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
 
 
 def _check_training(variant: Variant, path: Path) -> None:
-    known = {name: kind for name, kind in flags().items() if name in ABOUT_SPEED}
-    for key, value in variant.training.items():
-        where = f"{path}: variant {variant.name!r}: training.{key}"
-        if key not in known:
-            raise ConfigError(f"{where}: no such setting in an ablation; {_hint(key, known)}")
-        allowed = choices(known[key])
-        if allowed is not None and value not in allowed:
-            raise ConfigError(f"{where} is {value!r}; use one of {', '.join(map(str, allowed))}")
-        try:
-            from_json(known[key], value, where=where)
-        except DataError as error:
-            raise ConfigError(f"{error}; correct the value") from error
-        least = {"batch_size": 1, "gradient_accumulation_steps": 1, "n_threads": 1}.get(key, 0)
-        if isinstance(value, int | float) and value < least:
-            raise ConfigError(f"{where} is {value}; give at least {least}")
+    where = f"{path}: variant {variant.name!r}: training"
+    check(variant.training, _may_vary(), where=where)
     if not variant.label.strip():
         raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; give one")
+
+
+def _may_vary() -> dict[str, Any]:
+    """Return the schema of what a variant may change: what decides how fast a step is.
+
+    Not the number of processes, as a variant is timed in one.
+    """
+    known = {
+        name: setting.plain_schema
+        for name, setting in flags().items()
+        if "speed" in setting.affects and "processes" not in setting.affects
+    }
+    return {"type": "object", "additionalProperties": False, "properties": known}
 
 
 def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:

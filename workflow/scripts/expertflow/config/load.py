@@ -19,9 +19,12 @@ from expertflow.config.evaluation_tasks import check_task
 from expertflow.config.idle_keys import refuse_idle_keys
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json
+from expertflow.core.settings import json_schema, without_auto
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import template_fields
+from expertflow.plan.contradictions import check_settings
+from expertflow.plan.settings import TrainingSection
 
 SUFFIXES = (".yaml", ".yml", ".json")
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. Snakemake's --config reads
@@ -45,11 +48,10 @@ class Schemas(Record, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> "Schemas":
-        """Read the schemas that lie beside the rules."""
-        return cls(
-            config=read_yaml(directory / "config.schema.yaml"),
-            expert=read_yaml(directory / "expert.schema.yaml"),
-        )
+        """Read the schemas that lie beside the rules; that of training is declared in code."""
+        expert = read_yaml(directory / "expert.schema.yaml")
+        expert["$defs"]["training"] = json_schema(TrainingSection)
+        return cls(config=read_yaml(directory / "config.schema.yaml"), expert=expert)
 
 
 def read_yaml(path: Path) -> Any:
@@ -186,7 +188,8 @@ def check_contradictions(
     expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
 ) -> None:
     """Refuse settings that are fine alone and wrong together."""
-    _check_training(expert["training"], where)
+    training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
+    check_settings(training, name=lambda setting: f"{where}: training.{setting}")
     for source in expert["sources"]:
         if source["scan_secrets"] is None:
             # A repository's history holds what was removed from its files long ago.
@@ -231,47 +234,3 @@ def _check_template(template: str, *, where: str) -> None:
         template_fields(template)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _check_training(training: dict[str, Any], where: str) -> None:
-    if training["bf16"] and training["fp16"]:
-        raise ConfigError(f"{where}: training.bf16 and training.fp16 are both true; set one false")
-    low, high = training["warmup_steps_min"], training["warmup_steps_max"]
-    if low > high:
-        raise ConfigError(
-            f"{where}: training.warmup_steps_min {low} is above warmup_steps_max {high}; lower it"
-        )
-    if training["max_steps"] is not None and not training["override_min_warmup"]:
-        if low >= training["max_steps"]:
-            raise ConfigError(
-                f"{where}: training.warmup_steps_min {low} is not below max_steps"
-                f" {training['max_steps']}; lower it, or set override_min_warmup true"
-            )
-    if training["target_tokens"] is not None and training["max_steps"] is not None:
-        raise ConfigError(f"{where}: training.target_tokens and max_steps are both set; drop one")
-    if training["target_tokens"] is None:
-        for key in ("min_epochs", "max_epochs"):
-            if training[key] is not None:
-                raise ConfigError(
-                    f"{where}: training.{key} bounds target_tokens, which is not set; set it, or"
-                    " use num_train_epochs"
-                )
-    if "lm_head" in training["lora"]["targets"]:
-        raise ConfigError(
-            f"{where}: training.lora.targets names lm_head, which the loss reads directly; leave it"
-            " out"
-        )
-    if not training["use_sdpa"] and training["attention"] not in ("auto", "eager"):
-        raise ConfigError(
-            f"{where}: training.use_sdpa is false and attention is {training['attention']}; drop"
-            " one"
-        )
-    if training["min_delta"] and training["patience"] is None:
-        raise ConfigError(
-            f"{where}: training.min_delta has no effect without patience; set patience, or drop it"
-        )
-    if training["parallel"] == "fsdp" and training["optim"] == "adamw_8bit":
-        raise ConfigError(
-            f"{where}: training.parallel fsdp cannot share out the states of optim adamw_8bit; use"
-            " adamw_torch_fused"
-        )

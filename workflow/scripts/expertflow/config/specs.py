@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
+from expertflow.core.settings import neutralize, without_auto
 from expertflow.data.settings import (
     BenchmarkSpec,
     DeduplicateSpec,
@@ -26,7 +27,8 @@ from expertflow.data.settings import (
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.cost_records import Claim, HardwareChoice
-from expertflow.plan.records import LoraSpec, PlanSpec
+from expertflow.plan.records import PlanSpec
+from expertflow.plan.settings import Training, TrainingSection
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.records import PackingSpec, TokenSpec
@@ -35,17 +37,6 @@ from expertflow.train.records import ModelSpec
 Settings = dict[str, Any]
 # Of a row of prices, what a plan reads.
 PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
-# What a calibration runs with, whatever the manifest says: none of it changes how long a step
-# takes. A low rate without warm-up diverges in no run of some 40 steps.
-NO_TIME: Settings = {
-    "learning_rate": 1e-5, "lr_scheduler_type": "linear", "lr_decay_ratio": 1.0,
-    "warmup_ratio": 0.0, "warmup_steps_min": 0, "warmup_steps_max": 0, "override_min_warmup": True,
-    "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-    "max_loss": None, "save_steps": None, "save_every_minutes": 10.0, "save_total_limit": 1,
-    "load_best_model_at_end": False, "eval_steps": None, "patience": None, "min_delta": 0.0,
-    "logging_steps": 1, "report_to": "none", "track_per_step_metrics": True, "seed": 0,
-    "profile_steps": 0,
-}  # fmt: skip
 
 
 def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
@@ -147,7 +138,7 @@ def packing_spec(expert: Settings) -> PackingSpec:
     """Give the settings of ``pack_sequences``."""
     training = expert["training"]
     return PackingSpec(
-        sequence_length_tokens=_auto(training["max_seq_length"]),
+        sequence_length_tokens=without_auto(training["max_seq_length"]),
         packing=training["packing"],
         overflow=training["overflow"],
         seed=training["seed"],
@@ -172,19 +163,16 @@ def plan_spec(
     all while the card is not known yet. ``price`` is the one of the configuration, which wins over
     ``prices``.
     """
-    training = dict(expert["training"])
-    lora = training.pop("lora")
+    training = without_auto(expert["training"])
+    if training["method"] == "full":
+        training["lora"] = None
     wanted = {hardware, *(choice["name"] for choice in compare)}
     cards = [
         row for row in gpu_table if hardware == "auto" or any(is_card(row, name) for name in wanted)
     ]
-    names = PlanSpec.__struct_fields__
-    chosen = {key: _auto(value) for key, value in training.items() if key in names}
+    chosen = from_json(TrainingSection, training, where="training")
     return PlanSpec(
-        **chosen,
-        lora=None
-        if training["method"] == "full"
-        else LoraSpec(**{**lora, "targets": tuple(lora["targets"])}),
+        **{name: getattr(chosen, name) for name in Training.__struct_fields__},
         hardware=hardware,
         gpu_table=tuple(cards),
         prices={
@@ -208,29 +196,27 @@ def _price(row: Settings, prices: dict[str, Settings]) -> Settings | None:
     return next((prices[name] for name in names if name in prices), None)
 
 
-def calibration_spec(spec: PlanSpec) -> PlanSpec:
+def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
     """Leave of a plan's settings what decides time and memory of a step.
 
     No prices, budgets or claims; neither what the short run sets for itself nor how large a step of
-    the optimiser is, so that a sweep of learning rates pays for one calibration.
+    the optimizer is, so that a sweep of learning rates pays for one calibration; with ``length``
+    not how long the run is, either.
     """
     cards = [
         row for row in spec.gpu_table if spec.hardware == "auto" or is_card(row, spec.hardware)
     ]
     return replace(
-        spec,
+        neutralize(spec, length=length),
         gpu_table=tuple(cards),
         prices={},
         price_usd_per_hour=None,
         price_as_of=None,
         billing_minutes=None,
-        max_usd=None,
-        max_hours=None,
         system=None,
         claims=(),
         compare=(),
         may_drop_budgets=False,
-        **NO_TIME,
     )
 
 
@@ -275,7 +261,3 @@ def report_spec(name: str, expert: Settings, config: Settings) -> ReportSpec:
 def is_card(row: Settings, hardware: str) -> bool:
     """Tell whether a row of the GPU table is the card that is named, by either of its names."""
     return hardware == row["name"] or hardware in row.get("driver_names", [])
-
-
-def _auto(value: Any) -> Any:
-    return None if value == "auto" else value

@@ -13,19 +13,13 @@ from expertflow.rental.bundle.records import BundleSpec, own_tuning
 # What tune_expert makes.
 MADE = re.compile(r"results/[^/]+/tuning\.json")
 
-# What a search does without besides: how long the run is, and what an earlier search found.
-NO_LENGTH: specs.Settings = {
-    "num_train_epochs": 1.0, "max_steps": None, "target_tokens": None, "min_epochs": None,
-    "max_epochs": None, "tuned": None, "collection_interval_seconds": None,
-}  # fmt: skip
-
 
 def tuning_spec(spec: PlanSpec) -> PlanSpec:
     """Leave of a plan's settings what decides which are fastest; neither length nor an own tuning.
 
     A search that read the tuning that it makes would never end, and steps are alike in every epoch.
     """
-    return replace(specs.calibration_spec(spec), **NO_LENGTH)
+    return replace(specs.calibration_spec(spec, length=True), tuned=None)
 
 
 def tuned_file(expert: str, place: str | None, bundle: BundleSpec | None) -> list[str]:

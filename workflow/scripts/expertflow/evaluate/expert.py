@@ -145,7 +145,7 @@ def _asker(case: Case) -> Asker:
         spec=spec,
         speaker=Speaker(Engine(case.tokenizer), case.layout),
         held_out=read_rows(case.rows / "held_out"),
-        micro_batch_size=case.plan.micro_batch_size,
+        micro_batch_size=case.plan.batch_size,
         metric=metric,
         hindrance=hindered,
     )

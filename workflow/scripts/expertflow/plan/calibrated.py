@@ -15,11 +15,11 @@ def calibration_key(plan: TrainPlan, model_type: str) -> str:
         f"{plan.method}{adapter}",
         plan.optim,
         f"rows of {plan.sequence_length_tokens} tokens",
-        f"{plan.micro_batch_size} x {plan.n_accumulation_steps} rows a step",
+        f"{plan.batch_size} x {plan.gradient_accumulation_steps} rows a step",
         plan.precision,
         f"attention {plan.attention}",
         f"compiled {plan.torch_compile}",
-        f"checkpointing {plan.checkpoint_activations}",
+        f"checkpointing {plan.gradient_checkpointing}",
         f"threads {plan.n_threads}",
     )
     return "; ".join(parts)

@@ -11,7 +11,11 @@ from expertflow.tokens.records import PackingRecord
 
 
 class Draft(Struct):
-    """What the plan is made of, and the reasons collected on the way."""
+    """What the plan is made of, and the reasons collected on the way.
+
+    ``by_hand``: a resolved plan is resolved again with changes made by hand, where what is asked
+    for is taken and no memory is predicted.
+    """
 
     expert: str
     spec: PlanSpec
@@ -22,6 +26,7 @@ class Draft(Struct):
     trace: MemoryTrace | None = None
     calibration: Calibration | None = None
     reasons: list[Reason] = field(default_factory=list)
+    by_hand: bool = False
 
     def because(self, setting: str, value: object, reason: str) -> None:
         """Note why a setting has its value."""
@@ -47,6 +52,8 @@ class Draft(Struct):
         self, micro_batch: int, precision: str, checkpoint: bool
     ) -> MemoryParts | None:
         """Predict of what the peak of a micro-batch consists; null where that cannot be done."""
+        if self.by_hand:
+            return None
         spec = self.spec
         adapter = 0 if spec.lora is None else self.n_trainable
         step = Step(

@@ -21,7 +21,8 @@ Source: checked in tests against torch's FlopCounterMode.
 """
 
 from expertflow.core.records import Record
-from expertflow.plan.records import LoraSpec, ModelFacts, Reason
+from expertflow.plan.records import ModelFacts, Reason
+from expertflow.plan.settings import LoraSpec
 
 # Types of model by their MLP, as transformers builds them.
 GATED_MLP = {"gemma", "granite", "llama", "mistral", "qwen2", "qwen3"}

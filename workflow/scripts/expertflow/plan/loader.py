@@ -1,21 +1,16 @@
 """Choose what brings batches to the trainer, and in which order."""
 
-from typing import Literal
+from typing import Any
 
-from expertflow.plan.records import LoaderPlan, PlanSpec, Reason, make_reason
+from expertflow.plan.records import PlanSpec, Reason, make_reason
+from expertflow.plan.settings import Loader
 
 
-def choose_loader(spec: PlanSpec, packing: str) -> tuple[LoaderPlan, tuple[Reason, ...]]:
-    """Resolve the loader: one thread, unless workers are asked for where they may help."""
+def choose_loader(spec: PlanSpec, packing: str) -> tuple[dict[str, Any], tuple[Reason, ...]]:
+    """Resolve the loader's settings: one thread, unless workers are asked for where they help."""
     kind, reason = _kind(spec, packing)
     n_workers = spec.dataloader_num_workers if kind == "workers" else 0
     inline = kind == "workers" and not n_workers
-    plan = LoaderPlan(
-        kind=kind,
-        n_workers=n_workers,
-        n_prefetch_batches=0 if inline else spec.dataloader_prefetch_factor,
-        persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
-    )
     workers = (
         "dataloader_num_workers of the manifest"
         if kind == "workers"
@@ -31,12 +26,16 @@ def choose_loader(spec: PlanSpec, packing: str) -> tuple[LoaderPlan, tuple[Reaso
         if n_workers
         else "there are no worker processes to keep from one epoch to the next"
     )
-    return plan, (
-        make_reason("loader", kind, reason),
-        make_reason("n_loader_workers", n_workers, workers),
-        make_reason("n_prefetch_batches", plan.n_prefetch_batches, prefetch),
-        make_reason("persistent_workers", plan.persistent_workers, persistent),
-    )
+    chosen: dict[str, tuple[object, str]] = {
+        "loader": (kind, reason),
+        "dataloader_num_workers": (n_workers, workers),
+        "dataloader_prefetch_factor": (0 if inline else spec.dataloader_prefetch_factor, prefetch),
+        "dataloader_persistent_workers": (
+            spec.dataloader_persistent_workers and n_workers > 0, persistent,
+        ),
+    }  # fmt: skip
+    values = {name: value for name, (value, _) in chosen.items()}
+    return values, tuple(make_reason(name, value, why) for name, (value, why) in chosen.items())
 
 
 def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, Reason]:
@@ -49,7 +48,7 @@ def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, Reason]:
     return value, make_reason("group_by_length", value, reason)
 
 
-def _kind(spec: PlanSpec, packing: str) -> tuple[Literal["thread", "workers"], str]:
+def _kind(spec: PlanSpec, packing: str) -> tuple[Loader, str]:
     n_workers = spec.dataloader_num_workers
     if spec.loader is not None:
         return spec.loader, "set in the manifest"

@@ -20,7 +20,8 @@ from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost_records import MemoryLine, MemoryParts, MemoryTrace
 from expertflow.plan.flops import linear_weights
-from expertflow.plan.records import LoraSpec, ModelFacts, Optim
+from expertflow.plan.records import ModelFacts
+from expertflow.plan.settings import LoraSpec, Optim
 
 # Gated-MLP decoders, like those that the figures below were taken on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}

@@ -33,8 +33,8 @@ def choose_micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
         return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size, precision)
     if gpu is None:
         checkpoint = bool(spec.gradient_checkpointing)
-        draft.because("micro_batch_size", CPU_MICRO_BATCH, "default on a CPU")
-        draft.because("checkpoint_activations", checkpoint, _checkpoint_reason(draft, checkpoint))
+        draft.because("batch_size", CPU_MICRO_BATCH, "default on a CPU")
+        draft.because("gradient_checkpointing", checkpoint, _checkpoint_reason(draft, checkpoint))
         return CPU_MICRO_BATCH, checkpoint
     if gpu.memory_total_bytes is None or draft.peak_bytes(1, precision, False) is None:
         return _micro_batch_by_tier(draft, gpu)
@@ -54,12 +54,12 @@ def _checkpoint_of_given(draft: Draft, micro: int, precision: str) -> bool:
             if not _fits(draft, micro, precision, checkpoint=checkpoint):
                 _refuse_given(draft, micro, precision, checkpoint=checkpoint)
                 reason = f"{reason}; it is predicted to fill the card to the brim"
-    draft.because("micro_batch_size", micro, reason)
+    draft.because("batch_size", micro, reason)
     without = draft.peak_bytes(micro, precision, False)
     reason = _checkpoint_reason(draft, checkpoint, without_bytes=without)
     if checkpoint and spec.gradient_checkpointing is None:
         reason += _sparing(draft, micro, precision)
-    draft.because("checkpoint_activations", checkpoint, reason)
+    draft.because("gradient_checkpointing", checkpoint, reason)
     return checkpoint
 
 
@@ -109,9 +109,9 @@ def _micro_batch_by_tier(draft: Draft, gpu: GpuFacts) -> tuple[int, bool]:
     )
     micro = next(rows for threshold, rows in tiers if size_gb >= threshold)
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
-    draft.because("micro_batch_size", micro, reason)
+    draft.because("batch_size", micro, reason)
     checkpoint = spec.gradient_checkpointing is not False
-    draft.because("checkpoint_activations", checkpoint, "on, as memory cannot be predicted")
+    draft.because("gradient_checkpointing", checkpoint, "on, as memory cannot be predicted")
     return micro, checkpoint
 
 
@@ -130,9 +130,7 @@ def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
             why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgement)"
     else:
         _refuse(draft, precision, checkpoint=wanted is not False)
-    draft.because(
-        "micro_batch_size", micro, f"{why}; {_sizes(draft, micro, precision, checkpoint)}"
-    )
+    draft.because("batch_size", micro, f"{why}; {_sizes(draft, micro, precision, checkpoint)}")
     without = draft.peak_bytes(micro, precision, False)
     reason = _checkpoint_reason(draft, checkpoint, without_bytes=without)
     if checkpoint and plain and wanted is None:
@@ -140,7 +138,7 @@ def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
             f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
             f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgement)"
         )
-    draft.because("checkpoint_activations", checkpoint, reason)
+    draft.because("gradient_checkpointing", checkpoint, reason)
     return micro, checkpoint
 
 

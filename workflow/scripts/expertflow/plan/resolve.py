@@ -5,7 +5,7 @@ readings that change from minute to minute belong to the preflight of the traini
 """
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -25,12 +25,14 @@ from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.options import compare_options
 from expertflow.plan.records import ModelFacts, PlanSpec, Reason, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_reason, warmup_steps
+from expertflow.plan.settings import Training
 from expertflow.plan.source_systems import with_source_values
 from expertflow.plan.switches import (
     check_parallel,
     choose_attention,
     choose_compile,
     choose_precision,
+    choose_tf32,
 )
 from expertflow.plan.tuned import Tuning, explained, with_tuning
 from expertflow.plan.work import flops_of, work_of
@@ -38,14 +40,6 @@ from expertflow.tokens.records import PackingRecord
 
 T = TypeVar("T")
 WANTED_GLOBAL_BATCH = 16
-# Settings that the plan takes over from the manifest as they are.
-CARRIED = (
-    *("method", "lora", "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "label_smoothing_factor", "max_loss"),
-    *("save_every_minutes", "save_total_limit", "load_best_model_at_end", "patience", "min_delta"),
-    *("logging_steps", "report_to", "world_size", "parallel", "deterministic", "n_threads"),
-    *("track_per_step_metrics", "seed", "collection_interval_seconds", "profile_steps"),
-)
 NOTHING = CostPlan(
     price_usd_per_hour=None, price_as_of=None, predicted_hours=None, predicted_hours_low=None,
     predicted_hours_high=None, predicted_usd=None, predicted_usd_low=None, predicted_usd_high=None,
@@ -74,7 +68,7 @@ def plan_training(
         HardwareError: a micro-batch of one row does not fit the card.
     """
     draft = Draft(expert, spec, packing, facts, n_params, gpu, trace, calibration)
-    plan, chosen = with_tuning(draft, _settings(draft), tuning, resolve=_settings)
+    plan, chosen = with_tuning(draft, resolve_settings(draft), tuning, resolve=resolve_settings)
     plan = _with_forecast(draft, plan)
     rest = explain_rest(
         chosen.spec if chosen else spec,
@@ -88,10 +82,10 @@ def plan_training(
     return replace(plan, reasons=with_source_values(reasons, spec.system, n_steps=plan.n_steps))
 
 
-def _settings(draft: Draft) -> TrainPlan:
+def resolve_settings(draft: Draft) -> TrainPlan:
     """Resolve the settings; what they should cost is left open."""
     spec, packing, gpu = draft.spec, draft.packing, draft.gpu
-    precision = _take(draft, choose_precision(spec, gpu))
+    precision = _take(draft, choose_precision(spec, gpu, by_hand=draft.by_hand))
     micro, checkpoint = _shared(draft, precision, *choose_micro_batch(draft, precision))
     accumulation = _accumulation(draft, micro)
     global_batch = micro * accumulation * spec.world_size
@@ -101,16 +95,29 @@ def _settings(draft: Draft) -> TrainPlan:
     attention = _take(draft, choose_attention(spec, gpu))
     compiled = choose_compile(spec, gpu, attention=attention, packing=packing.packing)
     loader, loader_reasons = choose_loader(spec, packing.packing)
-    draft.reasons += [check_parallel(spec), *loader_reasons]
-    flops = flops_of(draft, checkpoint=checkpoint)
-    draft.reasons += flops_doubts(draft.facts, spec.lora)
+    place = "--parallel" if draft.by_hand else "training.parallel"
+    draft.reasons += [check_parallel(spec, place), *loader_reasons]
+    resolved = {
+        **{name: getattr(spec, name) for name in Training.__struct_fields__},
+        **loader,
+        "batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": checkpoint,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "use_tf32": _take(draft, choose_tf32(spec, gpu)),
+        "attention": attention,
+        "torch_compile": _take(draft, compiled),
+        "group_by_length": _take(draft, choose_grouping(spec, packing.packing)),
+        "save_steps": spec.save_steps or steps,
+        "eval_steps": spec.eval_steps or per_epoch,
+    }
     return TrainPlan(
+        **resolved,
         expert=draft.expert,
         hardware="cpu" if gpu is None else gpu.name,
         gpu=gpu,
-        micro_batch_size=micro,
         may_halve_micro_batch=spec.batch_size is None,
-        n_accumulation_steps=accumulation,
         global_batch_sequences=global_batch,
         sequence_length_tokens=packing.sequence_length_tokens,
         n_sequences=packing.train.n_sequences,
@@ -120,38 +127,37 @@ def _settings(draft: Draft) -> TrainPlan:
         n_warmup_steps=warmup,
         n_decay_steps=min(steps - warmup, math.ceil(spec.lr_decay_ratio * steps)),
         precision=precision,
-        use_tf32=spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None,
-        attention=attention,
-        torch_compile=_take(draft, compiled),
-        checkpoint_activations=checkpoint,
-        save_steps=spec.save_steps or steps,
-        eval_steps=spec.eval_steps or per_epoch,
-        loader=loader,
-        group_by_length=_take(draft, choose_grouping(spec, packing.packing)),
-        n_params_total=draft.n_params + (draft.n_trainable if spec.lora else 0),
-        n_params_trainable=draft.n_trainable,
         predicted_tokens=round(packing.train.n_tokens * steps / per_epoch),
-        predicted_peak_bytes=draft.peak_bytes(micro, precision, checkpoint),
-        predicted_peak_reason=peak_reason(draft.facts, draft.trace, gpu),
-        next_micro_batch_peak_bytes=draft.peak_bytes(2 * micro, precision, checkpoint),
-        without_checkpointing_peak_bytes=draft.peak_bytes(micro, precision, False)
-        if checkpoint
-        else None,
-        memory=draft.memory_parts(micro, precision, checkpoint),
-        flops_per_token_model=flops.model,
-        flops_per_token_hardware=flops.hardware,
-        flops_convention=CONVENTION,
         cost=NOTHING,
         reasons=(),
-        **{name: getattr(spec, name) for name in CARRIED},
+        **_work_and_memory(draft, precision, micro, checkpoint),
     )
+
+
+def _work_and_memory(draft: Draft, precision: str, micro: int, checkpoint: bool) -> dict[str, Any]:
+    """Count parameters and FLOPs, and predict memory."""
+    flops = flops_of(draft, checkpoint=checkpoint)
+    draft.reasons += flops_doubts(draft.facts, draft.spec.lora)
+    plain = draft.peak_bytes(micro, precision, False) if checkpoint else None
+    return {
+        "n_params_total": draft.n_params + (draft.n_trainable if draft.spec.lora else 0),
+        "n_params_trainable": draft.n_trainable,
+        "predicted_peak_bytes": draft.peak_bytes(micro, precision, checkpoint),
+        "predicted_peak_reason": peak_reason(draft.facts, draft.trace, draft.gpu),
+        "next_micro_batch_peak_bytes": draft.peak_bytes(2 * micro, precision, checkpoint),
+        "without_checkpointing_peak_bytes": plain,
+        "memory": draft.memory_parts(micro, precision, checkpoint),
+        "flops_per_token_model": flops.model,
+        "flops_per_token_hardware": flops.hardware,
+        "flops_convention": CONVENTION,
+    }
 
 
 def _with_forecast(draft: Draft, plan: TrainPlan) -> TrainPlan:
     """Predict hours and dollars, compare hardware, and check what others claim."""
     spec = draft.spec
     measured, ignored = usable(draft.calibration, calibration_key(plan, draft.facts.model_type))
-    work = work_of(draft, plan, plan.precision, checkpoint=plan.checkpoint_activations)
+    work = work_of(draft, plan, plan.precision, checkpoint=plan.gradient_checkpointing)
     cost = plan_cost(spec=spec, gpu=draft.gpu, work=work, calibration=measured, ignored=ignored)
     plan = replace(plan, cost=cost)
     speed = speed_of(plan)
@@ -215,7 +221,7 @@ def _shared(draft: Draft, precision: str, micro: int, checkpoint: bool) -> tuple
         return micro, checkpoint
     lower = 1 << (most.bit_length() - 1)
     _again(
-        draft, "micro_batch_size", lower,
+        draft, "batch_size", lower,
         f"{spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
         f" {micro} would fit each",
     )  # fmt: skip
@@ -225,7 +231,7 @@ def _shared(draft: Draft, precision: str, micro: int, checkpoint: bool) -> tuple
         if plain <= USABLE_FRACTION * total:
             checkpoint = False
             because = "not needed: activations of so few rows are predicted to fit"
-            _again(draft, "checkpoint_activations", checkpoint, because)
+            _again(draft, "gradient_checkpointing", checkpoint, because)
     return lower, checkpoint
 
 
@@ -248,7 +254,7 @@ def _accumulation(draft: Draft, micro: int) -> int:
             f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
             f" {micro * value * spec.world_size}"
         )
-    draft.because("n_accumulation_steps", value, reason)
+    draft.because("gradient_accumulation_steps", value, reason)
     return value
 
 

@@ -10,14 +10,14 @@ from expertflow.plan.records import Reason
 
 # Set-up A: four LoRA experts on an RTX 4090.
 A = {
-    "micro_batch_size": "16",
-    "n_accumulation_steps": "4",
-    "checkpoint_activations": "False",
+    "batch_size": "16",
+    "gradient_accumulation_steps": "4",
+    "gradient_checkpointing": "False",
     "sequence_length_tokens": "2048",
     "precision": "bf16",
-    "n_loader_workers": "8",
-    "n_prefetch_batches": "8",
-    "persistent_workers": "True",
+    "dataloader_num_workers": "8",
+    "dataloader_prefetch_factor": "8",
+    "dataloader_persistent_workers": "True",
     "group_by_length": "True",
     "attention": "sdpa",
     "n_warmup_steps": "10% of the steps",
@@ -26,26 +26,26 @@ A = {
 }
 # Set-up B: a repository model on an RTX 2060; its warm-up depends on the steps.
 B = {
-    "micro_batch_size": "4 on a 6 GB card, by tiers of memory",
-    "n_accumulation_steps": "2",
-    "n_loader_workers": "physical cores // 2",
+    "batch_size": "4 on a 6 GB card, by tiers of memory",
+    "gradient_accumulation_steps": "2",
+    "dataloader_num_workers": "physical cores // 2",
     "collection_interval_seconds": "5 s",
 }
 # Set-up C: chain of thought on an H100.
 C = {
-    "micro_batch_size": "2",
-    "n_accumulation_steps": "4",
-    "checkpoint_activations": "True",
+    "batch_size": "2",
+    "gradient_accumulation_steps": "4",
+    "gradient_checkpointing": "True",
     "sequence_length_tokens": "1536",
     "precision": "bf16",
-    "n_loader_workers": "4",
-    "n_prefetch_batches": "4",
+    "dataloader_num_workers": "4",
+    "dataloader_prefetch_factor": "4",
 }
 # Set-up D: 600k examples on an H100.
 D = {
-    "micro_batch_size": "4",
-    "n_accumulation_steps": "2",
-    "n_loader_workers": "4",
+    "batch_size": "4",
+    "gradient_accumulation_steps": "2",
+    "dataloader_num_workers": "4",
     "save_steps": "2000",
     "torch_compile": "True",
 }

@@ -1,20 +1,28 @@
 """Choose precision, attention, compilation and what several processes do, each with its reason."""
 
-from typing import Literal
-
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import PlanSpec, Precision, Reason, TrainPlan, make_reason
+from expertflow.plan.records import (
+    Attention,
+    PlanSpec,
+    Precision,
+    Reason,
+    TrainPlan,
+    make_reason,
+)
 
-Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
 
+def choose_precision(
+    spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
+) -> tuple[Precision, Reason]:
+    """Resolve what products are computed in: what was asked for, where the card has it.
 
-def choose_precision(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Precision, Reason]:
-    """Resolve what products are computed in: what was asked for, where the card has it."""
+    A CPU trains in half precision only where that is asked for ``by_hand``.
+    """
     value: Precision
-    if gpu is None:
+    if gpu is None and not by_hand:
         value, reason = "fp32", "the CPU trains in full precision"
-    elif spec.bf16 and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
+    elif spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
         value, reason = "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
     elif spec.bf16:
         value, reason = "bf16", "bf16 of the manifest"
@@ -23,6 +31,18 @@ def choose_precision(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Precision, R
     else:
         value, reason = "fp32", "neither bf16 nor fp16 is set"
     return value, make_reason("precision", value, reason)
+
+
+def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, Reason]:
+    """Resolve whether fp32 products are rounded to TF32, where the card can."""
+    value = spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None
+    if gpu is None:
+        reason = "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
+    elif gpu.peak_tf32_flops_per_s is None:
+        reason = f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
+    else:
+        reason = "use_tf32 of the manifest"
+    return value, make_reason("use_tf32", value, reason)
 
 
 def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, Reason]:

@@ -8,18 +8,14 @@ from msgspec.structs import replace
 from expertflow.core.records import Record
 from expertflow.plan.cost_records import MemoryTrace
 from expertflow.plan.draft import Draft
-from expertflow.plan.records import LoraSpec, PlanSpec, Reason, TrainPlan
+from expertflow.plan.records import PlanSpec, Reason, TrainPlan
+from expertflow.plan.settings import LoraSpec
 from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
 
 # What is less apart than this is a tie.
 TIE_FRACTION = 0.02
-# Settings of a search, by the names that their reasons have in a plan.
-REASONS = {
-    "micro_batch_size": "micro_batch_size", "n_accumulation_steps": "n_accumulation_steps",
-    "checkpoint_activations": "checkpoint_activations", "attention": "attention",
-    "torch_compile": "torch_compile", "n_threads": "n_threads", "loader": "loader",
-    "n_workers": "n_loader_workers",
-}  # fmt: skip
+# Settings of a search, as manifests name them.
+SEARCHED = TunedSettings.__struct_fields__
 
 
 class Tuning(Record, frozen=True, kw_only=True):
@@ -71,18 +67,17 @@ def explained(reasons: Iterable[Reason], chosen: Chosen | None) -> list[Reason]:
     """Say of settings that a search decided that it did."""
     if chosen is None:
         return list(reasons)
-    names = {reason: setting for setting, reason in REASONS.items()}
-    return [_explained(reason, names.get(reason.setting, ""), chosen) for reason in reasons]
+    return [_explained(reason, chosen) for reason in reasons]
 
 
-def _explained(reason: Reason, setting: str, chosen: Chosen) -> Reason:
-    if setting in chosen.free:
+def _explained(reason: Reason, chosen: Chosen) -> Reason:
+    if reason.setting in chosen.free:
         # Behind the micro-batch stands what memory is predicted for it.
         _, mark, sizes = reason.because.partition("; ")
-        rest = f"{mark}{sizes}" if setting == "micro_batch_size" else ""
+        rest = f"{mark}{sizes}" if reason.setting == "batch_size" else ""
         return replace(reason, because=f"tuned: {chosen.because}{rest}")
-    if setting in chosen.overruled:
-        return replace(reason, because=f"{reason.because}; {chosen.overruled[setting]}")
+    if reason.setting in chosen.overruled:
+        return replace(reason, because=f"{reason.because}; {chosen.overruled[reason.setting]}")
     return reason
 
 
@@ -118,16 +113,7 @@ def _adapter(lora: LoraSpec | None) -> str:
 
 def settings_of(plan: TrainPlan) -> TunedSettings:
     """Give those settings of a plan that a search varies."""
-    return TunedSettings(
-        micro_batch_size=plan.micro_batch_size,
-        n_accumulation_steps=plan.n_accumulation_steps,
-        checkpoint_activations=plan.checkpoint_activations,
-        attention=plan.attention,
-        torch_compile=plan.torch_compile,
-        n_threads=plan.n_threads,
-        loader=plan.loader.kind,
-        n_workers=plan.loader.n_workers,
-    )
+    return TunedSettings(**{name: getattr(plan, name) for name in SEARCHED})
 
 
 def free_settings(spec: PlanSpec) -> frozenset[str]:
@@ -136,21 +122,21 @@ def free_settings(spec: PlanSpec) -> frozenset[str]:
     Micro-batch and accumulation are one choice, as their product is kept: either of them names it.
     """
     is_open = {
-        "micro_batch_size": spec.batch_size is None and spec.gradient_accumulation_steps is None,
-        "checkpoint_activations": spec.gradient_checkpointing is None,
+        "batch_size": spec.batch_size is None and spec.gradient_accumulation_steps is None,
+        "gradient_checkpointing": spec.gradient_checkpointing is None,
         "attention": spec.attention is None and spec.use_sdpa,
         "torch_compile": spec.torch_compile is None,
         "n_threads": spec.n_threads is None,
         "loader": spec.loader is None,
     }
-    together = {"micro_batch_size": "n_accumulation_steps", "loader": "n_workers"}
+    together = {"batch_size": "gradient_accumulation_steps", "loader": "dataloader_num_workers"}
     names = {name for name, left in is_open.items() if left}
     return frozenset(names | {together[name] for name in names & together.keys()})
 
 
 def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]) -> bool:
     """Tell whether settings differ from the default's in nothing that the manifest names."""
-    return all(getattr(settings, n) == getattr(default, n) for n in REASONS if n not in free)
+    return all(getattr(settings, n) == getattr(default, n) for n in SEARCHED if n not in free)
 
 
 def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -> Chosen | str:
@@ -200,18 +186,9 @@ def measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
 
 def _named(found: TunedSettings, spec: PlanSpec, free: frozenset[str]) -> dict[str, Any]:
     """Give what a manifest would have to say to get these settings."""
-    keys = {
-        "micro_batch_size": ("batch_size", found.micro_batch_size),
-        "n_accumulation_steps": ("gradient_accumulation_steps", found.n_accumulation_steps),
-        "checkpoint_activations": ("gradient_checkpointing", found.checkpoint_activations),
-        "attention": ("attention", None if found.attention == "packed" else found.attention),
-        "torch_compile": ("torch_compile", found.torch_compile),
-        "n_threads": ("n_threads", found.n_threads),
-        "loader": ("loader", found.loader),
-    }
-    named = dict(value for name, value in keys.items() if name in free)
-    if "loader" in free and found.loader == "workers":
-        named["dataloader_num_workers"] = found.n_workers
+    named = {name: getattr(found, name) for name in SEARCHED if name in free}
+    if named.get("attention") == "packed":
+        named["attention"] = spec.attention
     return named
 
 
@@ -247,7 +224,7 @@ def _overruled(record: TuningRecord, found: TunedSettings, free: frozenset[str])
     return {
         name: f"wins over tuning, whose fastest trial had {value} and {ratio:.2f} times the"
         " default's speed"
-        for name in REASONS
+        for name in SEARCHED
         if name not in free and (value := getattr(fastest.settings, name)) != getattr(found, name)
     }
 

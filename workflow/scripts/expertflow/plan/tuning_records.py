@@ -8,14 +8,14 @@ from expertflow.core.records import Record
 class TunedSettings(Record, frozen=True, kw_only=True):
     """What was searched. All choices have the same global batch, so they learn the same."""
 
-    micro_batch_size: int
-    n_accumulation_steps: int
-    checkpoint_activations: bool
+    batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
     attention: str
     torch_compile: bool
     n_threads: int | None
     loader: Literal["thread", "workers"]
-    n_workers: int
+    dataloader_num_workers: int
 
 
 class TuningTrial(Record, frozen=True, kw_only=True):

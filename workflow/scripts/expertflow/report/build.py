@@ -108,7 +108,7 @@ def _training_parameters(inputs: ReportInputs) -> dict[str, Any]:
         "fp16": training.precision == "fp16",
         "tf32": plan.use_tf32,
         "attention": training.attention,
-        "gradient_checkpointing": plan.checkpoint_activations,
+        "gradient_checkpointing": plan.gradient_checkpointing,
         "learning_rate": plan.learning_rate,
         "lr_scheduler_type": plan.lr_scheduler_type,
         "weight_decay": plan.weight_decay,

@@ -189,7 +189,7 @@ def _planned(inputs: ReportInputs) -> dict[str, str]:
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
         no_memory = "the plan does not say of what its peak consists"
-    kept = "activations are kept" if not plan.checkpoint_activations else no_memory
+    kept = "activations are kept" if not plan.gradient_checkpointing else no_memory
     parts = ("step_hours", "save_hours", "eval_hours", "startup_hours", "useful_tokens_per_s")
     return {
         "plan.hours": because,

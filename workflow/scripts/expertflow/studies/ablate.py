@@ -220,7 +220,7 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
         notes.append(
             f"the plan is for {plan.world_size} processes; all runs here are of one, with its"
             " micro-batch and accumulation and so a global batch of"
-            f" {plan.micro_batch_size * plan.n_accumulation_steps} rows"
+            f" {plan.batch_size * plan.gradient_accumulation_steps} rows"
         )
     if any(record.versions != records[0].versions for record in records):
         notes.append("variants were run with different releases of the packages")

@@ -67,7 +67,11 @@ def _bound(
         return OTHER_ORDER, "the same number of tokens a step, of documents in another order"
     if base.global_batch_sequences != plan.global_batch_sequences:
         return OTHER_ORDER, "another number of rows a step"
-    if moved & {"precision", "use_tf32"} or plan.precision != "fp32":
+    if (
+        base.precision != plan.precision
+        or base.use_tf32 != plan.use_tf32
+        or plan.precision != "fp32"
+    ):
         return OTHER_ROUNDING, "the same rows in every step, rounded otherwise"
     if plan.optim == "adamw_8bit":
         return OTHER_ROUNDING, "the same rows in every step, moments in 8 bits"

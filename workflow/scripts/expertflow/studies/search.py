@@ -86,7 +86,7 @@ class Search(Struct, kw_only=True):
             # Compiling takes tens of seconds, and the order of the rest does not hang on it.
             start = replace(start, torch_compile=False)
             self._try(start)
-        micros = self._micros() if "micro_batch_size" in space.free else [start.micro_batch_size]
+        micros = self._micros() if "batch_size" in space.free else [start.batch_size]
         self._descend(start, micros)
         best = self._best_like(start)
         for attention in space.attentions:
@@ -101,7 +101,7 @@ class Search(Struct, kw_only=True):
         for n_threads in space.n_threads:
             self._try(replace(space.default, n_threads=n_threads))
         start = self._best_or_default()
-        if "micro_batch_size" in space.free:
+        if "batch_size" in space.free:
             for rows in self._micros():
                 self._try(self._with_rows(start, rows))
             # The best number of threads may be another one for more or fewer rows.
@@ -122,7 +122,7 @@ class Search(Struct, kw_only=True):
             rows_here = [n for n in micros if not ran or n > max(ran)] if again else micros
             fastest = 0.0
             for i, rows in enumerate(rows_here):
-                choice = replace(self._with_rows(start, rows), checkpoint_activations=again)
+                choice = replace(self._with_rows(start, rows), gradient_checkpointing=again)
                 trial = self._try(choice)
                 if trial.outcome in ("measured", "given up"):
                     ran += [] if again else [rows]
@@ -138,7 +138,7 @@ class Search(Struct, kw_only=True):
         self, start: TunedSettings, micros: Iterable[int], *, again: bool, slower: int
     ) -> None:
         for rows in micros:
-            choice = replace(self._with_rows(start, rows), checkpoint_activations=again)
+            choice = replace(self._with_rows(start, rows), gradient_checkpointing=again)
             if choice not in self.trials:
                 why = f"dominated: {slower} rows were slower already"
                 self.trials[choice] = _left_out(choice, why, self.predict(choice))
@@ -146,18 +146,18 @@ class Search(Struct, kw_only=True):
     def _try_workers(self, base: TunedSettings) -> None:
         for n in self.space.n_workers:
             kind: Literal["thread", "workers"] = "workers" if n else "thread"
-            self._try(replace(base, loader=kind, n_workers=n))
+            self._try(replace(base, loader=kind, dataloader_num_workers=n))
 
     def _try_other_micros(self) -> None:
         """Try other splits of a batch that the manifest splits: for the user to know, last."""
-        if "micro_batch_size" not in self.space.free:
+        if "batch_size" not in self.space.free:
             for rows in self._micros():
                 self._try(self._with_rows(self._best_or_default(), rows))
 
     def _checkpointings(self) -> tuple[bool, ...]:
-        if "checkpoint_activations" in self.space.free:
+        if "gradient_checkpointing" in self.space.free:
             return (False, True)
-        return (self.space.default.checkpoint_activations,)
+        return (self.space.default.gradient_checkpointing,)
 
     def _micros(self) -> list[int]:
         """Give the divisors of the rows that one process takes in a step, from many to few."""
@@ -167,10 +167,10 @@ class Search(Struct, kw_only=True):
     @property
     def _rows(self) -> int:
         default = self.space.default
-        return default.micro_batch_size * default.n_accumulation_steps
+        return default.batch_size * default.gradient_accumulation_steps
 
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
-        return replace(base, micro_batch_size=rows, n_accumulation_steps=self._rows // rows)
+        return replace(base, batch_size=rows, gradient_accumulation_steps=self._rows // rows)
 
     def _try(self, choice: TunedSettings) -> TuningTrial:
         """Run a choice once, unless it cannot fit or the time is over; keep what became of it."""
@@ -235,11 +235,11 @@ class Search(Struct, kw_only=True):
         return (
             choice != default,
             choice.torch_compile,
-            choice.checkpoint_activations,
+            choice.gradient_checkpointing,
             choice.attention != default.attention,
-            choice.n_workers,
+            choice.dataloader_num_workers,
             choice.n_threads or 0,
-            choice.n_accumulation_steps,
+            choice.gradient_accumulation_steps,
         )
 
 

@@ -153,12 +153,14 @@ def words(settings: TunedSettings) -> str:
     """Say settings in a line."""
     return ", ".join(
         (
-            f"{settings.micro_batch_size} x {settings.n_accumulation_steps} rows",
-            f"checkpointing {'on' if settings.checkpoint_activations else 'off'}",
+            f"{settings.batch_size} x {settings.gradient_accumulation_steps} rows",
+            f"checkpointing {'on' if settings.gradient_checkpointing else 'off'}",
             f"attention {settings.attention}",
             "compiled" if settings.torch_compile else "not compiled",
             f"threads {settings.n_threads or 'auto'}",
-            f"{settings.n_workers} workers" if settings.loader == "workers" else "loader thread",
+            f"{settings.dataloader_num_workers} workers"
+            if settings.loader == "workers"
+            else "loader thread",
         )
     )
 
@@ -194,9 +196,7 @@ def _predicted(draft: Draft, plan: TrainPlan, settings: TunedSettings) -> int | 
     """Predict the peak, for the route of attention that was traced; null for another."""
     if draft.gpu is None or settings.attention != plan.attention:
         return None
-    return draft.peak_bytes(
-        settings.micro_batch_size, plan.precision, settings.checkpoint_activations
-    )
+    return draft.peak_bytes(settings.batch_size, plan.precision, settings.gradient_checkpointing)
 
 
 def _pairs(

@@ -1,11 +1,11 @@
 """Say what there is to try for a plan on this machine, and put a choice into the plan."""
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.cost_records import USABLE_FRACTION
 from expertflow.plan.draft import Draft
-from expertflow.plan.records import LoaderPlan, PlanSpec, TrainPlan
+from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.tuned import free_settings, settings_of
 from expertflow.plan.tuning_records import TunedSettings
 from expertflow.studies.search import Space
@@ -15,7 +15,7 @@ MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
 # Why a choice is not tried, by its setting.
 ON_CPU = {
-    "checkpoint_activations": "it computes again to spare memory, which a CPU has more of",
+    "gradient_checkpointing": "it computes again to spare memory, which a CPU has more of",
     "torch_compile": "compiling would take most of the search's time",
     "attention": "it computes what the mask hides, and document by document does not",
 }
@@ -28,7 +28,7 @@ def space_of(draft: Draft, plan: TrainPlan) -> Space:
     gpu, is_packed = draft.gpu, draft.packing.packing != "none"
     machine = probe_machine(table=[])
     n_cpus = machine.n_cpus_usable
-    workers = [n for n in N_WORKERS if n <= n_cpus and n != default.n_workers]
+    workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
     space = Space(
         default=default,
         free=free,
@@ -52,7 +52,7 @@ def _not_on_cpu(
     default: TunedSettings, free: frozenset[str]
 ) -> tuple[tuple[TunedSettings, str], ...]:
     others = {
-        "checkpoint_activations": replace(default, checkpoint_activations=True),
+        "gradient_checkpointing": replace(default, gradient_checkpointing=True),
         "torch_compile": replace(default, torch_compile=True),
         "attention": replace(default, attention="sdpa"),
     }
@@ -71,20 +71,11 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
 
 def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
     """Put a choice into a plan; its cost and predictions are no longer of it."""
-    n_workers = settings.n_workers
+    n_workers = settings.dataloader_num_workers
     inline = settings.loader == "workers" and not n_workers
     return replace(
         plan,
-        micro_batch_size=settings.micro_batch_size,
-        n_accumulation_steps=settings.n_accumulation_steps,
-        checkpoint_activations=settings.checkpoint_activations,
-        attention=settings.attention,
-        torch_compile=settings.torch_compile,
-        n_threads=settings.n_threads,
-        loader=LoaderPlan(
-            kind=settings.loader,
-            n_workers=n_workers,
-            n_prefetch_batches=0 if inline else spec.dataloader_prefetch_factor,
-            persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
-        ),
+        **asdict(settings),
+        dataloader_prefetch_factor=0 if inline else spec.dataloader_prefetch_factor,
+        dataloader_persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
     )

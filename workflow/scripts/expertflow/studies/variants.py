@@ -3,29 +3,23 @@
 import math
 from typing import Any
 
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import Record, to_json
+from expertflow.core.settings import list_settings
 from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
+from expertflow.plan.settings import Training
 from expertflow.studies.records import Rows, Variant
 from expertflow.studies.rows_unpacked import FirstRows
 from expertflow.tokens.records import PackingRecord
 
-# What follows from other settings, or says something of them.
-DERIVED = {
-    "reasons", "cost", "memory", "options", "claims", "predicted_tokens", "predicted_peak_bytes",
-    "predicted_peak_reason", "next_micro_batch_peak_bytes", "without_checkpointing_peak_bytes",
-    "flops_per_token_model", "flops_per_token_hardware", "flops_convention", "n_params_total",
-    "n_params_trainable", "may_halve_micro_batch", "profile_steps", "n_steps", "n_steps_per_epoch",
-    "n_epochs", "n_warmup_steps", "n_decay_steps", "save_steps", "eval_steps",
-    "global_batch_sequences",
-}  # fmt: skip
+# Settings that a variant may move: what else differs between two plans follows from them.
+MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
 # Tensor cores have TF32 and bf16 from this compute capability on.
 AMPERE = 8.0
-NO_TF32_CPU = "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
 # Rows of one document are cut to a multiple of this by the trainer.
 MULTIPLE = 8
 
@@ -86,19 +80,15 @@ def set_up(
     except ConfigError as error:
         raise NotMeasurableError(str(error)) from error
     moved = differences(base, plan)
-    idle = _idle(base, moved)
     unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
-    if not moved - set(idle) and not unlike_rows:
-        asked = set(variant.training)
-        if idle and asked <= set(idle):
-            raise NotMeasurableError("; ".join(idle.values()))
-        raise IsThePlanError("; ".join(["nothing would change", *idle.values()]))
+    if not moved and not unlike_rows:
+        raise IsThePlanError("nothing would change")
     if hindrance := _hindrance(base, plan):
         raise NotMeasurableError(hindrance)
     per_row, forced = first.tokens_per_row, None
     if unlike_rows:
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
-        forced = None if own_batch else f"micro-batch {plan.micro_batch_size} of one document each"
+        forced = None if own_batch else f"micro-batch {plan.batch_size} of one document each"
         if plan.torch_compile and not variant.training.get("torch_compile"):
             # Rows are of many lengths, each to be compiled for: a plan would not, either.
             plan = replace(plan, torch_compile=False)
@@ -114,15 +104,14 @@ def set_up(
         plan=plan,
         rows=rows,
         n_timed_steps=n_steps,
-        settings_sha256=_settings_sha256(plan, differences(base, plan) - set(idle), rows),
+        settings_sha256=_settings_sha256(plan, differences(base, plan), rows),
         forced=forced,
     )
 
 
 def differences(base: TrainPlan, plan: TrainPlan) -> set[str]:
     """Name the settings in which two plans differ, without what follows from others."""
-    names = {field.name for field in fields(TrainPlan)} - DERIVED
-    return {name for name in names if getattr(base, name) != getattr(plan, name)}
+    return {name for name in MOVABLE if getattr(base, name) != getattr(plan, name)}
 
 
 def _settings_sha256(plan: TrainPlan, moved: set[str], rows: Rows) -> str:
@@ -141,20 +130,20 @@ def documents_as_rows(
     """
     per_step = base.global_batch_sequences * first.documents_per_row
     if own_batch:
-        micro = plan.micro_batch_size
-        in_all = micro * plan.n_accumulation_steps
+        micro = plan.batch_size
+        in_all = micro * plan.gradient_accumulation_steps
     else:
         in_all = max(1, round(per_step))
         padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE
-        micro = min(in_all, max(1, plan.micro_batch_size * base.sequence_length_tokens // padded))
+        micro = min(in_all, max(1, plan.batch_size * base.sequence_length_tokens // padded))
     scale = per_step / in_all
     n_steps = max(1, round(base.n_steps * scale))
     n_warmup = min(round(base.n_warmup_steps * scale), n_steps - 1)
     per_epoch = max(1, math.ceil(first.n_documents / in_all))
     return replace(
         plan,
-        micro_batch_size=micro,
-        n_accumulation_steps=math.ceil(in_all / micro),
+        batch_size=micro,
+        gradient_accumulation_steps=math.ceil(in_all / micro),
         global_batch_sequences=in_all,
         n_sequences=first.n_documents,
         n_steps=n_steps,
@@ -173,18 +162,6 @@ def _accumulation(base: TrainPlan, micro: int) -> int:
             f"micro-batches of {micro} rows do not make up the plan's global batch of {whole}"
         )
     return whole // micro
-
-
-def _idle(base: TrainPlan, moved: set[str]) -> dict[str, str]:
-    """Give those differences that this device takes no notice of, and why."""
-    if "use_tf32" not in moved:
-        return {}
-    gpu = base.gpu
-    if gpu is None:
-        return {"use_tf32": NO_TF32_CPU}
-    if gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE:
-        return {"use_tf32": f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"}
-    return {}
 
 
 def _hindrance(base: TrainPlan, plan: TrainPlan) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from expertflow.core.process import noted_signals
-from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.plan.records import TrainPlan
 
 ON_OFF = {True: "on", False: "off"}
 
@@ -27,11 +27,11 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
         f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),
         f"dtype {plan.precision}" + (" with a loss scaler" if plan.precision == "fp16" else ""),
         f"TF32 {ON_OFF[plan.use_tf32]}",
-        f"activation checkpointing {ON_OFF[plan.checkpoint_activations]}",
+        f"activation checkpointing {ON_OFF[plan.gradient_checkpointing]}",
         f"optimizer {plan.optim}",
         f"schedule {plan.lr_scheduler_type}, {plan.n_warmup_steps} warm-up steps",
         f"deterministic kernels {ON_OFF[plan.deterministic]}",
-        f"loader {_loader_words(plan.loader)}",
+        f"loader {_loader_words(plan)}",
     )
 
 
@@ -44,13 +44,14 @@ def fix_workspaces() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _loader_words(loader: LoaderPlan) -> str:
-    if loader.kind == "thread":
-        return f"thread, prefetch {loader.n_prefetch_batches}"
-    if not loader.n_workers:
+def _loader_words(plan: TrainPlan) -> str:
+    ahead = plan.dataloader_prefetch_factor
+    if plan.loader == "thread":
+        return f"thread, prefetch {ahead}"
+    if not plan.dataloader_num_workers:
         return "in the trainer, no workers"
-    kept = ", kept from epoch to epoch" if loader.persistent_workers else ""
-    return f"{loader.n_workers} workers, prefetch {loader.n_prefetch_batches} each{kept}"
+    kept = ", kept from epoch to epoch" if plan.dataloader_persistent_workers else ""
+    return f"{plan.dataloader_num_workers} workers, prefetch {ahead} each{kept}"
 
 
 @contextmanager

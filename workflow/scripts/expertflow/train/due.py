@@ -51,7 +51,7 @@ def evaluate(run: Run) -> bool:
         loss, n_targets = held_out_loss(
             run.loss,
             run.held_out,
-            micro_batch_size=plan.micro_batch_size,
+            micro_batch_size=plan.batch_size,
             world_size=processes.world_size,
             rank=processes.rank,
             add_up=processes.add_up,

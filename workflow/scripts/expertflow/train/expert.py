@@ -89,8 +89,9 @@ def _attempt(
 def _lowered(assignment: Assignment, processes: Processes) -> TrainPlan:
     """Give the plan after what the run learned about memory, as the first process reads it."""
     plan = memory.lowered(assignment.plan, assignment.state)
-    [micro, n_accumulation], *_ = processes.of_all(plan.micro_batch_size, plan.n_accumulation_steps)
-    return replace(plan, micro_batch_size=micro, n_accumulation_steps=n_accumulation)
+    ours = plan.batch_size, plan.gradient_accumulation_steps
+    [micro, n_accumulation], *_ = processes.of_all(*ours)
+    return replace(plan, batch_size=micro, gradient_accumulation_steps=n_accumulation)
 
 
 def _let_go() -> None:
@@ -145,8 +146,8 @@ def _outcome(
         "published_step": published,
         ASKED: run.plan.profile_steps,
         "world_size": run.processes.world_size,
-        "micro_batch_size": run.plan.micro_batch_size,
-        "n_accumulation_steps": run.plan.n_accumulation_steps,
+        "micro_batch_size": run.plan.batch_size,
+        "n_accumulation_steps": run.plan.gradient_accumulation_steps,
         "memory_retries": to_json(memory.retries(assignment.state)),
         "sampled_steps": _mean_parts(progress.sampled),
         "n_tokens": progress.n_tokens,

@@ -4,18 +4,14 @@ import argparse
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
-from expertflow.plan.override import LORA, choices, flags
+from expertflow.core.settings import SettingInfo
+from expertflow.plan.override import flags
 
 RECORDS = ("plan", "packing", "model", "staging")
-SCHEMA = Path(__file__).parents[3] / "schemas" / "expert.schema.yaml"
-# Flags that no manifest has, and the setting of a manifest whose rules they follow.
-RULED_BY = {"warmup_steps": "warmup_steps_max", "lr_decay_steps": "max_steps"}
-# Flags whose values their type lists in full.
-UNRULED = ("precision",)
 PROBLEMS = {
     "minimum": "at least",
     "maximum": "at most",
@@ -37,8 +33,8 @@ def trainer_parser(description: str | None) -> argparse.ArgumentParser:
     by_hand.add_argument("--shards", type=Path, nargs="+", help="records of the documents' shards")
     by_hand.add_argument("--keep", type=Path, help="keep-list")
     group = parser.add_argument_group("hyper-parameters, instead of those of the plan")
-    for name, kind in flags().items():
-        _add_flag(group, name, kind)
+    for name, setting in flags().items():
+        _add_flag(group, name, setting)
     return parser
 
 
@@ -72,55 +68,42 @@ def changes_of(args: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def rules() -> dict[str, Any]:
-    """Give the JSON Schema of every flag's value, as manifests have it, by the flag's name."""
-    # Here, as a run without changes by hand needs none of it.
-    import yaml
-
-    text = SCHEMA.read_text(encoding="utf-8")
-    settings = yaml.safe_load(text)["$defs"]["training"]["properties"]
-    adapter = settings["lora"]["properties"]
-    return {
-        name: adapter[LORA[name]] if name in LORA else settings[RULED_BY.get(name, name)]
-        for name in flags()
-        if name not in UNRULED
-    }
-
-
 def _check(given: dict[str, Any]) -> None:
+    # Here, as a run without changes by hand needs none of it.
     import jsonschema
 
-    schemas = rules()
+    settings = flags()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} {value}: must be a finite number")
-        if name in UNRULED:
-            continue
         plain = list(value) if isinstance(value, tuple) else value
-        for error in jsonschema.Draft202012Validator(schemas[name]).iter_errors(plain):
+        validator = jsonschema.Draft202012Validator(settings[name].plain_schema)
+        for error in validator.iter_errors(plain):
             shown = f"{value:g}" if isinstance(value, float) else value
             problems = " and ".join(_problems(error)) or error.message
             raise ConfigError(f"{flag} {shown}: must be {problems}")
 
 
 def _problems(error: Any) -> Iterator[str]:
-    """Give in words what a value must be; of alternatives, the one that its type is of."""
-    for part in (error, *(error.context or ())):
-        if part.validator in PROBLEMS:
-            yield f"{PROBLEMS[part.validator]} {part.validator_value}"
+    """Say in words what a value must be."""
+    if error.validator in PROBLEMS:
+        yield f"{PROBLEMS[error.validator]} {error.validator_value}"
 
 
-def _add_flag(group: Any, name: str, kind: Any) -> None:
-    flag = f"--{name.replace('_', '-')}"
+def _add_flag(group: Any, name: str, setting: SettingInfo) -> None:
+    flag, kind = f"--{name.replace('_', '-')}", setting.kind
+    help_text = setting.text.replace("%", "%%")
     if kind is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
-    elif (listed := choices(kind)) is not None:
-        group.add_argument(flag, choices=listed)
+        group.add_argument(
+            flag, action=argparse.BooleanOptionalAction, default=None, help=help_text
+        )
+    elif get_origin(kind) is Literal:
+        group.add_argument(flag, choices=get_args(kind), help=help_text)
     elif get_args(kind):
-        group.add_argument(flag, nargs="+", type=get_args(kind)[0], action=_AsTuple)
+        group.add_argument(flag, nargs="+", type=get_args(kind)[0], action=_AsTuple, help=help_text)
     else:
-        group.add_argument(flag, type=kind)
+        group.add_argument(flag, type=kind, help=help_text)
 
 
 class _AsTuple(argparse.Action):

@@ -36,7 +36,7 @@ def train(run: Run) -> None:
     if run.progress.step == 0:
         evaluate(run)
     first = run.progress.step
-    feed = load_batches(run.feed, first, plan=run.plan.loader, device=run.device)
+    feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
     with feed as batches, StepProfiler(run) as profiler:
         while not run.is_over:
             profiler.begin()

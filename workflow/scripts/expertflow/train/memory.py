@@ -38,13 +38,13 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
 
 def advice(plan: TrainPlan, device: torch.device) -> str:
     """Say what was tried, what was predicted and free, and which setting to change to what."""
-    if plan.micro_batch_size > 1:
+    if plan.batch_size > 1:
         less = halved(plan)
         change = (
-            f"set training.batch_size to {less.micro_batch_size} and gradient_accumulation_steps to"
-            f" {less.n_accumulation_steps} (the global batch stays)"
+            f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
+            f" {less.gradient_accumulation_steps} (the global batch stays)"
         )
-    elif not plan.checkpoint_activations:
+    elif not plan.gradient_checkpointing:
         change = "set training.gradient_checkpointing to true"
     else:
         change = "use method qlora, a shorter max_seq_length, a smaller model or a larger card"
@@ -53,14 +53,14 @@ def advice(plan: TrainPlan, device: torch.device) -> str:
     free = "unknown"
     if device.type == "cuda":
         free = gib(torch.cuda.mem_get_info(device)[0])
-    return f"out of memory at micro-batch {plan.micro_batch_size} ({said}, {free} free); {change}"
+    return f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free); {change}"
 
 
 def halved(plan: TrainPlan) -> TrainPlan:
     """Give the plan with half the micro-batch and the same global batch."""
-    micro = plan.micro_batch_size // 2
+    micro = plan.batch_size // 2
     share = plan.global_batch_sequences // plan.world_size
-    return replace(plan, micro_batch_size=micro, n_accumulation_steps=-(-share // micro))
+    return replace(plan, batch_size=micro, gradient_accumulation_steps=-(-share // micro))
 
 
 def retries(state: Path) -> tuple[MemoryRetry, ...]:
@@ -82,21 +82,21 @@ def lowered(plan: TrainPlan, state: Path) -> TrainPlan:
     last = known[-1]
     return replace(
         plan,
-        micro_batch_size=last.micro_batch_size,
-        n_accumulation_steps=last.n_accumulation_steps,
+        batch_size=last.micro_batch_size,
+        gradient_accumulation_steps=last.n_accumulation_steps,
     )
 
 
 def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -> bool:
     """Note that the run goes on with half the micro-batch of ``plan``; false where it cannot."""
     known = retries(state)
-    if not plan.may_halve_micro_batch or plan.micro_batch_size < 2 or len(known) >= MAX_RETRIES:
+    if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
         return False
     less = halved(plan)
     retry = MemoryRetry(
         after_step=after_step,
-        micro_batch_size=less.micro_batch_size,
-        n_accumulation_steps=less.n_accumulation_steps,
+        micro_batch_size=less.batch_size,
+        n_accumulation_steps=less.gradient_accumulation_steps,
         message=message,
     )
     write_record(state / RETRIES_FILE, (*known, retry))

@@ -143,7 +143,7 @@ def _check_gpu_memory(plan: TrainPlan) -> int:
             return free
         raise HardwareError(
             f"the plan needs {gb(needed)} of GPU memory; {where}; end what holds it, or"
-            f" plan with training.batch_size below {plan.micro_batch_size}"
+            f" plan with training.batch_size below {plan.batch_size}"
         )
     return free
 

@@ -15,7 +15,9 @@ from expertflow.core.files import (
     sync,
 )
 from expertflow.core.records import to_json, write_record
+from expertflow.core.settings import list_settings
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.settings import Training
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.candidates import candidates_of
@@ -42,21 +44,22 @@ FILES = "files"
 # What lies beside the model in results/, and is the run's own.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
-# Fields of a plan that leave the trained weights as they are, or, how a global batch is shared out,
-# but for rounding and the random numbers of dropout: another number of processes can go on.
-_DECIDES_NOTHING = (
+# What a plan says besides its settings and leaves the trained weights as they are.
+_SAID = (
     "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory", "options",
-    "claims", "collection_interval_seconds", "loader", "report_to", "world_size", "parallel",
-    "micro_batch_size", "n_accumulation_steps", "may_halve_micro_batch", "predicted_tokens",
-    "next_micro_batch_peak_bytes", "without_checkpointing_peak_bytes", "flops_per_token_model",
-    "flops_per_token_hardware", "flops_convention", "profile_steps",
+    "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
+    "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
+    "flops_convention",
 )  # fmt: skip
+# Settings that leave them, too, or that the plan turns into counts of steps, or, how a global batch
+# is shared out, but for rounding and the random numbers of dropout: other processes can go on.
+_UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
 
 
 def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
     """Name everything that decides the trained weights; prices and predictions do not."""
     decided = to_json(plan)
-    for key in _DECIDES_NOTHING:
+    for key in (*_SAID, *_UNDECIDED):
         decided.pop(key)
     rows = [packing.train.sha256, packing.held_out.sha256]
     weights = [model.weights_sha256, model.tokenizer_sha256]

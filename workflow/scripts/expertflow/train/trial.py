@@ -159,7 +159,7 @@ def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> Tr
     run.clock.started()
     run.fetched_at_s = time.perf_counter()
     losses: list[float] = []
-    with load_batches(run.feed, 0, plan=run.plan.loader, device=run.device) as batches:
+    with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
         def step() -> None:
             run.pending.append(loop.step(run, batches))

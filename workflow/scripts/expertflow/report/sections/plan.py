@@ -29,8 +29,8 @@ def plan_section(inputs: ReportInputs) -> dict[str, Any]:
     return {
         "hardware": plan.hardware,
         "steps": plan.n_steps,
-        "micro_batch_size": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.n_accumulation_steps,
+        "micro_batch_size": plan.batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "trained_tokens": plan.predicted_tokens,
         "useful_tokens_per_s": useful_tokens_per_s(plan),
         "memory_peak_bytes": plan.predicted_peak_bytes,

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from expertflow.core.records import Record
-from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
@@ -85,7 +85,7 @@ def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
     return Feed(
         collator=collator,
         order=order,
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=plan.batch_size,
         n_steps=plan.n_steps,
         n_steps_per_epoch=plan.n_steps_per_epoch,
         world_size=plan.world_size,
@@ -97,13 +97,14 @@ AnyFeed: TypeAlias = "Feed | OnTheFlyFeed"
 
 
 def load_batches(
-    feed: AnyFeed, step: int, *, plan: LoaderPlan, device: torch.device
+    feed: AnyFeed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
     """Load all micro-batches from a step on; nothing is left running after the block."""
     if not isinstance(feed, Feed):
         return closing(feed.batches_from(step))
-    if plan.kind == "thread":
-        return ThreadLoader(feed, step, n_prefetch=plan.n_prefetch_batches, device=device)
+    if plan.loader == "thread":
+        ahead = plan.dataloader_prefetch_factor
+        return ThreadLoader(feed, step, n_prefetch=ahead, device=device)
     return closing(_by_workers(feed, step, plan=plan, device=device))
 
 
@@ -234,18 +235,18 @@ class _Epoch:
 
 
 def _by_workers(
-    feed: Feed, step: int, *, plan: LoaderPlan, device: torch.device
+    feed: Feed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> Generator[Batch, None, None]:
     """Load through torch's DataLoader; without workers it makes each batch when it is asked."""
     epoch = _Epoch(feed, step)
-    workers = plan.n_workers > 0
+    workers = plan.dataloader_num_workers > 0
     loader: DataLoader[Batch] = DataLoader(
         _MadeByWorkers(feed.collator),
         sampler=epoch,
         batch_size=None,
-        num_workers=plan.n_workers,
-        prefetch_factor=plan.n_prefetch_batches if workers else None,
-        persistent_workers=plan.persistent_workers,
+        num_workers=plan.dataloader_num_workers,
+        prefetch_factor=plan.dataloader_prefetch_factor if workers else None,
+        persistent_workers=plan.dataloader_persistent_workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_trainer,
         # A fork shares the mapped rows; another start would send a copy of them.

@@ -12,7 +12,7 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import Record, read_record
 from expertflow.data.keep_list import iter_keep
 from expertflow.data.records import ShardRecord
-from expertflow.plan.records import LoaderPlan, TrainPlan
+from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.document_rows import DocumentRows
 from expertflow.train.feed.batches import Batch, Collator, targets_per_row
@@ -44,15 +44,15 @@ class Documents(Record, frozen=True, kw_only=True):
             if (rows.source, rows.shard) in own
         )
         per_epoch = max(1, -(-n_rows // plan.global_batch_sequences))
-        inline = LoaderPlan(
-            kind="workers", n_workers=0, n_prefetch_batches=0, persistent_workers=False
-        )
         n_epochs = plan.n_steps / per_epoch
         return replace(
             plan,
             n_steps_per_epoch=per_epoch,
             n_epochs=n_epochs,
-            loader=inline,
+            loader="workers",
+            dataloader_num_workers=0,
+            dataloader_prefetch_factor=0,
+            dataloader_persistent_workers=False,
             eval_steps=per_epoch if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
             # Rows are of many lengths, and in the order of their numbers.
             torch_compile=False,
@@ -140,7 +140,7 @@ def read_on_the_fly(
     feed = OnTheFlyFeed(
         documents=train,
         order=order,
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=plan.batch_size,
         n_steps=plan.n_steps,
     )
     return feed, rows

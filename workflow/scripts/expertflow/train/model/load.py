@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from expertflow.core.errors import TrainingError
-from expertflow.plan.records import LoraSpec, TrainPlan
+from expertflow.plan.records import TrainPlan
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention, quantise
 from expertflow.train.records import ModelRecord
 
@@ -119,7 +120,7 @@ def load_for_training(
     net.name_or_path = net.config.name_or_path = model.path
     # peft's own preparation for 4 bits also casts the rest of the base to fp32, which would double
     # the memory of the embeddings; the norms compute in fp32 as it is.
-    if plan.checkpoint_activations:
+    if plan.gradient_checkpointing:
         _checkpoint_activations(net)
     if plan.lora is not None:
         net = add_adapter(net, plan.lora)

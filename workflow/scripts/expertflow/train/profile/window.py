@@ -49,13 +49,13 @@ def cut_short(plan: TrainPlan) -> tuple[str, ...]:
         return ()
     return (
         f"at most {n_allowed} of the {plan.profile_steps} steps asked for were to be watched: of"
-        f" {plan.n_accumulation_steps} micro-batches each, and a profile of more than"
+        f" {plan.gradient_accumulation_steps} micro-batches each, and a profile of more than"
         f" {MAX_MICRO_BATCHES} in all may not fit into memory",
     )
 
 
 def _n_allowed(plan: TrainPlan) -> int:
-    return min(plan.profile_steps, max(1, MAX_MICRO_BATCHES // plan.n_accumulation_steps))
+    return min(plan.profile_steps, max(1, MAX_MICRO_BATCHES // plan.gradient_accumulation_steps))
 
 
 def _any_sampled(steps: Iterable[int]) -> bool:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import Record
-from expertflow.plan.records import LoraSpec
+from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention, loss
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import decoder_layers

@@ -1,0 +1,138 @@
+"""A setting is declared once: schema, flags, documentation and lists follow from it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import yaml
+from msgspec.structs import fields
+from support import ROOT, SCRIPTS, plan_spec
+
+from expertflow.core.records import Record
+from expertflow.core.settings import (
+    BOTH,
+    LENGTH,
+    SPEED,
+    WEIGHTS,
+    Setting,
+    json_schema,
+    list_settings,
+    neutralize,
+    without_auto,
+)
+from expertflow.plan.override import flags
+from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.plan.settings import Training, TrainingSection
+
+
+class Oven(Record, frozen=True, kw_only=True):
+    heat: Annotated[float, Setting("Degrees.", gt=0, le=300, affects=BOTH)] = 180.0
+    trays: Annotated[int | None, Setting("Trays.", ge=1, affects=SPEED, auto=True)] = None
+    salt: Annotated[float | None, Setting("Grams.", ge=0, affects=WEIGHTS)] = None
+    glaze: Annotated[bool, Setting("Shine.", affects=WEIGHTS, neutral=False)] = True
+    loaves: Annotated[int, Setting("Number.", ge=1, affects=LENGTH)] = 12
+    made_at: str = ""
+
+
+def test_a_schema_follows_from_the_declaration() -> None:
+    assert json_schema(Oven)["properties"] == {
+        "heat": {"type": "number", "exclusiveMinimum": 0, "maximum": 300, "default": 180.0,
+                 "description": "Degrees."},
+        "trays": {"oneOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}],
+                  "default": "auto", "description": "Trays."},
+        "salt": {"type": ["number", "null"], "minimum": 0, "default": None,
+                 "description": "Grams."},
+        "glaze": {"type": "boolean", "default": True, "description": "Shine."},
+        "loaves": {"type": "integer", "minimum": 1, "default": 12, "description": "Number."},
+    }  # fmt: skip
+
+
+def test_what_changes_no_time_is_neutral() -> None:
+    oven = Oven(heat=250.0, trays=4, salt=9.0, loaves=40)
+    assert neutralize(oven) == Oven(heat=250.0, trays=4, glaze=False, loaves=40)
+    assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False)
+
+
+def test_auto_is_null_wherever_it_is() -> None:
+    assert without_auto({"a": "auto", "b": {"c": "auto"}, "d": [1]}) == {
+        "a": None, "b": {"c": None}, "d": [1],
+    }  # fmt: skip
+
+
+def test_generated_files_are_up_to_date() -> None:
+    script = SCRIPTS / "write_settings.py"
+    done = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_spec_and_plan_hold_every_setting() -> None:
+    names = {setting.name for setting in list_settings(Training)}
+    assert names == {field.name for field in fields(Training)}
+    assert names <= {f.name for f in fields(PlanSpec)} & {f.name for f in fields(TrainPlan)}
+    assert names < {setting.name for setting in list_settings(TrainingSection)}
+    # What is resolved is never null.
+    narrowed = set(TrainPlan.__annotations__) & names
+    assert {"batch_size", "attention", "save_steps"} <= narrowed
+
+
+def test_a_calibration_keeps_what_takes_time() -> None:
+    spec = plan_spec(optim="adamw_torch", learning_rate=1.0, save_steps=3, world_size=2)
+    neutral = neutralize(spec)
+    assert (neutral.optim, neutral.world_size, neutral.batch_size) == ("adamw_torch", 2, 4)
+    assert (neutral.learning_rate, neutral.save_steps, neutral.seed) == (1e-5, None, 0)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("workflow", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_new_setting_is_one_declaration(tree: Path) -> None:
+    scripts = tree / "workflow" / "scripts"
+    declared = scripts / "expertflow" / "plan" / "settings.py"
+    text = declared.read_text(encoding="utf-8")
+    new = (
+        '    adam_epsilon_warmup: Annotated[\n        float, Setting("Epsilon at first.", gt=0,'
+        " affects=WEIGHTS)\n    ] = 1e-6\n"
+    )
+    marker = "    optim: Annotated["
+    assert marker in text
+    declared.write_text(text.replace(marker, new + marker), encoding="utf-8")
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=scripts, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("write_settings.py")
+    schema = tree / "workflow" / "schemas" / "training.schema.yaml"
+    made = yaml.safe_load(schema.read_text(encoding="utf-8"))["properties"]
+    assert made["adam_epsilon_warmup"]["exclusiveMinimum"] == 0
+    assert "adam_epsilon_warmup" in (tree / "docs" / "settings.md").read_text(encoding="utf-8")
+    # In the plan, on the command line, and out of a calibration.
+    code = (
+        "from expertflow.plan.override import flags\n"
+        "from expertflow.plan.records import PlanSpec, TrainPlan\n"
+        "from expertflow.train.publish import _UNDECIDED\n"
+        "assert 'adam_epsilon_warmup' in flags()\n"
+        "for cls in (PlanSpec, TrainPlan):\n"
+        "    assert 'adam_epsilon_warmup' in cls.__struct_fields__\n"
+        "assert 'adam_epsilon_warmup' not in _UNDECIDED\n"
+    )
+    run("-c", code)
+
+
+def test_every_flag_is_a_setting() -> None:
+    names = {setting.name for setting in list_settings(Training)}
+    assert {name for name in flags() if not name.startswith("lora_")} < names
+    assert {"learning_rate", "bf16", "warmup_ratio", "lora_r"} <= set(flags())
+    assert not {"lora", "tuned", "max_usd", "use_sdpa"} & set(flags())

@@ -1,0 +1,81 @@
+"""What is made from the declared settings and checked in: a JSON Schema, and docs/settings.md."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from expertflow.core.settings import AUTO, SettingInfo, json_schema, list_settings
+from expertflow.plan.settings import LoraSpec, TrainingSection
+
+HEAD = "# Made by workflow/scripts/write_settings.py from the declared settings; do not edit.\n"
+PAGE = """# Training settings
+
+Made by `workflow/scripts/write_settings.py` from the declarations in
+`workflow/scripts/expertflow/plan/settings.py`; do not edit.
+
+Keys of `training` in a manifest. *Affects* says what another value changes: the weights, the speed
+of a step, the length of the run, its schedule in steps, the processes that share it, or what is
+written down of it (log).
+"""
+NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+WORDS = {
+    "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
+    "exclusiveMaximum": "below",
+}  # fmt: skip
+
+
+def generated_files(root: Path) -> dict[Path, str]:
+    """Return the text of every generated file of a checkout."""
+    return {
+        root / "workflow" / "schemas" / "training.schema.yaml": _schema(),
+        root / "docs" / "settings.md": _page(),
+    }
+
+
+def _schema() -> str:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "training.schema.yaml",
+        "description": "Training settings; auto is resolved by the plan, with a reason.",
+        **json_schema(TrainingSection),
+    }
+    return HEAD + yaml.safe_dump(schema, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _page() -> str:
+    rows = [_row(f"lora.{setting.name}", setting) for setting in list_settings(LoraSpec)]
+    lines = []
+    for setting in list_settings(TrainingSection):
+        lines += rows if setting.kind is LoraSpec else [_row(setting.name, setting)]
+    table = ["| setting | value | default | affects | |", "|---|---|---|---|---|", *lines]
+    return PAGE + "\n" + "\n".join(table) + "\n"
+
+
+def _row(name: str, setting: SettingInfo) -> str:
+    default = setting.schema.get("default")
+    shown = "null" if default is None else _text(default)
+    value = " ".join(_value(setting))
+    return f"| `{name}` | {value} | {shown} | {', '.join(setting.affects)} | {setting.text} |"
+
+
+def _value(setting: SettingInfo) -> Iterator[str]:
+    schema: dict[str, Any] = setting.plain_schema
+    if "enum" in schema:
+        yield ", ".join(schema["enum"])
+    else:
+        yield NAMES.get(setting.kind, "list of texts")
+    bounds = [f"{word} {schema[key]:g}" for key, word in WORDS.items() if key in schema]
+    if bounds:
+        yield " and ".join(bounds)
+    if setting.auto:
+        yield f"or {AUTO}"
+    elif isinstance(setting.schema.get("type"), list):
+        yield "or null"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(value) if isinstance(value, list) else str(value)

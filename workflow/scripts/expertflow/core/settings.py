@@ -1,0 +1,180 @@
+"""Declare a setting once, as a field of a struct; its schema, its flag and what it affects follow.
+
+    learning_rate: Annotated[float, Setting("Peak learning rate.", gt=0, affects=WEIGHTS)] = 2e-4
+
+A field that may be null is written ``auto`` in a manifest where the setting says so, else null.
+"""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec.structs import fields, replace
+
+AUTO = "auto"
+# What another value changes: the weights, how long a step takes, how many steps there are or in
+# which of them the rate rises and falls, how many processes share them, or what is written down.
+Affected = Literal["weights", "speed", "length", "schedule", "processes", "log"]
+WEIGHTS: tuple[Affected, ...] = ("weights",)
+SPEED: tuple[Affected, ...] = ("speed",)
+BOTH: tuple[Affected, ...] = ("weights", "speed")
+LENGTH: tuple[Affected, ...] = ("length",)
+SCHEDULE: tuple[Affected, ...] = ("schedule",)
+LOG: tuple[Affected, ...] = ("weights", "log")
+PROCESSES: tuple[Affected, ...] = ("speed", "processes")
+NOTHING: tuple[Affected, ...] = ()
+# Names that JSON Schema has for the bounds of msgspec.
+BOUNDS = {
+    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum",
+}  # fmt: skip
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+
+
+class SettingInfo(NamedTuple):
+    """A declared setting. ``kind`` is its type without null, ``schema`` that of its value.
+
+    ``plain_schema`` is that of a value that is neither null nor ``auto``, as a flag's. ``neutral``
+    is what a run for timing takes, where the setting changes no time.
+    """
+
+    name: str
+    kind: Any
+    schema: dict[str, Any]
+    plain_schema: dict[str, Any]
+    default: Any
+    text: str
+    affects: tuple[Affected, ...]
+    neutral: Any
+    auto: bool
+    by_hand: bool
+
+
+def Setting(  # noqa: N802 (reads as the name of what it declares)
+    text: str,
+    *,
+    affects: tuple[Affected, ...],
+    auto: bool = False,
+    by_hand: bool = True,
+    neutral: Any = ...,
+    const: Any = None,
+    **bounds: float,
+) -> msgspec.Meta:
+    """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as msgspec names them.
+
+    They go into the schema: msgspec itself takes none for a value that may be null.
+
+    ``auto``: null is written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``:
+    what a run for timing takes instead of the default. ``const``: the one value that is accepted.
+    """
+    extra = {"affects": affects, "auto": auto, "by_hand": by_hand, "neutral": neutral}
+    return msgspec.Meta(description=text, extra={**extra, "const": const, "bounds": bounds})
+
+
+def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
+    """List the declared settings of a struct in their order; its other fields are left out."""
+    hints = get_type_hints(cls, include_extras=True)
+    defaults = {field.encode_name: field for field in fields(cls)}
+    for name, hint in hints.items():
+        if name not in defaults or not (meta := _meta(hint)):
+            continue
+        field, extra = defaults[name], meta.extra or {}
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        kind, nullable = _without_null(get_args(hint)[0])
+        neutral = extra["neutral"]
+        yield SettingInfo(
+            name=name,
+            kind=kind,
+            schema=_schema(kind, meta, nullable=nullable, default=default),
+            plain_schema=_schema(kind, meta, nullable=False, default=msgspec.NODEFAULT),
+            default=default,
+            text=meta.description or "",
+            affects=extra["affects"],
+            neutral=default if neutral is ... else neutral,
+            auto=extra["auto"],
+            by_hand=extra["by_hand"],
+        )
+
+
+def json_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of an object with the settings of a struct."""
+    found = {setting.name: setting.schema for setting in list_settings(cls)}
+    return {"type": "object", "additionalProperties": False, "properties": found}
+
+
+def without_auto(value: Any) -> Any:
+    """Return null for ``auto``, in all of an object."""
+    if isinstance(value, dict):
+        return {key: without_auto(item) for key, item in value.items()}
+    return None if value == AUTO else value
+
+
+def neutralize(spec: Spec, *, length: bool = False) -> Spec:
+    """Return the settings with those that change no time as every run for timing has them.
+
+    ``length``: those that say how long the run is, too.
+    """
+    kept = {"speed", "processes"} | (set() if length else {"length"})
+    settings = list_settings(type(spec))
+    return replace(spec, **{s.name: s.neutral for s in settings if not kept & set(s.affects)})
+
+
+def _meta(hint: Any) -> msgspec.Meta | None:
+    if get_origin(hint) is not Annotated:
+        return None
+    found = [part for part in get_args(hint)[1:] if isinstance(part, msgspec.Meta) and part.extra]
+    return found[0] if found else None
+
+
+def _without_null(kind: Any) -> tuple[Any, bool]:
+    """Take null out of a type, and tell whether it was there."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind, False
+    rest = [part for part in get_args(kind) if part is not NoneType]
+    return rest[0], len(rest) < len(get_args(kind))
+
+
+def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> dict[str, Any]:
+    extra = meta.extra or {}
+    own = _of_kind(kind)
+    lengths = "minItems" if own.get("type") == "array" else "minLength"
+    own |= {BOUNDS.get(name, lengths): bound for name, bound in extra["bounds"].items()}
+    if extra["const"] is not None:
+        own["const"] = extra["const"]
+    if nullable and extra["auto"]:
+        listed = own.get("enum")
+        own = {"enum": [AUTO, *listed]} if listed else {"oneOf": [own, {"const": AUTO}]}
+    elif nullable and own["type"] != "object":
+        own["type"] = [own["type"], "null"]
+    shown = AUTO if nullable and extra["auto"] else default
+    if shown is not msgspec.NODEFAULT:
+        own["default"] = {} if isinstance(shown, msgspec.Struct) else _plain(shown)
+    return own | {"description": meta.description}
+
+
+def _of_kind(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_origin(kind) is tuple:
+        return {"type": "array", "items": _of_kind(get_args(kind)[0])}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return json_schema(kind)
+    return {"type": TYPES[kind]}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""Write what is made from the declared settings: their JSON Schema and docs/settings.md.
+
+With --check nothing is written, and the exit code is 1 if a file is out of date.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from expertflow.config.settings_files import generated_files
+from expertflow.core.files import write_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Write or check the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="say what is out of date; exit code 1")
+    args = parser.parse_args()
+    files = generated_files(ROOT)
+    stale = [p for p, text in files.items() if not p.is_file() or p.read_text("utf-8") != text]
+    for path in stale:
+        name = path.relative_to(ROOT)
+        if args.check:
+            print(f"{name} is out of date; run workflow/scripts/write_settings.py")
+        else:
+            write_text(path, files[path])
+            print(f"wrote {name}")
+    return int(bool(stale and args.check))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
