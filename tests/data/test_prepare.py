@@ -66,7 +66,7 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(tmp_path: Path) 
     assert record.n_rejected_by_reason == {"missing_field": 1, "not_text": 1}
     assert rejected(path) == [
         {"path": str(path), "line": 2, "reason": "missing_field", "field": "a", "value": None,
-         "detail": "the record has no field 'a'"},
+         "detail": "the record has no field 'a'; it has q"},
         {"path": str(path), "line": 3, "reason": "not_text", "field": "q", "value": "3",
          "detail": "text is needed, not int"},
     ]  # fmt: skip

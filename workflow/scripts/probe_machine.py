@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from expertflow.config.load import read_yaml
+from expertflow.config.read_yaml import read_yaml
 from expertflow.core import cli
 from expertflow.core.records import write_record
 from expertflow.hardware.probe import probe_machine

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from expertflow.config.load import read_yaml
+from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.plan.override import flags

@@ -8,7 +8,8 @@ import glob
 from pathlib import Path
 from typing import Any, Literal
 
-from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert, read_yaml
+from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert
+from expertflow.config.read_yaml import read_yaml
 from expertflow.config.specs import source_specs
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json

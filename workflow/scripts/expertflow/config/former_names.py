@@ -11,6 +11,7 @@ FORMER_NAMES = {
     "prefetch_factor": "dataloader_prefetch_factor",
     "persistent_workers": "dataloader_persistent_workers",
     "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
     "lr": "learning_rate",
     "lr_scheduler": "lr_scheduler_type",
     "tf32": "use_tf32",
@@ -27,10 +28,13 @@ FORMER_NAMES = {
     "dataset_text_field": "text",
     "model_name_or_path": "model",
     "chat_template_path": "chat_template",
+    "license": "licence",
 }
 
-# Settings that are gone, by their full keys, and what to do instead.
+# Settings that are gone, or that other trainers have, by their full keys, and what to do instead.
 DROPPED = {
+    "training.dataloader_pin_memory": "batches are pinned wherever there is a card; leave it out",
+    "training.deepspeed": "parallel: fsdp shares the model among the cards of world_size",
     "evaluation.backend": "transformers writes the answers; leave it out",
     "export.gguf": "leave it out; llama.cpp converts merged/ itself (docs/exporting.md)",
     "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",

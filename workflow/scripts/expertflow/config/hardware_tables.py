@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.config import specs
-from expertflow.config.load import read_yaml
+from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.plan.records import PlanSpec
@@ -30,8 +30,7 @@ class HardwareTables:
             return hardware
         names = ", ".join(row["name"] for row in self.gpus)
         raise ConfigError(
-            f"hardware is {hardware!r}: no such row in config/hardware/gpus.yaml; use auto, cpu, or"
-            f" one of {names}"
+            f"hardware is {hardware!r}: {self._nearest(hardware)}; use auto, cpu, or one of {names}"
         )
 
     @property

@@ -5,18 +5,15 @@ configuration < ``experts.{name}`` of the configuration.
 """
 
 import difflib
-import json
 import re
 from collections.abc import Collection
-from datetime import date
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from expertflow.config import validate
 from expertflow.config.evaluation_tasks import check_task
 from expertflow.config.idle_keys import refuse_idle_keys
+from expertflow.config.read_yaml import at_line, read_yaml, scalars
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json
 from expertflow.core.settings import json_schema, without_auto
@@ -27,17 +24,10 @@ from expertflow.plan.contradictions import check_settings
 from expertflow.plan.settings import TrainingSection
 
 SUFFIXES = (".yaml", ".yml", ".json")
-# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. Snakemake's --config reads
-# true as a string, too.
-# A commit id such as 1234e56 has neither, and stays a text.
-FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
 INTEGER = re.compile(r"[+-]?\d+")
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
+# Snakemake's --config reads true as a string.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-
-
-# libyaml reads ten times as fast as Python, where it is there.
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Schemas(Record, frozen=True, kw_only=True):
@@ -52,31 +42,6 @@ class Schemas(Record, frozen=True, kw_only=True):
         expert = read_yaml(directory / "expert.schema.yaml")
         expert["$defs"]["training"] = json_schema(TrainingSection)
         return cls(config=read_yaml(directory / "config.schema.yaml"), expert=expert)
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML or JSON file, with its scalars mended."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, YAML_LOADER)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); create it") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct the syntax") from error
-    return scalars(value, words={})
-
-
-def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
-    """Give texts like ``3e-6``, and ``words``, the type they mean; dates become texts."""
-    if isinstance(value, dict):
-        return {key: scalars(item, words=words) for key, item in value.items()}
-    if isinstance(value, list):
-        return [scalars(item, words=words) for item in value]
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, str) and FLOAT.fullmatch(value):
-        return float(value)
-    return words.get(value, value) if isinstance(value, str) else value
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +118,7 @@ def load_expert(
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
     _check_durations(manifest, where=str(path))
-    validate.check(manifest, schemas.expert, where=str(path))
+    validate.check(manifest, schemas.expert, where=str(path), at=lambda keys: at_line(path, keys))
     demo = manifest.pop("demo", {})
     merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
     merged = merge(merged, {"training": config["training"]})
@@ -162,6 +127,8 @@ def load_expert(
         raise ConfigError(
             f"config: experts.{name}.demo has no effect; give its keys to experts.{name} itself"
         )
+    if isinstance(own.get("sources"), dict):
+        own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"], schemas)}
     merged = merge(merged, own)
     where = f"{path} with preset {config['preset']} and overrides"
     _check_durations(merged, where=where)
@@ -170,6 +137,39 @@ def load_expert(
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     check_contradictions(result, where=where, bundled=bundled)
     return result
+
+
+def _named_sources(
+    expert: str, sources: list[dict[str, Any]], changes: dict[str, Any], schemas: Schemas
+) -> list[dict[str, Any]]:
+    """Return the sources with those changed that are named, numbers read as such.
+
+    Raises:
+        ConfigError: no source has this name.
+    """
+    names = [source["name"] for source in sources]
+    known = schemas.expert["$defs"]["source"]["properties"]
+    numeric = {key for key, schema in known.items() if _takes_number(schema)}
+    for name, change in changes.items():
+        place = f"config: experts.{expert}.sources.{name}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its sources are {', '.join(names)}"
+            raise ConfigError(f"{place}: the expert has no such source; {hint}")
+        if not isinstance(change, dict):
+            raise ConfigError(
+                f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}"
+            )
+    read = {
+        name: {key: _numbers(value) if key in numeric else value for key, value in change.items()}
+        for name, change in changes.items()
+    }
+    return [merge(source, read.get(source["name"], {})) for source in sources]
+
+
+def _takes_number(schema: dict[str, Any]) -> bool:
+    kinds = schema.get("type", [])
+    return bool({"integer", "number"}.intersection([kinds] if isinstance(kinds, str) else kinds))
 
 
 def _check_durations(manifest: dict[str, Any], *, where: str) -> None:

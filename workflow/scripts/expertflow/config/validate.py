@@ -12,12 +12,23 @@ from expertflow.config.former_names import DROPPED, FORMER_NAMES
 from expertflow.core.errors import ConfigError
 
 
-def check(value: Any, schema: dict[str, Any], *, where: str) -> None:
-    """Raise a ConfigError that names file, key, value and fix for the first fault, if any."""
+def check(
+    value: Any,
+    schema: dict[str, Any],
+    *,
+    where: str,
+    at: Callable[[list[str | int]], str] | None = None,
+) -> None:
+    """Raise a ConfigError that names file, key, value and fix for the first fault, if any.
+
+    ``at`` finds the place of a key, with its line, in place of ``where``.
+    """
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
-        raise ConfigError(f"{where}: {describe(_deepest(errors[0]))}")
+        fault = _deepest(errors[0])
+        place = where if at is None else at([*fault.absolute_path, *_stranger(fault)])
+        raise ConfigError(f"{place}: {describe(fault)}")
 
 
 def describe(error: ValidationError) -> str:
@@ -28,9 +39,8 @@ def describe(error: ValidationError) -> str:
     path = ".".join(str(part) for part in error.absolute_path)
     schema: Any = error.schema
     if error.validator == "additionalProperties":
-        instance: Any = error.instance
         known = sorted(schema.get("properties", {}))
-        unknown = sorted(set(instance) - set(known))[0]
+        [unknown] = _stranger(error)
         key = ".".join(filter(None, [path, unknown]))
         return f"unknown key {key!r}; {DROPPED.get(key) or _hint(unknown, known)}"
     if isinstance(error.instance, dict) and error.validator in ("oneOf", "required"):
@@ -59,6 +69,20 @@ def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | Non
         elif "default" in sub:
             result[key] = with_defaults(sub["default"], sub, root)
     return result
+
+
+def _stranger(error: ValidationError) -> list[str]:
+    """Return the key that may not be there, where that is the fault."""
+    if error.validator != "additionalProperties":
+        return []
+    instance: Any = error.instance
+    schema: Any = error.schema
+    return sorted(set(instance) - set(schema.get("properties", {})))[:1]
+
+
+def _one_of(rule: Any, instance: Any) -> str:
+    near = difflib.get_close_matches(str(instance), [str(value) for value in rule], n=1)
+    return f"it must be one of {rule}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _hint(unknown: str, known: list[str]) -> str:
@@ -103,7 +127,7 @@ def _alternatives(branches: Any, _: Any) -> str:
 # What each rule of a schema asks for, in words: from its value and the setting that broke it.
 PROBLEMS: dict[str, Callable[[Any, Any], str]] = {
     "type": lambda rule, _: f"it must be of type {rule}",
-    "enum": lambda rule, _: f"it must be one of {rule}",
+    "enum": _one_of,
     "minimum": lambda rule, _: f"it must be at least {rule}",
     "maximum": lambda rule, _: f"it must be at most {rule}",
     "exclusiveMinimum": lambda rule, _: f"it must be above {rule}",

@@ -32,7 +32,7 @@ from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line, without_data
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
-from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, text_field
+from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, missing_field, text_field
 
 log = logging.getLogger(__name__)
 
@@ -149,13 +149,13 @@ class Preparer:
         name = str(self.source.category)
         value = look_up(record, name)
         if value is MISSING:
-            raise Reject("missing_field", "the category's field is not there", field=name)
+            raise missing_field(record, name)
         return category_name(value) if isinstance(value, str | int | float) else None
 
     def _fields(self, record: Mapping[str, Any]) -> bytes:
         for name in self.spec.evaluation_fields:
             if name not in record:
-                raise Reject("missing_field", "evaluation needs this field", field=name)
+                raise missing_field(record, name)
         try:
             return orjson.dumps({name: record[name] for name in self.spec.evaluation_fields})
         except TypeError as error:

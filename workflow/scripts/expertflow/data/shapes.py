@@ -11,6 +11,7 @@ place of every text, and the texts that fill the places in order. Most documents
 one frame, so they are rendered as columns of texts.
 """
 
+import difflib
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from expertflow.data.settings import PrepareSpec
 Record = Mapping[str, Any]
 OPTIONAL = "?"
 MISSING = object()
+# Of the fields that a record has instead of a missing one, what is listed.
+MAX_NAMES, MAX_NAME_CHARS = 12, 40
 
 
 class Draft(NamedTuple):
@@ -187,6 +190,8 @@ def text_field(record: Record, name: str) -> str:
         value = look_up(record, path)
     if optional and (value is MISSING or value is None or value == ""):
         return ""
+    if value is MISSING:
+        raise missing_field(record, path)
     return _checked_text(value, path)
 
 
@@ -195,7 +200,9 @@ def json_field(record: Record, name: str) -> str:
     path = name.removesuffix(OPTIONAL)
     value = look_up(record, path)
     if value is MISSING:
-        return "" if name.endswith(OPTIONAL) else _checked_text(value, path)
+        if name.endswith(OPTIONAL):
+            return ""
+        raise missing_field(record, path)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -208,6 +215,8 @@ def lines_field(record: Record, name: str) -> str:
     value = look_up(record, path)
     if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
+    if value is MISSING:
+        raise missing_field(record, path)
     if not isinstance(value, list) or not value:
         raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
     return "\n".join(_checked_text(item, f"{path}.{i}") for i, item in enumerate(value))
@@ -220,9 +229,18 @@ FORMATS: dict[str, Callable[[Record, str], str]] = {
 }
 
 
+def missing_field(record: Record, path: str) -> Reject:
+    """Return the reject that says which fields the record has instead."""
+    names = [str(name) for name in record]
+    near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    shown = [name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…" for name in names]
+    listed = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
+    words = f"the record has no field {path!r}; {hint}it has {listed or 'none'}"
+    return Reject("missing_field", words, field=path)
+
+
 def _checked_text(value: Any, path: str) -> str:
-    if value is MISSING:
-        raise Reject("missing_field", f"the record has no field {path!r}", field=path)
     if value is None:
         raise Reject("null_field", "text is needed and the field is null", field=path)
     if not isinstance(value, str):

@@ -1,0 +1,126 @@
+"""A fault in a settings file is one line with the file, the line, and what would be right."""
+
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from expertflow.config.load import Schemas, load_expert
+from expertflow.config.read_yaml import at_line, read_yaml
+from expertflow.core.errors import ConfigError
+
+SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
+GOOD = """\
+description: d
+model: builtin:tiny-qwen3
+evaluation: {task: held_out_loss}
+sources:
+  - name: mine
+    kind: local
+    path: a.jsonl
+    text: "{a}"
+training:
+  learning_rate: 1.0e-3
+"""
+
+
+def refused(tmp_path: Path, text: str, name: str = "e.yaml") -> str:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path)
+    line = str(caught.value)
+    assert line.startswith(str(path)) and "\n" not in line
+    return line.removeprefix(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3\n", ":3: key 'a' is there twice; remove one"),
+        ("a:\n  b: 1\n  b: 2\n", ":3: key 'b' is there twice; remove one"),
+        ("a: 1\nb: one: two\n", ":2: a ': ' inside a text; put the text in quotes"),
+        ("a: 1\n\tb: 2\n", ":2: a tab; indent by spaces"),
+        ("a: [1, 2\nb: 3\n", "a '[' or '{' that is not closed"),
+        ('a: "open\nb: 3\n', "a quote that is not closed"),
+        ("a: *nobody\n", ":1: an alias (*name) without its anchor (&name)"),
+        ("a: 1\nb: .nan\n", ":2: b is nan; give a finite number, or null"),
+        ("a:\n  - 1\n  - -.inf\n", ":3: 1 is -inf; give a finite number, or null"),
+    ],
+)
+def test_a_fault_has_its_line(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "a": 2}', "key 'a' is there twice; remove one"),
+        ('{"a": NaN}', ":1: a is nan; give a finite number, or null"),
+        ('{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
+    ],
+)
+def test_json_is_held_to_the_same(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text, "e.json")
+
+
+def test_aliases_that_grow_are_bounded(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    assert "values with its aliases written out" in refused(tmp_path, "\n".join(lines))
+
+
+def test_a_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    assert "an alias that holds itself" in refused(tmp_path, "a: &a [*a]\n")
+
+
+def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: 3e-6\n", encoding="utf-8")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": 3e-6}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("learning_rate", "learning_rat"), ":10: unknown key 'training.learning_rat'"),
+        (GOOD.replace("1.0e-3", "-1.0"), ":10: key 'training.learning_rate' is -1.0"),
+        (GOOD.replace("kind: local", "kind: locl"), ":6: key 'sources.0.kind' is 'locl'"),
+        (GOOD + "  num_epochs: 3\n", ":11: unknown key 'training.num_epochs'; it is called"),
+        (GOOD + "  deepspeed: x.json\n", "training.deepspeed'; parallel: fsdp"),
+        (GOOD.replace("kind: local", "kind: local\n    license: mit"), "it is called 'licence'"),
+    ],
+)
+def test_a_wrong_setting_has_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path)
+    assert said in str(caught.value)
+    if "locl" in said:
+        assert "did you mean 'local'?" in str(caught.value)
+
+
+def loaded(tmp_path: Path, **own: object) -> list[dict[str, object]]:
+    config = {"preset": "full", "training": {}, "experts": {"mine": own}}
+    expert = load_expert("mine", directories=[tmp_path], config=config, schemas=SCHEMAS)
+    sources: list[dict[str, object]] = expert["sources"]
+    return sources
+
+
+def test_sources_are_changed_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(GOOD, encoding="utf-8")
+    # As Snakemake's --config gives them: numbers inside an object are texts.
+    [source] = loaded(tmp_path, sources={"mine": {"path": "007", "max_documents": "100"}})
+    assert (source["path"], source["max_documents"], source["text"]) == ("007", 100, "{a}")
+    with pytest.raises(ConfigError, match=r"sources\.min: the expert has no such .* mean 'mine'"):
+        loaded(tmp_path, sources={"min": {"path": "b"}})
+    with pytest.raises(ConfigError, match=r"sources\.mine is 'b'; give keys"):
+        loaded(tmp_path, sources={"mine": "b"})
+
+
+def test_a_place_that_is_gone_is_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    assert at_line(path, ["a"]) == str(path)
+    path.write_text("a: {b: 1}\n", encoding="utf-8")
+    assert at_line(path, ["c"]) == str(path)
+    assert at_line(path, ["a", "c"]) == f"{path}:1"

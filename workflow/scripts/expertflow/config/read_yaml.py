@@ -1,0 +1,152 @@
+"""Read settings from YAML or JSON; a fault is one line with the file and the line in it."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from expertflow.core.errors import ConfigError
+
+# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
+# has neither, and stays a text.
+FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
+# Values of a file with all its aliases written out; ours have some hundreds.
+MAX_VALUES = 100_000
+# What libyaml says, and what that means to whoever wrote the file.
+WORDS = {
+    "mapping values are not allowed": "a ': ' inside a text; put the text in quotes",
+    "could not find expected ':'": "a key without ':'; add it",
+    "found a tab character": "a tab; indent by spaces",
+    "cannot start any token": "a tab or a sign that starts no value; indent by spaces, or quote it",
+    "did not find expected key": "a line that is indented otherwise than those beside it",
+    "did not find expected ',' or": "a '[' or '{' that is not closed",
+    "while scanning a quoted scalar": "a quote that is not closed",
+    "found undefined alias": "an alias (*name) without its anchor (&name)",
+    "control characters are not allowed": "a control character; remove it",
+}
+
+
+# libyaml reads ten times as fast as Python, where it is there.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that is there twice, where YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} is there twice; remove one", key.start_mark
+                )
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML or JSON file, with its scalars mended.
+
+    Raises:
+        ConfigError: it cannot be read; names the file, the line and the fix.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = _json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); create it") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}; correct the syntax") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{_fault(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct it") from error
+    _check_values(path, value)
+    return scalars(value, words={})
+
+
+def _check_values(path: Path, value: Any) -> None:
+    """Refuse numbers that are not finite, and aliases that write out to too much."""
+    try:
+        for i, (keys, item) in enumerate(_values(value, ())):
+            if i > MAX_VALUES:
+                many = f"more than {MAX_VALUES:,} values with its aliases written out"
+                raise ConfigError(f"{path}: {many}; write fewer")
+            if isinstance(item, float) and not math.isfinite(item):
+                place = at_line(path, keys)
+                raise ConfigError(f"{place}: {keys[-1]} is {item}; give a finite number, or null")
+    except RecursionError as error:
+        raise ConfigError(f"{path}: an alias that holds itself; write the values out") from error
+
+
+def scalars(value: Any, *, words: dict[str, bool | None]) -> Any:
+    """Return texts like ``3e-6``, and ``words``, as what they mean; dates become texts."""
+    if isinstance(value, dict):
+        return {key: scalars(item, words=words) for key, item in value.items()}
+    if isinstance(value, list):
+        return [scalars(item, words=words) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str) and FLOAT.fullmatch(value):
+        return float(value)
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+def at_line(path: Path, keys: Sequence[str | int]) -> str:
+    """Return the file with the line of a key, or of the nearest object around it.
+
+    The file alone where it has no such line, as one that was changed meanwhile.
+    """
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return str(path)
+    line = None
+    for key in keys:
+        found = list(_below(node, key))
+        if not found:
+            break
+        mark, node = found[0]
+        line = mark.line + 1
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _below(node: Any, key: str | int) -> Iterator[tuple[Any, Any]]:
+    """Find what a node holds under a key: where it begins, and its own node."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == str(key):
+                yield name.start_mark, value
+    elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        yield node.value[key].start_mark, node.value[key]
+
+
+def _values(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    yield keys, value
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else items:
+        yield from _values(item, (*keys, key))
+
+
+def _json(text: str) -> Any:
+    def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"key {key!r} is there twice; remove one")
+            found[key] = value
+        return found
+
+    return json.loads(text, object_pairs_hook=of_pairs)
+
+
+def _fault(error: yaml.YAMLError) -> str:
+    """Say where and what a fault is."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f": {' '.join(str(error).split())}; correct the syntax"
+    mark = error.problem_mark or error.context_mark
+    said = f"{error.context or ''} {error.problem or ''}".strip()
+    words = next((words for found, words in WORDS.items() if found in said), said)
+    return f":{mark.line + 1 if mark else '?'}: {words}"
