@@ -12,7 +12,7 @@ import pyarrow as pa
 from expertflow.core.records import write_record
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import LoraSpec, Training
 from expertflow.stage.ensure import Wanted, plan_staging
 from expertflow.stage.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
@@ -51,7 +51,8 @@ def plan_spec(**changes: Any) -> PlanSpec:
         "max_usd": None, "max_hours": None,
         "system": None, "claims": (), "compare": (),
     }  # fmt: skip
-    return PlanSpec(**{**settings, **changes})
+    origins = dict.fromkeys(Training.__struct_fields__, "manifest")
+    return PlanSpec(**{**settings, "origins": origins, **changes})
 
 
 LORA = LoraSpec(

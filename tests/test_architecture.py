@@ -58,6 +58,7 @@ PUBLIC = {
     "plan.tuning_records",
     "plan.cost_records",
     "plan.flops",
+    "plan.origins",
     "plan.override",
     "plan.resolve",
     "plan.settings",

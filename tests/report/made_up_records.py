@@ -170,7 +170,7 @@ def make_plan() -> TrainPlan:
         sources={"peak_bf16_flops_per_s": "NVIDIA datasheet, dense"},
     )  # fmt: skip
     return TrainPlan(
-        expert="expert-sql", method="lora", group_by_length=False,
+        expert="expert-sql", origins={}, method="lora", group_by_length=False,
         loader="thread", dataloader_prefetch_factor=4, bf16=True, fp16=False,
         lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
                       use_rslora=False),

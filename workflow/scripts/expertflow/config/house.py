@@ -81,6 +81,7 @@ class House:
                 config=case.config,
                 schemas=self.schemas,
                 bundled=case.content,
+                told=self._told,
             )
         return self._experts[name]
 

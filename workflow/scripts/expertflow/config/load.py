@@ -14,6 +14,7 @@ from expertflow.config import validate
 from expertflow.config.evaluation_tasks import check_task
 from expertflow.config.idle_keys import refuse_idle_keys
 from expertflow.config.read_yaml import at_line, read_yaml, scalars
+from expertflow.config.stated import check_stated
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record, from_json
 from expertflow.core.settings import json_schema, without_auto
@@ -21,6 +22,7 @@ from expertflow.data.checks.registry import build_checks
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import template_fields
 from expertflow.plan.contradictions import check_settings
+from expertflow.plan.origins import setting_origins
 from expertflow.plan.settings import TrainingSection
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -105,10 +107,13 @@ def load_expert(
     config: dict[str, Any],
     schemas: Schemas,
     bundled: Collection[str] = (),
+    told: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give an expert's settings for the preset at hand, checked and complete.
 
     ``bundled`` names files of the user that may be absent, as a bundle tells what they hold.
+    ``told`` is what of the configuration the command line says. Below ``setting_origins`` stands
+    where the training settings come from.
 
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
@@ -119,6 +124,7 @@ def load_expert(
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
     _check_durations(manifest, where=str(path))
     validate.check(manifest, schemas.expert, where=str(path), at=lambda keys: at_line(path, keys))
+    check_stated(manifest, where=str(path))
     demo = manifest.pop("demo", {})
     merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
     merged = merge(merged, {"training": config["training"]})
@@ -136,7 +142,19 @@ def load_expert(
     refuse_idle_keys(merged, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     check_contradictions(result, where=where, bundled=bundled)
+    demos = [demo] if config["preset"] == "demo" else []
+    result["setting_origins"] = setting_origins(
+        manifest=manifest.get("training", {}),
+        overlays=[layer.get("training") or {} for layer in (*demos, config, own)],
+        command_line=_told_training(name, told or {}),
+    )
     return result
+
+
+def _told_training(name: str, told: dict[str, Any]) -> set[str]:
+    """Name the training settings that the command line gives, for all experts or for this one."""
+    own = (told.get("experts") or {}).get(name) or {}
+    return {*(told.get("training") or {}), *(own.get("training") or {})}
 
 
 def _named_sources(

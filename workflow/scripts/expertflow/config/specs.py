@@ -171,8 +171,10 @@ def plan_spec(
         row for row in gpu_table if hardware == "auto" or any(is_card(row, name) for name in wanted)
     ]
     chosen = from_json(TrainingSection, training, where="training")
+    names = Training.__struct_fields__
     return PlanSpec(
-        **{name: getattr(chosen, name) for name in Training.__struct_fields__},
+        **{name: getattr(chosen, name) for name in names},
+        origins={k: origin for k, origin in expert["setting_origins"].items() if k in names},
         hardware=hardware,
         gpu_table=tuple(cards),
         prices={
@@ -208,6 +210,7 @@ def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
     ]
     return replace(
         neutralize(spec, length=length),
+        origins={},
         gpu_table=tuple(cards),
         prices={},
         price_usd_per_hour=None,

@@ -23,12 +23,12 @@ def explain_rest(
     yield make_reason(
         "eval_steps",
         eval_steps,
-        "eval_steps of the manifest" if spec.eval_steps else "once an epoch",
+        spec.told("eval_steps") if spec.eval_steps else "once an epoch",
     )
     yield make_reason(
         "n_threads",
         spec.n_threads or "auto",
-        "n_threads of the manifest"
+        spec.told("n_threads")
         if spec.n_threads
         else "decided on the machine that trains, which a plan does not look at: torch's own"
         " number, its physical cores as a rule",
@@ -36,7 +36,7 @@ def explain_rest(
     yield make_reason(
         "collection_interval_seconds",
         spec.collection_interval_seconds or "auto",
-        "collection_interval_seconds of the manifest"
+        spec.told("collection_interval_seconds")
         if spec.collection_interval_seconds
         else "the monitor's own: 1 s, or less where an epoch would get fewer than 20 samples",
     )
@@ -67,7 +67,7 @@ def _saves(spec: PlanSpec, cost: CostPlan, n_steps: int, save_steps: int) -> str
     """Say what an interruption loses at most, in minutes and dollars."""
     minutes = spec.save_every_minutes
     how = (
-        f"save_steps of the manifest, and every {minutes:g} minutes"
+        f"{spec.told('save_steps')}, and every {minutes:g} minutes"
         if spec.save_steps
         else f"save_steps is null: at the end, and every {minutes:g} minutes"
     )

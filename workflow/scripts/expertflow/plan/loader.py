@@ -12,17 +12,17 @@ def choose_loader(spec: PlanSpec, packing: str) -> tuple[dict[str, Any], tuple[R
     n_workers = spec.dataloader_num_workers if kind == "workers" else 0
     inline = kind == "workers" and not n_workers
     workers = (
-        "dataloader_num_workers of the manifest"
+        spec.told("dataloader_num_workers")
         if kind == "workers"
         else _unused("dataloader_num_workers", spec.dataloader_num_workers, "the thread needs none")
     )
     prefetch = (
         "no workers: every batch is made when it is asked for"
         if inline
-        else "dataloader_prefetch_factor of the manifest"
+        else spec.told("dataloader_prefetch_factor")
     )
     persistent = (
-        "dataloader_persistent_workers of the manifest"
+        spec.told("dataloader_persistent_workers")
         if n_workers
         else "there are no worker processes to keep from one epoch to the next"
     )
@@ -44,14 +44,14 @@ def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, Reason]:
     if packing != "none":
         reason = f"packing {packing}: rows are all of one length"
     else:
-        reason = "group_by_length of the manifest"
+        reason = spec.told("group_by_length")
     return value, make_reason("group_by_length", value, reason)
 
 
 def _kind(spec: PlanSpec, packing: str) -> tuple[Loader, str]:
     n_workers = spec.dataloader_num_workers
     if spec.loader is not None:
-        return spec.loader, "set in the manifest"
+        return spec.loader, spec.told("loader")
     if packing != "none":
         reason = "one thread: packed rows need no worker processes, measured slower with them"
         return "thread", reason

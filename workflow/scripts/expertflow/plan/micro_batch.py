@@ -45,7 +45,7 @@ def _checkpoint_of_given(draft: Draft, micro: int, precision: str) -> bool:
     """Decide on checkpointing for a micro-batch of the manifest."""
     spec, gpu = draft.spec, draft.gpu
     checkpoint = bool(spec.gradient_checkpointing)
-    reason = "batch_size of the manifest"
+    reason = spec.told("batch_size")
     if gpu is not None:
         if spec.gradient_checkpointing is None:
             checkpoint = not _fits(draft, micro, precision, checkpoint=False)
@@ -177,7 +177,7 @@ def _refuse(draft: Draft, precision: str, *, checkpoint: bool) -> NoReturn:
 
 def _checkpoint_reason(draft: Draft, checkpoint: bool, without_bytes: int | None = None) -> str:
     if draft.spec.gradient_checkpointing is not None:
-        return "gradient_checkpointing of the manifest"
+        return draft.spec.told("gradient_checkpointing")
     if draft.gpu is None:
         return "off by default on a CPU"
     if checkpoint:

@@ -78,6 +78,7 @@ def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
     asked["lora"] = _lora(plan, changes)
     return PlanSpec(
         **asked,
+        origins={**plan.origins, **dict.fromkeys(_own(changes), "command line")},
         hardware=plan.hardware,
         gpu_table=(),
         prices={},
@@ -88,6 +89,11 @@ def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
         claims=(),
         compare=(),
     )
+
+
+def _own(changes: dict[str, Any]) -> set[str]:
+    """Name the settings that are changed; those of an adapter are one."""
+    return {"lora" if name in LORA else name for name in changes}
 
 
 def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
@@ -140,7 +146,10 @@ def _reasons(
         elif setting in QUOTING:
             reason = replace(reason, because=TAKEN_OVER)
         reasons.append(reason)
-    given = (Reason(setting=n, value=str(changes[n]), because="given by hand") for n in changes)
+    given = (
+        Reason(setting=n, value=str(changes[n]), because="given by hand", origin="command line")
+        for n in changes
+    )
     return (*reasons, *sorted(given, key=lambda reason: reason.setting))
 
 

@@ -12,6 +12,7 @@ from expertflow.plan.cost_records import (
     HardwareOption,
     MemoryParts,
 )
+from expertflow.plan.origins import ORIGIN_WORDS, Origin
 from expertflow.plan.settings import Loader, Training
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -37,8 +38,12 @@ class ModelFacts(Record, frozen=True, kw_only=True):
 
 
 class PlanSpec(Training, frozen=True, kw_only=True):
-    """What a plan is made from: the manifest's training settings, and hardware, prices, claims."""
+    """What a plan is made from: the manifest's training settings, and hardware, prices, claims.
 
+    ``origins`` says where settings come from that are not defaults.
+    """
+
+    origins: dict[str, Origin]
     hardware: str
     gpu_table: tuple[dict[str, Any], ...]
     prices: dict[str, dict[str, Any]]
@@ -51,6 +56,10 @@ class PlanSpec(Training, frozen=True, kw_only=True):
     # The demo is on the CPU whatever the manifest is for: a budget cannot be held there.
     may_drop_budgets: bool = False
 
+    def told(self, setting: str) -> str:
+        """Name a setting with its origin: ``save_steps of the manifest``."""
+        return f"{setting} {ORIGIN_WORDS[self.origins.get(setting, 'default')]}"
+
 
 class Reason(Record, frozen=True, kw_only=True):
     """Why a setting has its value, and which one the set-up that this expert replaces had."""
@@ -58,6 +67,7 @@ class Reason(Record, frozen=True, kw_only=True):
     setting: str
     value: str
     because: str
+    origin: Origin = "computed"
     source_value: str | None = None
 
 
@@ -68,6 +78,8 @@ def make_reason(setting: str, value: object, because: str) -> Reason:
 
 class TrainPlan(Training, frozen=True, kw_only=True):
     """A training run: the settings with every ``auto`` resolved, and what follows from them.
+
+    ``origins`` says of each setting where its value comes from.
 
     What a thread or the workers bring is ``dataloader_prefetch_factor`` batches ahead, 0 if every
     batch is made when it is asked for.
@@ -94,6 +106,7 @@ class TrainPlan(Training, frozen=True, kw_only=True):
     dataloader_prefetch_factor: int
     save_steps: int
     eval_steps: int
+    origins: dict[str, Origin]
     expert: str
     hardware: str
     gpu: GpuFacts | None

@@ -23,6 +23,7 @@ from expertflow.plan.loader import choose_grouping, choose_loader
 from expertflow.plan.memory import peak_reason
 from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.options import compare_options
+from expertflow.plan.origins import Origin
 from expertflow.plan.records import ModelFacts, PlanSpec, Reason, TrainPlan
 from expertflow.plan.schedule import n_steps, steps_per_epoch, warmup_reason, warmup_steps
 from expertflow.plan.settings import Training
@@ -78,7 +79,12 @@ def plan_training(
         save_steps=plan.save_steps,
         eval_steps=plan.eval_steps,
     )
-    reasons = explained([*draft.reasons, *rest], chosen)
+    if chosen is not None:
+        plan = replace(plan, origins=plan.origins | dict.fromkeys(chosen.free, "tuned"))
+    reasons = [
+        replace(reason, origin=plan.origins.get(reason.setting, "computed"))
+        for reason in explained([*draft.reasons, *rest], chosen)
+    ]
     return replace(plan, reasons=with_source_values(reasons, spec.system, n_steps=plan.n_steps))
 
 
@@ -114,6 +120,7 @@ def resolve_settings(draft: Draft) -> TrainPlan:
     }
     return TrainPlan(
         **resolved,
+        origins=_origins(spec, resolved),
         expert=draft.expert,
         hardware="cpu" if gpu is None else gpu.name,
         gpu=gpu,
@@ -132,6 +139,14 @@ def resolve_settings(draft: Draft) -> TrainPlan:
         reasons=(),
         **_work_and_memory(draft, precision, micro, checkpoint),
     )
+
+
+def _origins(spec: PlanSpec, resolved: dict[str, Any]) -> dict[str, Origin]:
+    """Say where each setting's value comes from: what the plan changed was computed."""
+    return {
+        name: spec.origins.get(name, "default") if value == getattr(spec, name) else "computed"
+        for name, value in resolved.items()
+    }
 
 
 def _work_and_memory(draft: Draft, precision: str, micro: int, checkpoint: bool) -> dict[str, Any]:
@@ -244,7 +259,8 @@ def _again(draft: Draft, setting: str, value: object, reason: str) -> None:
 def _accumulation(draft: Draft, micro: int) -> int:
     spec = draft.spec
     if spec.gradient_accumulation_steps is not None:
-        value, reason = spec.gradient_accumulation_steps, "set in the manifest"
+        value = spec.gradient_accumulation_steps
+        reason = spec.told("gradient_accumulation_steps")
     elif spec.batch_size is not None:
         value, reason = 1, "the manifest sets the micro-batch and no accumulation"
     else:

@@ -51,7 +51,7 @@ def n_steps(
 ) -> tuple[int, str]:
     """Give the number of steps and the sentence that explains it."""
     if max_steps is not None:
-        return max_steps, "max_steps of the manifest"
+        return max_steps, f"max_steps is {max_steps}"
     if target_tokens is not None:
         epochs = target_tokens / tokens_per_epoch
         epochs = min(max(epochs, min_epochs or 0.0), max_epochs or math.inf)

@@ -8,6 +8,7 @@ from expertflow.plan.arithmetic import usd_words
 from expertflow.plan.cost_records import ClaimCheck, CostPlan
 from expertflow.plan.options import options_table, short_time
 from expertflow.plan.records import Reason, TrainPlan
+from expertflow.plan.settings import LoraSpec
 
 WIDTH = 100
 
@@ -17,6 +18,7 @@ def plan_text(plan: TrainPlan) -> str:
     sections = (
         ("plan", _head(plan)),
         ("settings", _settings(plan.reasons)),
+        ("settings taken as they are", _taken(plan)),
         ("memory", _memory(plan)),
         ("cost", _cost(plan.cost)),
         ("other hardware, the same work", options_table(plan).splitlines()),
@@ -56,6 +58,29 @@ def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
             subsequent_indent=" " * (wide + 2),
             break_on_hyphens=False,
         )
+
+
+def _taken(plan: TrainPlan) -> Iterator[str]:
+    """Lay out the settings that need no reason, by where they come from."""
+    explained = {reason.setting for reason in plan.reasons} | {"bf16", "fp16"}
+    found: dict[str, list[str]] = {}
+    for name, origin in plan.origins.items():
+        if name not in explained and origin != "computed":
+            found.setdefault(origin, []).append(f"{name} {_short(getattr(plan, name))}")
+    for place, named in found.items():
+        yield textwrap.fill(
+            ", ".join(named),
+            WIDTH,
+            initial_indent=f"{place}: ",
+            subsequent_indent=" " * 4,
+            break_on_hyphens=False,
+        )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, LoraSpec):
+        return f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
+    return "null" if value is None else str(value)
 
 
 def _memory(plan: TrainPlan) -> Iterator[str]:

@@ -25,9 +25,9 @@ def choose_precision(
     elif spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
         value, reason = "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
     elif spec.bf16:
-        value, reason = "bf16", "bf16 of the manifest"
+        value, reason = "bf16", spec.told("bf16")
     elif spec.fp16:
-        value, reason = "fp16", "fp16 of the manifest, with a loss scaler"
+        value, reason = "fp16", f"{spec.told('fp16')}, with a loss scaler"
     else:
         value, reason = "fp32", "neither bf16 nor fp16 is set"
     return value, make_reason("precision", value, reason)
@@ -41,7 +41,7 @@ def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, Reason]:
     elif gpu.peak_tf32_flops_per_s is None:
         reason = f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
     else:
-        reason = "use_tf32 of the manifest"
+        reason = spec.told("use_tf32")
     return value, make_reason("use_tf32", value, reason)
 
 
@@ -53,7 +53,7 @@ def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, R
     """
     value: Attention
     if spec.attention is not None:
-        value, reason = spec.attention, "attention of the manifest"
+        value, reason = spec.attention, spec.told("attention")
     elif not spec.use_sdpa:
         value, reason = "eager", "use_sdpa is false"
     else:
@@ -68,7 +68,7 @@ def choose_compile(
 ) -> tuple[bool, Reason]:
     """Compile the layers where shapes are fixed and the card is worth it."""
     if spec.torch_compile is not None:
-        value, reason = spec.torch_compile, "torch_compile of the manifest"
+        value, reason = spec.torch_compile, spec.told("torch_compile")
     elif gpu is None:
         value, reason = False, "the CPU gains less than compiling takes"
     elif packing == "none":

@@ -46,8 +46,8 @@ LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
 # What a plan says besides its settings and leaves the trained weights as they are.
 _SAID = (
-    "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory", "options",
-    "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
+    "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
+    "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
     "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
     "flops_convention",
 )  # fmt: skip
