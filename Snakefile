@@ -62,15 +62,13 @@ OWN_CONFIG = Path("config", "config.yaml")
 configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "config.yaml")
 
 
-remove_spoilt_records(
-    Path("results"),
-    looks=guard.only_looks(sys.argv[1:], dryrun=workflow.output_settings.dryrun),
-    main=workflow.is_main_process,
-)
+LOOKS = guard.only_looks(sys.argv[1:], dryrun=workflow.output_settings.dryrun)
+remove_spoilt_records(Path("results"), looks=LOOKS, main=workflow.is_main_process)
 house = House(
     config=config,
     basedir=BASEDIR,
     main=workflow.is_main_process,
+    looks=LOOKS,
     told=workflow.config_settings.overwrite_config,
 )
 guard.set_environment(house.scripts, main=house.main)

@@ -107,14 +107,16 @@ def test_settings_from_the_command_line_count_as_changes(finished: Workspace) ->
     assert finished.planned("--config", override) == TRAIN
 
 
-def test_the_other_preset_is_refused(finished: Workspace) -> None:
-    done = finished.snakemake("-n", "results/tiny/report.json", "--config", "preset=full")
+def test_the_other_preset_is_refused_and_may_be_looked_at(finished: Workspace) -> None:
+    other = ("results/tiny/report.json", "--config", "preset=full")
+    done = finished.snakemake(*other)
     assert done.returncode != 0
-    assert "holds the demo preset and this run is full" in done.stderr.splitlines()[-1]
-    allowed = finished.snakemake(
-        "-n", "results/tiny/report.json", "--config", "preset=full", "allow_preset_change=true"
-    )
-    assert allowed.returncode == 0
+    assert "holds the demo preset and this run is full; move it" in done.stderr.splitlines()[-1]
+    looked = finished.snakemake("-n", *other)
+    assert looked.returncode == 0, looked.stderr[-2000:]
+    assert "with --config allow_preset_change=true it would replace it" in looked.stderr
+    assert finished.snakemake("-n", *other, "allow_preset_change=true").returncode == 0
+    assert finished.planned() == set()
 
 
 def test_copied_results_are_taken_over_without_training(

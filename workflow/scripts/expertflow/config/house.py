@@ -31,7 +31,8 @@ from expertflow.data.shards import shard_names, token_shards
 class House:
     """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere.
 
-    ``told`` is what the command line says of the configuration; it wins over an opened bundle.
+    ``looks``: nothing is run. ``told`` is what the command line says of the configuration; it wins
+    over an opened bundle.
     """
 
     @one_line
@@ -41,11 +42,12 @@ class House:
         config: dict[str, Any],
         basedir: Path,
         main: bool,
+        looks: bool = False,
         told: dict[str, Any] | None = None,
     ) -> None:
         self.workflow_dir = basedir / "workflow"
         self.scripts = self.workflow_dir / "scripts"
-        self.main = main
+        self.main, self._looks = main, looks
         self.schemas = Schemas.read(self.workflow_dir / "schemas")
         self.config = load_config(config, self.schemas)
         self.directories = [Path("config"), basedir / "config"]
@@ -254,9 +256,13 @@ class House:
                 # Spoilt: it says nothing, and a run makes it again.
                 continue
             if there not in (None, wanted):
+                held = f"results/{name} holds the {there} preset and this run is {wanted}"
+                if self._looks:
+                    note(f"{held}: with --config allow_preset_change=true it would replace it")
+                    return
                 raise ConfigError(
-                    f"results/{name} holds the {there} preset and this run is {wanted}; move it"
-                    " away, use --directory, or allow it with --config allow_preset_change=true"
+                    f"{held}; move it away, use --directory, or allow it with --config"
+                    " allow_preset_change=true"
                 )
 
     def _generator_digest(self, generator: str) -> str:
