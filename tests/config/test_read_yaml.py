@@ -55,7 +55,7 @@ def test_a_fault_has_its_line(tmp_path: Path, text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 2}', "key 'a' is there twice; remove one"),
+        ('{"a": 1, "a": 2}', "key 'a' is there twice; correct it"),
         ('{"a": NaN}', ":1: a is nan; give a finite number, or null"),
         ('{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
     ],

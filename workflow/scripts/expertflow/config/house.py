@@ -83,7 +83,7 @@ class House:
                 config=case.config,
                 schemas=self.schemas,
                 bundled=case.content,
-                told=self._told,
+                told=case.told,
             )
         return self._experts[name]
 
@@ -203,6 +203,7 @@ class House:
                 config=self.config,
                 directories=self.directories,
                 hardware=HardwareTables(self.config, self.directories, self.workflow_dir),
+                told=self._told,
             )
             case = opened_case(
                 name,

@@ -7,6 +7,8 @@ the bundle was made, the bundle's counts, and over it the command line.
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from expertflow.config.guard import note
 from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.load import Schemas, find_manifest, load_config, merge
@@ -24,12 +26,16 @@ DECIDED = (
 
 
 class Case(Record, frozen=True, kw_only=True):
-    """The places that an expert's settings are read from; ``bundle`` is null where none is open."""
+    """The places that an expert's settings are read from; ``bundle`` is null where none is open.
+
+    ``told`` is what the command line says of the configuration, here or where the bundle was made.
+    """
 
     config: Settings
     directories: list[Path]
     hardware: HardwareTables
     bundle: Opened | None = None
+    told: Settings = field(default_factory=dict)
 
     @property
     def spec(self) -> BundleSpec | None:
@@ -46,6 +52,12 @@ def decided(config: Settings, expert: str) -> Settings:
     """Cut out of the configuration what decides an expert's bundle."""
     own = config["experts"].get(expert) or {}
     return {**{key: config[key] for key in DECIDED}, "experts": {expert: own}}
+
+
+def told_training(told: Settings, expert: str) -> Settings:
+    """Cut out of what the command line says what is about the training of an expert."""
+    own = ((told.get("experts") or {}).get(expert) or {}).get("training") or {}
+    return {"training": told.get("training") or {}, "experts": {expert: {"training": own}}}
 
 
 def opened_case(
@@ -76,7 +88,13 @@ def opened_case(
     hardware = HardwareTables(config, directories, workflow_dir)
     if manifest_here(name, own.directories) != bundle.settings_here:
         directories = own.directories
-    return Case(config=config, directories=directories, hardware=hardware, bundle=bundle)
+    return Case(
+        config=config,
+        directories=directories,
+        hardware=hardware,
+        bundle=bundle,
+        told=merge(bundle.index.spec.told, told),
+    )
 
 
 def manifest_here(name: str, directories: list[Path]) -> str | None:

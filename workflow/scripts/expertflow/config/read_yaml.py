@@ -61,6 +61,8 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}; correct the syntax") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_fault(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct it") from error
     _check_values(path, value)
@@ -135,7 +137,7 @@ def _json(text: str) -> Any:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise ValueError(f"key {key!r} is there twice; remove one")
+                raise ValueError(f"key {key!r} is there twice")
             found[key] = value
         return found
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from expertflow.config import rule_code, specs
 from expertflow.config.ablations import ablation_files, ablation_spec, variant_spec
 from expertflow.config.load import find_manifest
-from expertflow.config.opened import Case, decided
+from expertflow.config.opened import Case, decided, told_training
 from expertflow.config.tuning import tuning_spec
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
@@ -144,6 +144,7 @@ class RuleSpecs:
             with_weights=config["bundle_weights"],
             tuned=self._expert(name)["training"]["tuned"],
             staging=specs.stage_spec(config),
+            told=told_training(self._case(name).told, name),
         )
 
     def benchmarks(self, name: str) -> list[str]:
