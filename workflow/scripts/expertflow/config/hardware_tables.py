@@ -28,10 +28,9 @@ class HardwareTables:
         hardware: str = "cpu" if self._config["preset"] == "demo" else self._config["hardware"]
         if hardware in ("auto", "cpu") or any(specs.is_card(row, hardware) for row in self.gpus):
             return hardware
-        names = ", ".join(row["name"] for row in self.gpus)
-        raise ConfigError(
-            f"hardware is {hardware!r}: {self._nearest(hardware)}; use auto, cpu, or one of {names}"
-        )
+        known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
+        nearest = self._nearest(hardware)
+        raise ConfigError(f"hardware is {hardware!r}, and known are {known}: {nearest}")
 
     @property
     def files(self) -> dict[str, Path]:
