@@ -7,8 +7,8 @@ import pytest
 import yaml
 from support import ROOT, plan_spec, write_tiny_run
 
+from expertflow.config import specs
 from expertflow.config.load import Schemas, load_expert
-from expertflow.config.specs import calibration_spec
 from expertflow.config.stated import stated_text
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
@@ -17,7 +17,7 @@ from expertflow.plan.settings import Training
 from expertflow.plan.show import plan_text
 
 SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
-MANIFEST = {
+MANIFEST: dict[str, Any] = {
     "description": "d",
     "model": "builtin:tiny-qwen3",
     "sources": [{"name": "mine", "kind": "local", "path": "a.jsonl", "text": "{a}"}],
@@ -70,8 +70,23 @@ def test_a_plan_says_what_is_given_and_what_is_computed(tmp_path: Path) -> None:
     assert "manifest: learning_rate 0.001" in text and "overlay: num_train_epochs" in text
 
 
+def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> None:
+    def told(length: object) -> dict[str, str]:
+        training = {**MANIFEST["training"], "max_seq_length": length}
+        expert = loaded(tmp_path, {**MANIFEST, "training": training})
+        spec = specs.plan_spec(
+            expert, hardware="cpu", gpu_table=[], prices={}, price=(None, None),
+            billing_minutes=None, compare=[], may_drop_budgets=True,
+        )  # fmt: skip
+        return dict(spec.origins)
+
+    assert told(64)["sequence_length_tokens"] == "manifest"
+    assert "sequence_length_tokens" not in told("auto")
+    assert "max_seq_length" not in told(64)
+
+
 def test_an_origin_is_nothing_to_a_calibration() -> None:
-    assert calibration_spec(plan_spec()).origins == {}
+    assert specs.calibration_spec(plan_spec()).origins == {}
 
 
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:

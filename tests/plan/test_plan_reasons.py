@@ -33,7 +33,7 @@ def choice(length: int, n_over: int) -> LengthChoice:
 
 def test_everything_auto_has_its_sentence() -> None:
     for name in (None, "H100 SXM"):
-        packing = replace(PACKING, length_reason="set in the manifest")
+        packing = replace(PACKING, length_reason="as max_seq_length says")
         made = reasons(plan(card(name) if name else None, packing))
         assert set(made) >= AUTO
         assert all(len(made[setting].because) > 10 for setting in AUTO)

@@ -27,6 +27,7 @@ from expertflow.data.settings import (
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.cost_records import Claim, HardwareChoice
+from expertflow.plan.origins import Origin
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import Training, TrainingSection
 from expertflow.report.records import AcceptanceRule, ReportSpec
@@ -174,7 +175,7 @@ def plan_spec(
     names = Training.__struct_fields__
     return PlanSpec(
         **{name: getattr(chosen, name) for name in names},
-        origins={k: origin for k, origin in expert["setting_origins"].items() if k in names},
+        origins=_origins(expert),
         hardware=hardware,
         gpu_table=tuple(cards),
         prices={
@@ -190,6 +191,15 @@ def plan_spec(
         compare=tuple(from_json(HardwareChoice, choice, where="compare") for choice in compare),
         may_drop_budgets=may_drop_budgets,
     )
+
+
+def _origins(expert: Settings) -> dict[str, Origin]:
+    """Keep the origins of what a plan holds; the length of rows goes by the plan's name for it."""
+    told: dict[str, Origin] = expert["setting_origins"]
+    kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
+    if without_auto(expert["training"]["max_seq_length"]) is not None:
+        kept["sequence_length_tokens"] = told.get("max_seq_length", "default")
+    return kept
 
 
 def _price(row: Settings, prices: dict[str, Settings]) -> Settings | None:

@@ -143,10 +143,12 @@ def resolve_settings(draft: Draft) -> TrainPlan:
 
 def _origins(spec: PlanSpec, resolved: dict[str, Any]) -> dict[str, Origin]:
     """Say where each setting's value comes from: what the plan changed was computed."""
-    return {
+    found: dict[str, Origin] = {
         name: spec.origins.get(name, "default") if value == getattr(spec, name) else "computed"
         for name, value in resolved.items()
     }
+    # What is no setting of the plan's is told as it is, such as the length of rows.
+    return {**spec.origins, **found}
 
 
 def _work_and_memory(draft: Draft, precision: str, micro: int, checkpoint: bool) -> dict[str, Any]:

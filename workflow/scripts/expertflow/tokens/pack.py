@@ -105,7 +105,7 @@ def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
 def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
     """Take the length that the manifest sets, or the shortest that cuts no document."""
     if spec.sequence_length_tokens is not None:
-        return spec.sequence_length_tokens, "set in the manifest"
+        return spec.sequence_length_tokens, "as max_seq_length says"
     for length in LENGTHS:
         if longest <= length <= LONGEST_AUTO_LENGTH:
             return length, f"the shortest choice that holds the longest document ({longest} tokens)"
