@@ -13,8 +13,9 @@ from expertflow.core.records import write_record
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec, Training
-from expertflow.stage.ensure import Wanted, plan_staging
-from expertflow.stage.records import StageSpec
+from expertflow.staging.content import read_content
+from expertflow.staging.ensure import plan_staging
+from expertflow.staging.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.ragged import ragged
 from expertflow.tokens.records import PackingSpec, TokenShardRecord
@@ -132,8 +133,8 @@ def write_tiny_run(
     staging = plan_staging(
         expert="tiny",
         spec=StageSpec(scratch=None),
-        rows=Wanted(kind="rows", source=folder / "packed", key="r"),
-        weights=Wanted(kind="weights", source=folder / "base_model", key="w"),
+        rows=read_content("rows", folder / "packed", "r"),
+        weights=read_content("weights", folder / "base_model", "w"),
     )
     model = {
         "name": "tiny", "kind": "local", "revision": None, "path": str(folder / "base_model"),

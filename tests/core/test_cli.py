@@ -4,7 +4,7 @@ import pytest
 
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.stage.records import StageSpec
+from expertflow.staging.records import StageSpec
 
 
 def failing(error: Exception) -> object:

@@ -24,7 +24,7 @@ from expertflow.plan.cost_records import ClaimCheck, CostPlan, HardwareOption, M
 from expertflow.plan.records import ModelFacts, Reason, TrainPlan
 from expertflow.plan.settings import LoraSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
-from expertflow.stage.records import Staged, StageSpec, StagingRecord
+from expertflow.staging.records import Staged, StageSpec, StagingRecord
 from expertflow.tokens.records import (
     DecodedPiece,
     DecodedSample,

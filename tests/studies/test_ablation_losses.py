@@ -9,7 +9,7 @@ from support import write_tiny_run
 
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.records import Staged
+from expertflow.staging.records import Staged
 from expertflow.studies.ablate_losses import Compared, compared, loss_last
 from expertflow.studies.ablate_other import hours_ratios, n_saves, read_speed_ratios
 from expertflow.studies.variants import NotMeasurableError

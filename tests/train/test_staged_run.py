@@ -14,9 +14,9 @@ from support import LORA, run_trainer, start_trainer, write_tiny_run
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record, write_record
 from expertflow.hardware import disk
-from expertflow.stage.content import rows_key, weights_key
-from expertflow.stage.ensure import Wanted, plan_staging
-from expertflow.stage.records import StageSpec
+from expertflow.staging.content import read_content, rows_key, weights_key
+from expertflow.staging.ensure import plan_staging
+from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 
 N_STEPS = 30
@@ -40,8 +40,8 @@ def made(folder: Path, **spec: Any) -> Path:
     record = plan_staging(
         expert="tiny",
         spec=StageSpec(scratch=str(scratch), **spec),
-        rows=Wanted(kind="rows", source=folder / "packed", key=key),
-        weights=Wanted(kind="weights", source=base, key=weights_key(base, weights)),
+        rows=read_content("rows", folder / "packed", key),
+        weights=read_content("weights", base, weights_key(base, weights)),
     )
     write_record(folder / "staging.json", record)
     return scratch

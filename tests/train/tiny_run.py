@@ -7,7 +7,7 @@ from support import write_tiny_run
 
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.records import StagingRecord
 from expertflow.train import expert, processes
 from expertflow.train.assemble import Assignment
 from expertflow.train.records import ModelRecord

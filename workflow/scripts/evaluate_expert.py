@@ -10,8 +10,8 @@ from expertflow.data.records import ShardRecord
 from expertflow.evaluate.expert import Case, evaluate_expert
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.ensure import staged
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.ensure import staged
+from expertflow.staging.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.load import load_for_scoring
 from expertflow.train.records import ModelRecord, TrainingRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import remove
-from expertflow.stage.store import prune_copies
+from expertflow.staging.store import prune_copies
 from expertflow.tokens import store
 from expertflow.train.saved.prune import prunable
 

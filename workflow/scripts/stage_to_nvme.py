@@ -5,9 +5,9 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_part, read_record, write_record
-from expertflow.stage.content import rows_key, weights_key
-from expertflow.stage.ensure import Wanted, plan_staging
-from expertflow.stage.records import StageSpec
+from expertflow.staging.content import read_content, rows_key, weights_key
+from expertflow.staging.ensure import plan_staging
+from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 
 
@@ -25,12 +25,10 @@ def main() -> None:
     record = plan_staging(
         expert=args.expert,
         spec=cli.spec_from_text(StageSpec, args.spec),
-        rows=Wanted(
-            kind="rows",
-            source=args.rows,
-            key=rows_key(packing.train.sha256, packing.held_out.sha256),
+        rows=read_content(
+            "rows", args.rows, rows_key(packing.train.sha256, packing.held_out.sha256)
         ),
-        weights=Wanted(kind="weights", source=base, key=weights_key(base, weights_sha256)),
+        weights=read_content("weights", base, weights_key(base, weights_sha256)),
     )
     write_record(args.output, record)
     cli.write_sidecar(args.output, spec=args.spec, code=args.code)

@@ -31,7 +31,7 @@ from expertflow.plan.origins import Origin
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import Training, TrainingSection
 from expertflow.report.records import AcceptanceRule, ReportSpec
-from expertflow.stage.records import StageSpec
+from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 

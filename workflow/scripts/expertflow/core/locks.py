@@ -17,15 +17,29 @@ EXPERT_LOCKS = Path(".snakemake", "expertflow")
 Outcome = Literal["taken", "held", "no locks"]
 
 
+def flock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if another one holds it.
+
+    ``wait`` for that one; a ``shared`` lock is held together with others of its kind.
+
+    Raises:
+        OSError: the file system has no locks, for one.
+    """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(stream, how if wait else how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
     """Lock an open file until it is closed, unless another one holds it; ``wait`` for that one.
 
     Where the file system has no locks, that is logged, and what follows is the caller's choice.
     """
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "held"
+        return "taken" if flock(stream, wait=wait) else "held"
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -34,7 +48,6 @@ def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
             stream.name, error.strerror,
         )  # fmt: skip
         return "no locks"
-    return "taken"
 
 
 def sign(stream: IO[str], **more: Any) -> None:

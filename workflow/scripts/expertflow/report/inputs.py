@@ -14,7 +14,7 @@ from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.report.records import ReportSpec
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.records import StagingRecord
 from expertflow.studies.records import AblationRecord
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import KernelProfile, ModelRecord, StepRecord, TrainingRecord

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from expertflow.hardware.disk import file_read_speed
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.records import Staged
+from expertflow.staging.records import Staged
 from expertflow.studies.variants import NotMeasurableError
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.trial import TrialResult

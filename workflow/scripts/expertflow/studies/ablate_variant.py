@@ -13,7 +13,7 @@ from expertflow.core.files import remove, sha256_file
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.records import ModelFacts, TrainPlan
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.records import StagingRecord
 from expertflow.studies.ablate_losses import compared, loss_last
 from expertflow.studies.ablate_other import hours_ratios, read_speed_ratios
 from expertflow.studies.apart import Trials, interruptible

@@ -24,8 +24,9 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.calibrated import calibration_key
 from expertflow.plan.cost_records import Calibration
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.ensure import Wanted, plan_staging
-from expertflow.stage.records import StageSpec
+from expertflow.staging.content import read_content
+from expertflow.staging.ensure import plan_staging
+from expertflow.staging.records import StageSpec
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.processes import RANK
 from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
@@ -83,8 +84,8 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             staging = plan_staging(
                 expert=short.expert,
                 spec=StageSpec(scratch=None),
-                rows=Wanted(kind="rows", source=job.rows, key=""),
-                weights=Wanted(kind="weights", source=base, key=""),
+                rows=read_content("rows", job.rows, ""),
+                weights=read_content("weights", base, ""),
             )
             write_record(training.staging, staging)
         planning_s = time.perf_counter() - job.began_s

@@ -13,8 +13,8 @@ from expertflow.core.files import remove, write_text
 from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
-from expertflow.stage.ensure import Places, staged
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.ensure import Places, staged
+from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import processes, publish

@@ -21,7 +21,7 @@ from expertflow.rental.bundle.records import (
     sidecar_of,
 )
 from expertflow.rental.bundle.tar import Items, describe
-from expertflow.stage.records import StagingRecord
+from expertflow.staging.records import StagingRecord
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from msgspec import field
 
 from expertflow.core.records import Record
 from expertflow.data.records import ExpertLock
-from expertflow.stage.records import StageSpec
+from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import TokenSpec
 
 INDEX = "MANIFEST.json"

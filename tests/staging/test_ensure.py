@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_content import is_copy, make_model, make_rows, model_content, store_at, wanted
-from msgspec.structs import replace
+from made_content import is_copy, make_model, make_rows, model_content, store_at
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError
 from expertflow.hardware import disk
-from expertflow.stage import copy, ensure, place
-from expertflow.stage.content import Content, read_content, weights_key
-from expertflow.stage.ensure import plan_staging, staged
-from expertflow.stage.records import StageSpec, StagingRecord
-from expertflow.stage.store import prune_copies
+from expertflow.staging import copy, ensure, place
+from expertflow.staging.content import Content, read_content, weights_key
+from expertflow.staging.ensure import plan_staging, staged
+from expertflow.staging.records import StageSpec, StagingRecord
+from expertflow.staging.store import prune_copies
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,7 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def plan(rows: Content, model: Content, spec: StageSpec) -> StagingRecord:
-    return plan_staging(expert="e", spec=spec, rows=wanted(rows), weights=wanted(model))
+    return plan_staging(expert="e", spec=spec, rows=rows, weights=model)
 
 
 def test_rows_and_weights_are_copied_and_training_finds_them(
@@ -131,13 +130,6 @@ def test_a_machine_without_the_directory_reads_the_source(
     assert "no such directory" in caplog.text
 
 
-def test_a_directory_that_is_missing_from_the_start_is_an_error(
-    rows: Content, model: Content, tmp_path: Path
-) -> None:
-    with pytest.raises(HardwareError, match="create it"):
-        plan(rows, model, StageSpec(scratch=str(tmp_path / "none")))
-
-
 def raising(number: int) -> Callable[..., Any]:
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -174,30 +166,24 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
-    tmp_path: Path, model: Content, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("free", "reason"), [(None, "GB free"), (1 << 40, os.strerror(errno.ENOSPC))]
+)
+def test_a_disk_that_is_too_small_or_fills_up_meanwhile_leaves_nothing(
+    tmp_path: Path, model: Content, tiny_disk: Path, free: int | None, reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     big = make_rows(tmp_path / "big", n_bytes=3 << 20)
     monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
-    # As if something else took the room after it was looked for.
-    whole = shutil.disk_usage(tiny_disk)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=1 << 40))
+    if free is not None:
+        # As if something else took the room after it was looked for.
+        usage = shutil.disk_usage(tiny_disk)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     record = plan(big, model, StageSpec(scratch=str(tiny_disk)))
-    assert record.rows.is_fallback
-    assert os.strerror(errno.ENOSPC) in record.rows.reason
+    assert record.rows.is_fallback and reason in record.rows.reason
     assert record.weights.action == "copied", "what fits is copied"
     assert [path.name for path in store_at(tiny_disk).glob("[!.]*")] == [model.key]
     assert not list(store_at(tiny_disk).glob(".*.partial"))
-
-
-def test_a_disk_that_is_too_small_is_done_without(
-    tmp_path: Path, model: Content, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "file_system", lambda _: "ext4")
-    big = make_rows(tmp_path / "big", n_bytes=3 << 20)
-    record = plan(big, model, StageSpec(scratch=str(tiny_disk)))
-    assert record.rows.is_fallback
-    assert "GB free" in record.rows.reason
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
@@ -242,10 +228,9 @@ def test_another_tokenizer_beside_the_same_weights_is_another_model(tmp_path: Pa
     assert model_content(two.source).key != one.key
 
 
-def test_a_source_without_files_is_named(rows: Content, model: Content, tmp_path: Path) -> None:
-    gone = replace(wanted(model), source=tmp_path / "none")
+def test_a_source_without_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no weights there"):
-        plan_staging(expert="e", spec=StageSpec(), rows=wanted(rows), weights=gone)
+        read_content("weights", tmp_path / "none", "k")
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError
 from expertflow.hardware import disk
-from expertflow.stage.content import Content
-from expertflow.stage.records import AUTO, Staged, StageSpec
+from expertflow.staging.content import Content
+from expertflow.staging.records import AUTO, Staged, StageSpec
 
 # On a disk of this machine, a copy on another one seldom pays.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "ntfs", "ntfs3",
@@ -67,7 +67,6 @@ def choose(
 
 
 def note_in_place(content: Content, reason: str, **facts: Any) -> Staged:
-    """Return the note on content that is read where it is."""
     speeds = dict(zip(SPEEDS, (None, NOT_NEEDED) * 2, strict=True))
     return Staged(
         kind=content.kind,
@@ -106,7 +105,7 @@ def _free_memory_bytes() -> int:
 
 
 def _may_hold(place: Path, content: Content) -> bool:
-    """Return whether a place is on a disk of its own, that is none in memory."""
+    """Return whether a place is on another disk than the source, and not in memory."""
     return (
         place.is_dir()
         and place.stat().st_dev != content.largest.stat().st_dev

@@ -24,9 +24,10 @@ from typing import IO, Any
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
 from expertflow.core.format import gb
+from expertflow.core.locks import flock
 from expertflow.core.records import Record, read_part, read_record, write_record
-from expertflow.stage.content import Content, key_of
-from expertflow.stage.copy import copy_files, hash_files
+from expertflow.staging.content import Content, key_of
+from expertflow.staging.copy import FileHashes, copy_files, hash_files
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +44,11 @@ class NotStagedError(Exception):
     """A copy cannot be had here; what was to be copied is read where it is."""
 
 
-class CopiedFile(Record, frozen=True, kw_only=True):
-    """A file of a copy as it has to be."""
-
-    n_bytes: int
-    xxh3_128: str
-
-
 class Marker(Record, frozen=True, kw_only=True):
     """The contents of a complete copy. ``id`` tells one copy of a key from the next."""
 
     id: str
-    files: dict[str, CopiedFile]
+    files: dict[str, FileHashes]
 
 
 class Copy(Record, frozen=True, kw_only=True):
@@ -79,17 +73,19 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
     with ExitStack() as unless_used:
         lock = unless_used.enter_context(_open_lock(root, content.key))
         while True:
-            _share(lock, folder)
+            if not flock(lock, shared=True):
+                log.info("%s: waits for another process that copies it", folder)
+                flock(lock, shared=True, wait=True)
             marker = _find(folder)
             if marker is not None and marker.id != bad:
                 # What this process made it has compared already.
-                if marker.id == made or _is_whole(folder / FILES, marker):
+                if marker.id == made or _is_intact(folder / FILES, marker):
                     unless_used.pop_all()
                     return Copy(folder=folder / FILES, seconds=seconds, hold=lock)
                 log.warning("%s: damaged, copied again", folder)
                 bad = marker.id
             fcntl.flock(lock, fcntl.LOCK_UN)
-            if _try_alone(lock):
+            if flock(lock):
                 marker = _find(folder)
                 if marker is None or marker.id == bad:
                     if n_made == N_TRIES:
@@ -136,7 +132,7 @@ def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
         places = {root / key, root / f".{key}.partial"} - copies
         old = sorted(path for path in places if path.exists())
         with lock_path.open("a") as lock:
-            if old and _try_alone(lock):
+            if old and flock(lock):
                 removed += old
                 for path in old if not dry_run else ():
                     remove(path / MARKER)
@@ -151,25 +147,8 @@ def _open_lock(root: Path, key: str) -> IO[str]:
     return stream
 
 
-def _share(lock: IO[str], folder: Path) -> None:
-    """Hold a copy together with others; wait for a process that makes it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        log.info("%s: waits for another process that copies it", folder)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-
-
-def _try_alone(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _find(folder: Path) -> Marker | None:
-    """Return the marker of a copy if all its files are there in their sizes."""
+    """Return the marker of a copy whose files all have the right size."""
     try:
         marker: Marker = read_record(Marker, folder / MARKER)
         sizes = {name: (folder / FILES / name).stat().st_size for name in marker.files}
@@ -180,7 +159,7 @@ def _find(folder: Path) -> Marker | None:
     return marker if is_complete else None
 
 
-def _is_whole(folder: Path, marker: Marker) -> bool:
+def _is_intact(folder: Path, marker: Marker) -> bool:
     try:
         found = hash_files(folder, list(marker.files))
     except OSError as error:
@@ -208,17 +187,13 @@ def _make(content: Content, root: Path) -> Marker:
                 f"{content.source}: its files are not those that were recorded as {content.kind};"
                 " run the stage that wrote them again"
             )
-        files = {
-            name: CopiedFile(n_bytes=h.n_bytes, xxh3_128=h.xxh3_128)
-            for name, h in sorted(hashes.items())
-        }
-        if hash_files(partial / FILES, names) != {n: f.xxh3_128 for n, f in files.items()}:
+        marker = Marker(id=secrets.token_hex(8), files=dict(sorted(hashes.items())))
+        if not _is_intact(partial / FILES, marker):
             raise NotStagedError(
                 f"{folder}: the copy differs from {content.source}; check the disk"
             )
         partial.rename(folder)
         sync_directory(root)
-        marker = Marker(id=secrets.token_hex(8), files=files)
         write_record(folder / MARKER, marker)
         return marker
     finally:

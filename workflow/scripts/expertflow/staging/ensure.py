@@ -12,19 +12,11 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError
 from expertflow.core.records import Record
-from expertflow.stage.content import Content, read_content, weights_key
-from expertflow.stage.place import choose, note_in_place
-from expertflow.stage.records import Kind, Staged, StageSpec, StagingRecord
+from expertflow.staging.content import Content, read_content, weights_key
+from expertflow.staging.place import choose, note_in_place
+from expertflow.staging.records import Staged, StageSpec, StagingRecord
 
 log = logging.getLogger(__name__)
-
-
-class Wanted(Record, frozen=True, kw_only=True):
-    """Content by the folder that holds it and the key that names it."""
-
-    kind: Kind
-    source: Path
-    key: str
 
 
 class Places(Record, frozen=True, kw_only=True):
@@ -35,12 +27,12 @@ class Places(Record, frozen=True, kw_only=True):
     staged: tuple[Staged, ...]
 
 
-def plan_staging(*, expert: str, spec: StageSpec, rows: Wanted, weights: Wanted) -> StagingRecord:
+def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Content) -> StagingRecord:
     """Stage rows and weights on this machine, and record what was done.
 
     Raises:
         HardwareError: the directory that is set cannot be used.
-        DataError: a source is missing, or is not what its manifest says.
+        DataError: a source is not what its manifest says.
     """
     with ExitStack() as holds:
         first = _stage(rows, spec, holds)
@@ -69,15 +61,15 @@ def staged(
     notes: list[Staged] = []
     with ExitStack() as holds:
         for old in before:
-            wanted = Wanted(kind=old.kind, source=Path(old.source), key=old.key)
-            promised = sum(_memory_bytes(note) for note in notes)
+            content = read_content(old.kind, Path(old.source), old.key)
+            promised = sum(map(_memory_bytes, notes))
             try:
-                note = _stage(wanted, record.spec, holds, recorded=old, promised_bytes=promised)
+                note = _stage(content, record.spec, holds, recorded=old, promised_bytes=promised)
             except HardwareError as error:
                 # The directory that is set is there where staging was planned, and not here.
-                note = _fall_back(note_in_place(_content(wanted), str(error)), str(error))
+                note = _fall_back(note_in_place(content, str(error)), str(error))
             if note.action == "pre_read":
-                paths = [Path(note.source, name) for name in _content(wanted).sizes]
+                paths = [content.source / name for name in content.sizes]
                 # Beside what goes on meanwhile.
                 threading.Thread(target=_will_need, args=(paths,), daemon=True).start()
             notes.append(note)
@@ -95,7 +87,7 @@ def staged(
 
 
 def _stage(
-    wanted: Wanted,
+    content: Content,
     spec: StageSpec,
     holds: ExitStack,
     *,
@@ -103,12 +95,11 @@ def _stage(
     promised_bytes: int = 0,
 ) -> Staged:
     """Choose a place for content and have it there; ``holds`` keeps the copy."""
-    content = _content(wanted)
     scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised_bytes)
     if scratch is None:
         return note
     # Here, as it takes longer to import than it takes to find that nothing is to be copied.
-    from expertflow.stage.store import NotStagedError, ensure_staged, open_store
+    from expertflow.staging.store import NotStagedError, ensure_staged, open_store
 
     try:
         copy = ensure_staged(content, open_store(scratch))
@@ -132,10 +123,6 @@ def _stage(
 def _fall_back(note: Staged, reason: str) -> Staged:
     log.warning("%s are read where they are: %s", note.kind, reason)
     return replace(note, reason=reason, is_fallback=True)
-
-
-def _content(wanted: Wanted) -> Content:
-    return read_content(wanted.kind, wanted.source, wanted.key)
 
 
 def _memory_bytes(note: Staged) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import Record
-from expertflow.stage.records import Kind
+from expertflow.staging.records import Kind
 
 SPLITS = ("train", "held_out")
 WEIGHTS, ROWS = ".safetensors", ".arrow"
@@ -25,7 +25,6 @@ class Content(Record, frozen=True, kw_only=True):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all files."""
         return sum(self.sizes.values())
 
     @property
@@ -34,9 +33,9 @@ class Content(Record, frozen=True, kw_only=True):
         return (self.source / max(self.sizes, key=lambda name: self.sizes[name])).resolve()
 
 
-def rows_key(train_sha256: str, held_out_sha256: str) -> str:
-    """Name packed rows by the hashes of their manifest."""
-    return sha256_json([train_sha256, held_out_sha256])[:N_KEY]
+def rows_key(*sha256s: str) -> str:
+    """Name packed rows by the hashes of their data, train before held out, as in the manifest."""
+    return sha256_json(list(sha256s))[:N_KEY]
 
 
 def weights_key(source: Path, weights_sha256: str) -> str:
@@ -45,20 +44,25 @@ def weights_key(source: Path, weights_sha256: str) -> str:
     Raises:
         DataError: one of its files is a link to what is gone.
     """
-    beside = {name: sha256_file(source / name) for name in _names("weights", source)
-              if not name.endswith(WEIGHTS)}  # fmt: skip
-    return sha256_json([weights_sha256, beside])[:N_KEY]
+    names = (name for name in _names("weights", source) if not name.endswith(WEIGHTS))
+    return _model_key(weights_sha256, {name: sha256_file(source / name) for name in names})
 
 
 def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
     """Return the key of files with these hashes; other content has another key."""
+    ordered = dict(sorted(sha256s.items()))
     if kind == "rows":
-        data = [sha256s[name] for split in SPLITS for name in sorted(sha256s)
-                if name.startswith(f"{split}/") and name.endswith(ROWS)]  # fmt: skip
-        return sha256_json(data)[:N_KEY]
-    weights = [sha256s[name] for name in sorted(sha256s) if name.endswith(WEIGHTS)]
-    beside = {name: value for name, value in sha256s.items() if not name.endswith(WEIGHTS)}
-    return sha256_json([sha256_json(weights), beside])[:N_KEY]
+        data = {name: value for name, value in ordered.items() if name.endswith(ROWS)}
+        return rows_key(
+            *(data[name] for split in SPLITS for name in data if name.startswith(f"{split}/"))
+        )
+    weights = [value for name, value in ordered.items() if name.endswith(WEIGHTS)]
+    beside = {name: value for name, value in ordered.items() if not name.endswith(WEIGHTS)}
+    return _model_key(sha256_json(weights), beside)
+
+
+def _model_key(weights_sha256: str, beside: dict[str, str]) -> str:
+    return sha256_json([weights_sha256, beside])[:N_KEY]
 
 
 def read_content(kind: Kind, source: Path, key: str) -> Content:
@@ -74,19 +78,12 @@ def read_content(kind: Kind, source: Path, key: str) -> Content:
 
 
 def _names(kind: Kind, source: Path) -> Iterator[str]:
-    if kind == "rows":
-        for path in sorted(source.rglob("*")):
-            if _is_file(path):
-                yield path.relative_to(source).as_posix()
-        return
-    for path in sorted(source.glob("*")):
-        weights = path.suffix == WEIGHTS and not path.name.startswith("consolidated")
-        if (weights or path.suffix in BESIDE) and _is_file(path):
-            yield path.name
-
-
-def _is_file(path: Path) -> bool:
-    if path.is_symlink() and not path.exists():
-        # Passed over, it would give a smaller model that looks whole.
-        raise DataError(f"{path}: a link to {path.readlink()}, which is gone; put it back")
-    return path.is_file()
+    for path in sorted(source.glob("*") if kind == "weights" else source.rglob("*")):
+        is_weights = path.suffix == WEIGHTS and not path.name.startswith("consolidated")
+        if kind == "weights" and not is_weights and path.suffix not in BESIDE:
+            continue
+        if path.is_symlink() and not path.exists():
+            # Passed over, it would give a smaller model that looks whole.
+            raise DataError(f"{path}: a link to {path.readlink()}, which is gone; put it back")
+        if path.is_file():
+            yield path.relative_to(source).as_posix()

@@ -56,7 +56,7 @@ def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T]:
-    """Do something for each name, a few at a time; the first failure stops the others."""
+    """Run ``work`` for each name, a few at a time; the first failure stops the others."""
     stop = Event()
     with ThreadPoolExecutor(N_THREADS) as pool:
         futures = {name: pool.submit(work, name, stop) for name in names}
@@ -84,7 +84,7 @@ def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
             n_bytes += len(chunk)
             _write(out.fileno(), chunk)
         os.fsync(out.fileno())
-        # So that who compares reads the disk, and not what was just written to memory.
+        # So that a comparison reads the disk, and not what was just written to memory.
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
 

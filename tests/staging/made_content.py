@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.stage.content import Content, read_content, rows_key, weights_key
-from expertflow.stage.ensure import Wanted
-from expertflow.stage.store import open_store
+from expertflow.staging.content import Content, read_content, rows_key, weights_key
+from expertflow.staging.store import open_store
 
 
 def make_rows(folder: Path, *, n_bytes: int = 3000, fill: bytes = b"x") -> Content:
@@ -33,10 +32,6 @@ def make_model(folder: Path, *, n_bytes: int = 2000) -> Content:
 def model_content(folder: Path) -> Content:
     weights = sha256_json([sha256_file(path) for path in sorted(folder.glob("*.safetensors"))])
     return read_content("weights", folder, weights_key(folder, weights))
-
-
-def wanted(content: Content) -> Wanted:
-    return Wanted(kind=content.kind, source=content.source, key=content.key)
 
 
 def make_store(folder: Path) -> Path:
