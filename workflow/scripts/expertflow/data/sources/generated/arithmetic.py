@@ -1,10 +1,10 @@
 """Make word problems solved in short steps that end in ``#### n``."""
 
+import operator
 from collections.abc import Callable
 from random import Random
 
-from expertflow.data.sources.generated.words import GIVEN_NAMES
-from expertflow.data.sources.generated.writing import Record, build_generator
+from expertflow.data.sources.generated.generator import GIVEN_NAMES, Record, build_generator, say
 
 _THINGS = (
     *("apples", "books", "cards", "coins", "eggs", "flowers", "keys", "marbles", "nuts", "pears"),
@@ -13,79 +13,77 @@ _THINGS = (
 _BOXES = ("bags", "baskets", "boxes", "crates", "jars", "packs")
 _GAINS = ("buys", "finds", "gets", "is given", "wins", "picks")
 _LOSSES = ("gives away", "loses", "sells", "uses", "drops")
+_SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
-Problem = tuple[str, list[str], int]
+# The signs of the steps, the numbers, and the wordings.
+Problem = tuple[str, list[int], tuple[str, ...]]
 
 
 def make_record(rng: Random) -> Record:
-    """Tell one problem of one or two steps."""
-    question, steps, result = rng.choice(_FAMILIES)(rng)
+    family = rng.choice(_FAMILIES)
+    words = {"name": rng.choice(GIVEN_NAMES), "things": rng.choice(_THINGS)}
+    if family not in (_change, _two_changes):
+        words["boxes"] = rng.choice(_BOXES)
+    signs, numbers, patterns = family(rng)
+    words |= dict(zip(("first", "second", "third"), map(str, numbers), strict=False))
+    question = say(rng, *patterns, gains=_GAINS, loses=_LOSSES, **words)
+    result, steps = numbers[0], []
+    for sign, number in zip(signs, numbers[1:], strict=True):
+        before, result = result, _SIGNS[sign](result, number)
+        steps.append(f"{before} {sign} {number} = {result}")
     answer = "\n".join([*steps, f"#### {result}"])
     return {"question": question, "answer": answer, "final": str(result)}
 
 
+def _numbers(rng: Random, most: int = 9) -> list[int]:
+    return [rng.randint(2, most), rng.randint(2, most)]
+
+
 def _change(rng: Random) -> Problem:
-    name, things = rng.choice(GIVEN_NAMES), rng.choice(_THINGS)
-    first, second = rng.randint(2, 9), rng.randint(2, 9)
-    if rng.random() < 0.5 or second >= first:
-        verb, sign, result = rng.choice(_GAINS), "+", first + second
-    else:
-        verb, sign, result = rng.choice(_LOSSES), "-", first - second
-    question = rng.choice(
-        (
-            f"{name} has {first} {things} and {verb} {second}. How many {things} are there now?",
-            f"There are {first} {things}. Then {name} {verb} {second}. How many {things} in all?",
-            f"{name} starts with {first} {things}, then {verb} {second}. How many {things} now?",
-        )
+    first, second = _numbers(rng)
+    is_gain = rng.random() < 0.5 or second >= first
+    verb = rng.choice(_GAINS if is_gain else _LOSSES)
+    patterns = (
+        "{name} has {first} {things} and {verb} {second}. How many {things} are there now?",
+        "There are {first} {things}. Then {name} {verb} {second}. How many {things} in all?",
+        "{name} starts with {first} {things}, then {verb} {second}. How many {things} now?",
     )
-    return question, [f"{first} {sign} {second} = {result}"], result
+    told = tuple(pattern.replace("{verb}", verb) for pattern in patterns)
+    return "+" if is_gain else "-", [first, second], told
 
 
 def _two_changes(rng: Random) -> Problem:
-    name, things = rng.choice(GIVEN_NAMES), rng.choice(_THINGS)
-    first, second = rng.randint(2, 9), rng.randint(2, 9)
-    between = first + second
-    third = rng.randint(2, min(9, between))
-    question = (
-        f"{name} has {first} {things}, {rng.choice(_GAINS)} {second} and "
-        f"{rng.choice(_LOSSES)} {third}. How many {things} are left?"
+    first, second = _numbers(rng)
+    third = rng.randint(2, min(9, first + second))
+    pattern = (
+        "{name} has {first} {things}, {gains} {second} and {loses} {third}. "
+        "How many {things} are left?"
     )
-    steps = [f"{first} + {second} = {between}", f"{between} - {third} = {between - third}"]
-    return question, steps, between - third
+    return "+-", [first, second, third], (pattern,)
 
 
 def _boxes(rng: Random) -> Problem:
-    name, things, boxes = rng.choice(GIVEN_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
-    first, second = rng.randint(2, 9), rng.randint(2, 9)
-    question = rng.choice(
-        (
-            f"{name} has {first} {boxes} with {second} {things} each. How many {things} in all?",
-            f"Each of the {first} {boxes} of {name} holds {second} {things}. How many {things}?",
-        )
+    patterns = (
+        "{name} has {first} {boxes} with {second} {things} each. How many {things} in all?",
+        "Each of the {first} {boxes} of {name} holds {second} {things}. How many {things}?",
     )
-    return question, [f"{first} * {second} = {first * second}"], first * second
+    return "*", _numbers(rng), patterns
 
 
 def _shares(rng: Random) -> Problem:
-    name, things, boxes = rng.choice(GIVEN_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
-    first, second = rng.randint(2, 9), rng.randint(2, 9)
-    question = (
-        f"{name} puts {first * second} {things} evenly into {first} {boxes}. "
-        f"How many {things} are in each?"
+    boxes, each = _numbers(rng)
+    pattern = (
+        "{name} puts {first} {things} evenly into {second} {boxes}. How many {things} are in each?"
     )
-    return question, [f"{first * second} / {first} = {second}"], second
+    return "/", [boxes * each, boxes], (pattern,)
 
 
 def _boxes_and_more(rng: Random) -> Problem:
-    name, things, boxes = rng.choice(GIVEN_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
-    first, second, third = rng.randint(2, 5), rng.randint(2, 5), rng.randint(2, 9)
-    product = first * second
-    question = (
-        f"{name} has {first} {boxes} with {second} {things} each and {rng.choice(_GAINS)} "
-        f"{third} more. How many {things} in all?"
+    pattern = (
+        "{name} has {first} {boxes} with {second} {things} each and {gains} {third} more. "
+        "How many {things} in all?"
     )
-    steps = [f"{first} * {second} = {product}", f"{product} + {third} = {product + third}"]
-    return question, steps, product + third
+    return "*+", [*_numbers(rng, most=5), rng.randint(2, 9)], (pattern,)
 
 
 _FAMILIES: tuple[Callable[[Random], Problem], ...] = (

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from expertflow.data.sources.generated.writing import Record, build_generator
+from expertflow.data.sources.generated.generator import Record, build_generator
 
 FACTS: tuple[tuple[str, str], ...] = (
     ("How many days are in a week?", "A week has seven days."),
@@ -39,7 +39,6 @@ FACTS: tuple[tuple[str, str], ...] = (
 
 
 def make_record(rng: Random) -> Record:
-    """Choose one fact."""
     question, answer = rng.choice(FACTS)
     return {"question": question, "answer": answer}
 

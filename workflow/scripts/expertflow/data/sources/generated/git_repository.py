@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 from expertflow.core.files import replacing
-from expertflow.data.sources.generated.writing import write_records
+from expertflow.data.sources.generated.generator import write_records
 from expertflow.data.sources.git import extract_commits
 from expertflow.data.sources.git_process import run_git
 
@@ -24,6 +24,7 @@ _SETTINGS = ("timeout", "retries", "workers", "batch", "limit", "port", "delay",
 _KEYS = ("name", "status", "total", "owner", "date", "price", "city", "level")
 
 Files = dict[str, list[str]]
+# The path of the file that was changed in place, and the commit's message.
 Change = tuple[str, str]
 
 
@@ -52,18 +53,17 @@ def history(*, n_commits: int, seed: int) -> Iterator[str]:
     for number in range(n_commits):
         if number % CYCLE == BRANCH_AT:
             base, on_branch = mark, {}
-        path, message = _change(rng, files)
+        path, message = rng.choice(_CHANGES)(rng, files)
         on_branch[path] = None
         clock += rng.randrange(300, 20_000)
         author = rng.choice(_AUTHORS)
-        yield _commit(mark + 1, parents=[mark], author=author, clock=clock, message=message)
+        yield _commit(mark + 1, [mark], author, clock, f"{message}\n")
         yield _file(path, files)
         mark += 1
         if number % CYCLE == CYCLE - 1:
             clock += 600
             message = f"Merge branch 'topic-{number // CYCLE + 1}'\n"
-            parents = [base, mark]
-            yield _commit(mark + 1, parents=parents, author=author, clock=clock, message=message)
+            yield _commit(mark + 1, [base, mark], author, clock, message)
             # A merge starts from its first parent's files and takes over what the branch changed.
             yield from (_file(path, files) for path in on_branch)
             mark += 1
@@ -71,14 +71,11 @@ def history(*, n_commits: int, seed: int) -> Iterator[str]:
             yield f"reset refs/tags/v0.{number // TAG_EVERY + 1}\nfrom :{mark}\n\n"
 
 
-def _commit(mark: int, *, parents: list[int], author: str, clock: int, message: str) -> str:
-    e_mail = f"{author.lower().replace(' ', '.')}@example.org"
-    who = f"{author} <{e_mail}> {clock} +0100"
-    links = [
-        f"{word} :{parent}\n" for word, parent in zip(("from", "merge"), parents, strict=False)
-    ]
+def _commit(mark: int, parents: list[int], author: str, clock: int, message: str) -> str:
+    who = f"{author} <{author.lower().replace(' ', '.')}@example.org> {clock} +0100"
     head = f"commit refs/heads/main\nmark :{mark}\nauthor {who}\ncommitter {who}\n"
-    return head + _data(message) + "".join(links if parents != [0] else [])
+    links = zip(("from", "merge"), parents, strict=False)
+    return head + _data(message) + "".join(f"{word} :{mark}\n" for word, mark in links if mark)
 
 
 def _file(path: str, files: Files) -> str:
@@ -87,12 +84,6 @@ def _file(path: str, files: Files) -> str:
 
 def _data(text: str) -> str:
     return f"data {len(text.encode())}\n{text}\n"
-
-
-def _change(rng: Random, files: Files) -> Change:
-    """Change one file in place; return its path and the commit's message."""
-    path, message = rng.choice(_CHANGES)(rng, files)
-    return path, f"{message}\n"
 
 
 def _add_function(rng: Random, files: Files) -> Change:

@@ -4,8 +4,14 @@ from collections.abc import Callable
 from random import Random
 
 from expertflow.data.sources.generated.facts import FACTS
-from expertflow.data.sources.generated.words import ADJECTIVES, CITIES, GIVEN_NAMES, NOUNS
-from expertflow.data.sources.generated.writing import Record, build_generator
+from expertflow.data.sources.generated.generator import (
+    ADJECTIVES,
+    CITIES,
+    GIVEN_NAMES,
+    NOUNS,
+    Record,
+    build_generator,
+)
 
 _WORDS = tuple(word.lower() for word in (*NOUNS, *ADJECTIVES))
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -21,7 +27,6 @@ Pair = tuple[str, str]
 
 
 def make_record(rng: Random) -> Record:
-    """Ask for one small thing, with or without courtesy."""
     instruction, response = rng.choice(_FAMILIES)(rng)
     please = rng.choice(_PLEASE)
     if please:
@@ -29,31 +34,14 @@ def make_record(rng: Random) -> Record:
     return {"instruction": instruction, "response": response}
 
 
-def _some(rng: Random, least: int, most: int) -> list[str]:
-    return rng.sample(_WORDS, rng.randint(least, most))
+def _of_words(
+    asked: str, between: str, least: int, most: int, answer: Callable[[list[str]], str]
+) -> Callable[[Random], Pair]:
+    def ask(rng: Random) -> Pair:
+        words = rng.sample(_WORDS, rng.randint(least, most))
+        return f"{asked}: {between.join(words)}", answer(words)
 
-
-def _reverse(rng: Random) -> Pair:
-    words = _some(rng, 2, 4)
-    return f"Reverse the order of these words: {' '.join(words)}", " ".join(reversed(words))
-
-
-def _sort(rng: Random) -> Pair:
-    words = _some(rng, 3, 4)
-    return f"Sort these words by the alphabet: {', '.join(words)}", ", ".join(sorted(words))
-
-
-def _upper(rng: Random) -> Pair:
-    words = " ".join(_some(rng, 2, 3))
-    return f"Write in capital letters: {words}", words.upper()
-
-
-def _bullets(rng: Random) -> Pair:
-    words = _some(rng, 2, 4)
-    return (
-        f"Turn this into a list with dashes: {', '.join(words)}",
-        "\n".join(f"- {word}" for word in words),
-    )
+    return ask
 
 
 def _pick(rng: Random) -> Pair:
@@ -82,19 +70,19 @@ def _greet(rng: Random) -> Pair:
     )
 
 
-def _count(rng: Random) -> Pair:
-    words = _some(rng, 2, 6)
-    return f"Count the words: {' '.join(words)}", f"There are {len(words)} words."
-
-
 def _fact(rng: Random) -> Pair:
     (question, answer), word = rng.choice(FACTS), rng.choice(_WORDS)
     return f"{question} End with the word {word}.", f"{answer} {word}"
 
 
-_FAMILIES: tuple[Callable[[Random], Pair], ...] = (
-    *(_reverse, _sort, _upper, _bullets),
-    *(_pick, _day, _greet, _count, _fact),
+_FAMILIES = (
+    _of_words("Reverse the order of these words", " ", 2, 4, lambda w: " ".join(reversed(w))),
+    _of_words("Sort these words by the alphabet", ", ", 3, 4, lambda w: ", ".join(sorted(w))),
+    _of_words("Write in capital letters", " ", 2, 3, lambda w: " ".join(w).upper()),
+    _of_words("Turn this into a list with dashes", ", ", 2, 4, lambda w: "- " + "\n- ".join(w)),
+    *(_pick, _day, _greet),
+    _of_words("Count the words", " ", 2, 6, lambda w: f"There are {len(w)} words."),
+    _fact,
 )
 
 

@@ -4,88 +4,56 @@ import json
 from random import Random
 from typing import Any
 
-from msgspec import Struct
-
-from expertflow.data.sources.generated.words import CITIES, FAMILY_NAMES, GIVEN_NAMES
-from expertflow.data.sources.generated.writing import Record, build_generator
+from expertflow.data.sources.generated.generator import (
+    CITIES,
+    FAMILY_NAMES,
+    GIVEN_NAMES,
+    Record,
+    build_generator,
+)
 
 _ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
-
-
-class Field(Struct, frozen=True, kw_only=True):
-    """A property: its name, its schema, and the values it can take."""
-
-    name: str
-    schema: dict[str, Any]
-    values: tuple[Any, ...]
-
-
-def _words(name: str, *values: str) -> Field:
-    return Field(name=name, schema={"enum": list(values)}, values=values)
-
-
-def _texts(name: str, values: tuple[str, ...]) -> Field:
-    return Field(name=name, schema={"type": "string"}, values=values)
-
-
-def _numbers(name: str, low: int, high: int, step: int = 1) -> Field:
-    schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Field(name=name, schema=schema, values=tuple(range(low, high + 1, step)))
-
-
-def _flags(name: str) -> Field:
-    return Field(name=name, schema={"type": "boolean"}, values=(True, False))
-
-
-_NAME, _CITY = _texts("name", GIVEN_NAMES), _texts("city", CITIES)
-_OWNER = _texts("owner", FAMILY_NAMES)
-THINGS: dict[str, tuple[Field, ...]] = {
-    "person": (_NAME, _CITY, _numbers("age", 18, 90), _flags("member")),
-    "product": (
-        _words("color", "red", "blue", "green"),
-        _numbers("price", 5, 95, 5),
-        _flags("sold"),
-    ),
-    "event": (
-        _CITY,
-        _numbers("day", 1, 28),
-        _words("kind", "talk", "fair", "party"),
-        _flags("free"),
-    ),
-    "server": (
-        _OWNER,
-        _words("state", "up", "down"),
-        _numbers("cores", 2, 64, 2),
-        _flags("backup"),
-    ),
-    "booking": (
-        _NAME,
-        _numbers("nights", 1, 14),
-        _words("room", "single", "double"),
-        _flags("paid"),
-    ),
-    "ticket": (_OWNER, _words("level", "low", "normal", "high"), _numbers("hours", 1, 40)),
-    "pet": (_NAME, _words("kind", "cat", "dog", "bird"), _numbers("age", 1, 20), _flags("chip")),
-    "car": (_OWNER, _words("fuel", "petrol", "diesel", "power"), _numbers("doors", 2, 5)),
-    "book": (
-        _OWNER,
-        _numbers("pages", 50, 500, 10),
-        _words("form", "novel", "poem"),
-        _flags("lent"),
-    ),
-    "flight": (_CITY, _numbers("gate", 1, 40), _words("class", "first", "business", "economy")),
+_YES_NO = (True, False)
+# Things with their properties, and the values that each can take.
+THINGS: dict[str, dict[str, Any]] = {
+    "person": {"name": GIVEN_NAMES, "city": CITIES, "age": range(18, 91), "member": _YES_NO},
+    "product": {"color": ("red", "blue", "green"), "price": range(5, 96, 5), "sold": _YES_NO},
+    "event": {
+        **{"city": CITIES, "day": range(1, 29), "kind": ("talk", "fair", "party")},
+        "free": _YES_NO,
+    },
+    "server": {
+        **{"owner": FAMILY_NAMES, "state": ("up", "down"), "cores": range(2, 65, 2)},
+        "backup": _YES_NO,
+    },
+    "booking": {
+        **{"name": GIVEN_NAMES, "nights": range(1, 15), "room": ("single", "double")},
+        "paid": _YES_NO,
+    },
+    "ticket": {"owner": FAMILY_NAMES, "level": ("low", "normal", "high"), "hours": range(1, 41)},
+    "pet": {
+        **{"name": GIVEN_NAMES, "kind": ("cat", "dog", "bird"), "age": range(1, 21)},
+        "chip": _YES_NO,
+    },
+    "car": {"owner": FAMILY_NAMES, "fuel": ("petrol", "diesel", "power"), "doors": range(2, 6)},
+    "book": {
+        **{"owner": FAMILY_NAMES, "pages": range(50, 501, 10), "form": ("novel", "poem")},
+        "lent": _YES_NO,
+    },
+    "flight": {"city": CITIES, "gate": range(1, 41), "class": ("first", "business", "economy")},
 }
 
 
 def make_record(rng: Random) -> Record:
     """State facts about one thing, as text and as JSON, in the order of its schema."""
     thing = rng.choice(list(THINGS))
-    fields = [field for field in THINGS[thing] if rng.random() < 0.8]
-    fields = fields if len(fields) > 1 else list(THINGS[thing])
-    value = {field.name: rng.choice(field.values) for field in fields}
+    names = [name for name in THINGS[thing] if rng.random() < 0.8]
+    known = {name: THINGS[thing][name] for name in (names if len(names) > 1 else THINGS[thing])}
+    value = {name: rng.choice(values) for name, values in known.items()}
+    properties = {name: _schema(values) for name, values in known.items()}
     if rng.random() < 0.3:
-        tags = rng.sample(("new", "old", "rare", "top", "test"), rng.randint(1, 2))
-        value, fields = value | {"tags": tags}, [*fields, _TAGS]
+        value["tags"] = rng.sample(("new", "old", "rare", "top", "test"), rng.randint(1, 2))
+        properties["tags"] = {"type": "array", "items": {"type": "string"}}
     facts = ", ".join(f"{name} {_said(item)}" for name, item in value.items())
     start = f"{rng.choice(_ASK)} a {thing}"
     instruction = rng.choice(
@@ -93,14 +61,20 @@ def make_record(rng: Random) -> Record:
     )
     schema = {
         "type": "object",
-        "properties": {field.name: field.schema for field in fields},
-        "required": [field.name for field in fields],
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": False,
     }
     return {"instruction": instruction, "schema": _compact(schema), "json": _compact(value)}
 
 
-_TAGS = Field(name="tags", schema={"type": "array", "items": {"type": "string"}}, values=())
+def _schema(values: Any) -> dict[str, Any]:
+    if isinstance(values, range):
+        return {"type": "integer", "minimum": values[0], "maximum": values[-1]}
+    if values is _YES_NO:
+        return {"type": "boolean"}
+    is_open = values in (GIVEN_NAMES, FAMILY_NAMES, CITIES)
+    return {"type": "string"} if is_open else {"enum": list(values)}
 
 
 def _said(value: Any) -> str:

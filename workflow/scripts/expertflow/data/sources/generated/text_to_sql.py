@@ -1,20 +1,57 @@
 """Make questions about ten pairs of tables, the SQL that answers them, and the tables' rows."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 from expertflow.core.files import replacing
-from expertflow.data.sources.generated.sql_questions import make_record
-from expertflow.data.sources.generated.sql_tables import DOMAINS, Column, Table
-from expertflow.data.sources.generated.words import FAMILY_NAMES, GIVEN_NAMES, NOUNS
-from expertflow.data.sources.generated.writing import unique_records, write_records
+from expertflow.data.sources.generated.generator import (
+    FAMILY_NAMES,
+    GIVEN_NAMES,
+    NOUNS,
+    Record,
+    say,
+    unique_records,
+    write_records,
+)
+from expertflow.data.sources.generated.sql_tables import DOMAINS, Column, Domain, Table
 
 N_PARENT_ROWS = 24
 N_CHILD_ROWS = 160
 # SQLite notes the version of the library in bytes 96-99 of a database, for information only
 # (https://www.sqlite.org/fileformat.html); a fixed one keeps the bytes equal on every machine.
 SQLITE_VERSION_BYTES = (3_040_000).to_bytes(4, "big")
+
+_SHOW = ("List", "Show", "Find", "Give me", "Return", "Display", "Get")
+_SHOW_NOW = tuple(word.lower() for word in _SHOW)
+_HAVING = ("with", "that have", "having")
+_COUNT = (
+    "How many {} are there",
+    "Count the {}",
+    "What is the number of {}",
+    "Tell me how many {} exist",
+)
+_COMPARE = (
+    (">", ("above", "over", "greater than", "more than", "higher than")),
+    ("<", ("below", "under", "less than", "lower than")),
+    (">=", ("of at least", "not below", "of no less than")),
+    ("<=", ("of at most", "not above", "of no more than")),
+    ("=", ("of exactly", "equal to")),
+)
+_AGGREGATES = (
+    ("AVG", ("average", "mean")),
+    ("MAX", ("highest", "maximum", "largest")),
+    ("MIN", ("lowest", "minimum", "smallest")),
+    ("SUM", ("total", "summed")),
+)
+_ORDERS = (
+    ("DESC", ("descending order", "decreasing order", "order from high to low")),
+    ("ASC", ("ascending order", "increasing order", "order from low to high")),
+)
+
+# A question or part of one, and the same in SQL.
+Pair = tuple[str, str]
 
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
@@ -45,19 +82,251 @@ def write_database(path: Path, *, seed: int) -> None:
 
 def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Random) -> None:
     connection.execute(table.ddl)
+    seconds = FAMILY_NAMES if table.label.values is GIVEN_NAMES else NOUNS
     for identity in range(1, n_rows + 1):
-        row = [identity, _label(rng, table.label), *(_cell(rng, c) for c in table.columns)]
+        label = f"{rng.choice(table.label.values)} {rng.choice(seconds)}"
+        row = [identity, label, *(rng.choice(column.values) for column in table.columns)]
         row += [rng.randint(1, N_PARENT_ROWS)] if table.key else []
         marks = ", ".join("?" * len(row))
         connection.execute(f"INSERT INTO {table.name} VALUES ({marks})", row)
 
 
-def _label(rng: Random, column: Column) -> str:
-    second = FAMILY_NAMES if column.values is GIVEN_NAMES else NOUNS
-    return f"{rng.choice(column.values)} {rng.choice(second)}"
+def make_record(rng: Random) -> Record:
+    """Ask one question about one table, or about two that are joined."""
+    domain = rng.choice(DOMAINS)
+    if rng.random() < 0.25:
+        question, sql = rng.choice(_JOINS)(rng, domain)
+        schema = f"{domain.parent.ddl}; {domain.child.ddl}"
+    else:
+        table = domain.child if rng.random() < 0.65 else domain.parent
+        (family,) = rng.choices(_FAMILIES, weights=_WEIGHTS)
+        question, sql = family(rng, table)
+        schema = table.ddl
+    return {"question": question, "schema": schema, "sql": sql, "database": "database"}
 
 
-def _cell(rng: Random, column: Column) -> str | int:
+def _simple(rng: Random, column: Column, prefix: str = "") -> Pair:
+    phrase, name = rng.choice(column.phrases), f"{prefix}{column.name}"
     if column.is_text:
-        return rng.choice(column.values)
-    return column.low + column.step * rng.randint(0, (column.high - column.low) // column.step)
+        value = rng.choice(column.values)
+        if rng.random() < 0.15:
+            return f"{phrase} other than '{value}'", f"{name} <> '{value}'"
+        return f"{phrase} '{value}'", f"{name} = '{value}'"
+    # A threshold away from the ends, so that few conditions select nothing.
+    last = len(column.values) - 1
+    at = rng.randint(last // 6, last - last // 6)
+    low = column.values[at]
+    if rng.random() < 0.15:
+        high = column.values[min(last, at + rng.randint(2, 6))]
+        if at < last:
+            words = rng.choice(("between {} and {}", "from {} to {}")).format(low, high)
+            return f"{phrase} {words}", f"{name} BETWEEN {low} AND {high}"
+    operator, compared = rng.choice(_COMPARE[:4] if int(column.values[-1]) > 12 else _COMPARE)
+    return f"{phrase} {rng.choice(compared)} {low}", f"{name} {operator} {low}"
+
+
+def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float = 0.3) -> Pair:
+    """Say what rows are wanted: one condition, or two joined by and/or. No leading "with"."""
+    if rng.random() < 0.1:
+        letter, column = rng.choice("ABCDEFGHIJLMNORST"), table.label
+        words = rng.choice(("starting with", "that starts with", "beginning with"))
+        sql = f"{prefix}{column.name} LIKE '{letter}%'"
+        return f"{column.phrases[0]} {words} '{letter}'", sql
+    if rng.random() >= compound:
+        return _simple(rng, rng.choice(table.columns), prefix)
+    first, second = rng.sample(table.columns, 2)
+    (words_1, sql_1), (words_2, sql_2) = _simple(rng, first, prefix), _simple(rng, second, prefix)
+    if rng.random() < 0.7:
+        return f"{words_1} and {words_2}", f"{sql_1} AND {sql_2}"
+    return f"{words_1} or {words_2}", f"{sql_1} OR {sql_2}"
+
+
+def _say(rng: Random, *patterns: str, **words: str | int | tuple[str, ...]) -> str:
+    return say(rng, *patterns, Show=_SHOW, show=_SHOW_NOW, having=_HAVING, **words)
+
+
+def _ask_rows(rng: Random, table: Table) -> Pair:
+    words, where = _condition(rng, table)
+    columns = [rng.choice((table.label, *table.columns))]
+    if rng.random() < 0.25:
+        columns = rng.sample((table.label, *table.columns), 2)
+    question = _say(
+        rng,
+        "{Show} the {asked} of {noun} {having} {words}.",
+        "What is the {asked} of the {noun} {having} {words}?",
+        "For {noun} {having} {words}, {show} the {asked}.",
+        "I need the {asked} of all {noun} {having} {words}.",
+        asked=" and ".join(rng.choice(column.phrases) for column in columns),
+        noun=rng.choice(table.nouns),
+        words=words,
+    )
+    return question, f"SELECT {', '.join(c.name for c in columns)} FROM {table.name} WHERE {where}"
+
+
+def _ask_count(rng: Random, table: Table) -> Pair:
+    words, where = _condition(rng, table)
+    noun, pattern = rng.choice(table.nouns), rng.choice(_COUNT)
+    question = pattern.format(_say(rng, "{noun} {having} {words}", noun=noun, words=words))
+    return f"{question}?", f"SELECT COUNT(*) FROM {table.name} WHERE {where}"
+
+
+def _ask_aggregate(rng: Random, table: Table) -> Pair:
+    column = rng.choice(table.numbers)
+    function, names = rng.choice(_AGGREGATES)
+    words, where = _condition(rng, table, compound=0.15)
+    question = _say(
+        rng,
+        "What is the {asked} of {noun} {having} {words}?",
+        "{Show} the {asked} among {noun} {having} {words}.",
+        "Compute the {asked} for {noun} {having} {words}.",
+        asked=f"{rng.choice(names)} {rng.choice(column.phrases)}",
+        noun=rng.choice(table.nouns),
+        words=words,
+    )
+    return question, f"SELECT {function}({column.name}) FROM {table.name} WHERE {where}"
+
+
+def _ask_groups(rng: Random, table: Table) -> Pair:
+    by = rng.choice(table.texts)
+    name, noun, clause = rng.choice(by.phrases), rng.choice(table.nouns), ""
+    if rng.random() < 0.6:
+        words, where = _simple(rng, rng.choice(table.numbers))
+        noun = _say(rng, "{noun} {having} {words}", noun=noun, words=words)
+        clause = f" WHERE {where}"
+    asked, value = "", "COUNT(*)"
+    patterns: tuple[str, ...] = (
+        "How many {noun} are there for each {name}?",
+        "Count the {noun} per {name}.",
+    )
+    if rng.random() >= 0.5:
+        column = rng.choice(table.numbers)
+        function, names = rng.choice(_AGGREGATES)
+        asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
+        value = f"{function}({column.name})"
+        patterns = (
+            "For each {name}, what is the {asked} of {noun}?",
+            "{Show} the {asked} of {noun} by {name}.",
+            "Per {name}, {show} the {asked} of {noun}.",
+        )
+    question = _say(rng, *patterns, name=name, noun=noun, asked=asked)
+    return question, f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}"
+
+
+def _ask_having(rng: Random, table: Table) -> Pair:
+    by, least = rng.choice(table.texts), rng.randint(2, 30)
+    question = _say(
+        rng,
+        "Which {name} has more than {least} {noun}?",
+        "{Show} every {name} with over {least} {noun}.",
+        noun=rng.choice(table.nouns),
+        name=rng.choice(by.phrases),
+        least=least,
+    )
+    having = f"GROUP BY {by.name} HAVING COUNT(*) > {least}"
+    return question, f"SELECT {by.name} FROM {table.name} {having}"
+
+
+def _ask_top(rng: Random, table: Table) -> Pair:
+    column = rng.choice(table.numbers)
+    direction, names = rng.choice((("DESC", _AGGREGATES[1][1]), ("ASC", _AGGREGATES[2][1])))
+    n_rows = rng.randint(2, 12)
+    asked = rng.choice((table.label, *table.texts))
+    question = _say(
+        rng,
+        "{Show} the {asked} of the {n_rows} {noun} with the {superlative}.",
+        "Which {n_rows} {noun} have the {superlative}? Give the {asked}.",
+        noun=rng.choice(table.nouns),
+        superlative=f"{rng.choice(names)} {rng.choice(column.phrases)}",
+        asked=asked.phrases,
+        n_rows=n_rows,
+    )
+    order = f"ORDER BY {column.name} {direction}, id LIMIT {n_rows}"
+    return question, f"SELECT {asked.name} FROM {table.name} {order}"
+
+
+def _ask_sorted(rng: Random, table: Table) -> Pair:
+    words, where = _condition(rng, table, compound=0.1)
+    column = rng.choice(table.numbers)
+    direction, names = rng.choice(_ORDERS)
+    question = _say(
+        rng,
+        "{Show} the {label} of {noun} {having} {words}, {sorted|ordered} by {name} in {order}.",
+        noun=rng.choice(table.nouns),
+        label=table.label.phrases,
+        words=words,
+        name=column.phrases,
+        order=names,
+    )
+    order = f"ORDER BY {column.name} {direction}"
+    return question, f"SELECT {table.label.name} FROM {table.name} WHERE {where} {order}"
+
+
+def _ask_distinct(rng: Random, table: Table) -> Pair:
+    column = rng.choice(table.texts)
+    words, where = _simple(rng, rng.choice(table.numbers))
+    question = _say(
+        rng,
+        "{Show} each different {name} of {noun} {having} {words}.",
+        "Which distinct {name} do {noun} {having} {words} have?",
+        noun=rng.choice(table.nouns),
+        name=rng.choice(column.phrases),
+        words=words,
+    )
+    return question, f"SELECT DISTINCT {column.name} FROM {table.name} WHERE {where}"
+
+
+def _join(domain: Domain) -> str:
+    parent, child = domain.parent.name, domain.child.name
+    return f"{child} JOIN {parent} ON {child}.{domain.child.key} = {parent}.id"
+
+
+def _join_rows(rng: Random, domain: Domain) -> Pair:
+    parent, child = domain.parent, domain.child
+    words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
+    asked = rng.choice((child.label, *child.columns))
+    question = _say(
+        rng,
+        "{Show} the {asked} of {noun} that belong to {owner} {having} {words}.",
+        "What is the {asked} of {noun} of {owner} {having} {words}?",
+        noun=rng.choice(child.nouns),
+        owner=rng.choice(parent.nouns),
+        asked=asked.phrases,
+        words=words,
+    )
+    return question, f"SELECT {child.name}.{asked.name} FROM {_join(domain)} WHERE {where}"
+
+
+def _join_count(rng: Random, domain: Domain) -> Pair:
+    parent, child = domain.parent, domain.child
+    words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
+    pattern = "{noun} of {owner} {having} {words}"
+    noun = _say(rng, pattern, noun=child.nouns, owner=parent.nouns, words=words)
+    question = rng.choice(_COUNT).format(noun)
+    return f"{question}?", f"SELECT COUNT(*) FROM {_join(domain)} WHERE {where}"
+
+
+def _join_groups(rng: Random, domain: Domain) -> Pair:
+    parent, child = domain.parent, domain.child
+    by, column = rng.choice(parent.texts), rng.choice(child.numbers)
+    function, names = rng.choice(_AGGREGATES)
+    words, where = _simple(rng, rng.choice(child.columns), f"{child.name}.")
+    question = _say(
+        rng,
+        "For each {name} of the {owner}, {show} the {asked} of {noun} {having} {words}.",
+        asked=f"{rng.choice(names)} {rng.choice(column.phrases)}",
+        name=by.phrases,
+        owner=parent.nouns,
+        noun=child.nouns,
+        words=words,
+    )
+    select = f"{parent.name}.{by.name}, {function}({child.name}.{column.name})"
+    group = f"GROUP BY {parent.name}.{by.name}"
+    return question, f"SELECT {select} FROM {_join(domain)} WHERE {where} {group}"
+
+
+_FAMILIES: tuple[Callable[[Random, Table], Pair], ...] = (
+    *(_ask_rows, _ask_count, _ask_aggregate, _ask_groups),
+    *(_ask_having, _ask_top, _ask_sorted, _ask_distinct),
+)
+_WEIGHTS = (8, 4, 4, 3, 1, 2, 2, 2)
+_JOINS: tuple[Callable[[Random, Domain], Pair], ...] = (_join_rows, _join_count, _join_groups)

@@ -1,0 +1,97 @@
+"""What generators share: words, patterns to fill with them, and unique records from one seed."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import write_text
+
+Record = dict[str, Any]
+# A generator whose wordings are used up repeats itself; this many repeats in a row end the search.
+MAX_REPEATS = 5000
+
+CITIES = ("Lyon", "Oslo", "Porto", "Turin", "Graz", "Ghent", "Bergen", "Malaga")
+COUNTRIES = ("France", "Norway", "Portugal", "Italy", "Austria", "Belgium", "Spain", "Chile")
+GIVEN_NAMES = (
+    *("Ada", "Ben", "Clara", "David", "Elena", "Felix", "Grace", "Hugo", "Ines", "Jonas"),
+    *("Karin", "Leo", "Maria", "Nils", "Olga", "Pedro", "Rosa", "Simon", "Tara", "Victor"),
+)
+FAMILY_NAMES = (
+    *("Adler", "Berg", "Costa", "Dahl", "Evans", "Fischer", "Garcia", "Hansen", "Ito", "Jensen"),
+    *("Keller", "Lopez", "Moreau", "Novak", "Olsen"),
+    *("Pereira", "Rossi", "Silva", "Tanaka", "Weber"),
+)
+ADJECTIVES = (
+    *("Amber", "Blue", "Calm", "Distant", "Early", "Frozen", "Golden", "Hidden", "Iron", "Jade"),
+    *("Last", "Misty", "Northern", "Open", "Quiet", "Red", "Silent", "Tall", "Urban", "Wild"),
+)
+NOUNS = (
+    *("Arrow", "Bridge", "Castle", "Dream", "Echo", "Forest", "Garden", "Harbor", "Island", "Joy"),
+    *("Lantern", "Mirror", "Night", "Ocean", "Path", "River", "Stone", "Tower", "Valley", "Wind"),
+)
+
+
+def say(rng: Random, *patterns: str, **words: Any) -> str:
+    """Fill all patterns, from left to right, and return one of them.
+
+    Braces hold alternatives, or the name of a word or of a tuple of words to draw from.
+
+    >>> say(Random(0), "{Show|List} the {key}.", key="age")
+    'List the age.'
+    """
+
+    def fill(place: re.Match[str]) -> str:
+        inside = place[1]
+        drawn = tuple(inside.split("|")) if "|" in inside else words[inside]
+        return str(rng.choice(drawn) if isinstance(drawn, tuple) else drawn)
+
+    filled = [re.sub(r"\{(.*?)\}", fill, pattern) for pattern in patterns]
+    return filled[0] if len(filled) == 1 else rng.choice(filled)
+
+
+def unique_records(
+    make: Callable[[Random], Record], *, n_documents: int, seed: int, key: str
+) -> Iterator[Record]:
+    """Yield ``n_documents`` records that differ in ``key``, each with an ``id`` in front.
+
+    Raises:
+        DataError: the generator knows fewer different records than were asked for.
+    """
+    rng = Random(seed)
+    seen: set[str] = set()
+    repeats = 0
+    while len(seen) < n_documents:
+        record = make(rng)
+        if record[key] in seen:
+            repeats += 1
+            if repeats > MAX_REPEATS:
+                raise DataError(
+                    f"n_documents: {n_documents} is more than this generator can make; "
+                    f"ask for at most {len(seen)}"
+                )
+            continue
+        repeats = 0
+        seen.add(record[key])
+        yield {"id": f"{len(seen):06d}", **record}
+
+
+def build_generator(
+    make: Callable[[Random], Record], *, key: str
+) -> Callable[..., dict[str, Path]]:
+    """Build the ``generate`` of a generator that writes ``records.jsonl`` and no other file."""
+
+    def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
+        records = unique_records(make, n_documents=n_documents, seed=seed, key=key)
+        write_records(directory, records)
+        return {}
+
+    return generate
+
+
+def write_records(directory: Path, records: Iterable[Record]) -> None:
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    write_text(directory / "records.jsonl", "".join(f"{line}\n" for line in lines))
