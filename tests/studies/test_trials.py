@@ -197,7 +197,7 @@ from pathlib import Path
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.apart import Trials
-from expertflow.train.run import Interrupted
+from expertflow.core.errors import Interrupted
 from expertflow.train.trial import Trial
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from test_processes import finish
 from test_processes import made as made_for_two
 from tiny_run import assigned, made, train
 
+from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
 from expertflow.report.sections.profile_kinds import by_kind
 from expertflow.train import loop, publish
@@ -34,7 +35,6 @@ from expertflow.train.profile.files import (
 )
 from expertflow.train.profile.window import choose_window, cut_short
 from expertflow.train.records import KernelProfile
-from expertflow.train.run import Interrupted
 
 N_STEPS = 24
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Join all records of an expert into the receipt: report.json, checked, and report.html."""
 
-import json
 from pathlib import Path
 
 from expertflow.core import cli
@@ -18,22 +17,20 @@ SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--json", type=Path, required=True, help="report.json to write")
-    parser.add_argument("--html", type=Path, required=True, help="report.html to write")
-    parser.add_argument("--ablation", type=Path, help="ablation.json, where one was asked for")
-    args = parser.parse_args()
-    spec = cli.spec_from_text(ReportSpec, args.spec)
-    inputs = read_inputs(spec, ReportPaths.in_folder(args.results), ablation=args.ablation)
-    also = [args.ablation.name] if args.ablation else []
-    provenance = collect_provenance(args.results, token_shards, also=also)
-    report = build_report(inputs, provenance)
+    job = cli.stage(
+        __doc__,
+        ReportSpec,
+        results="folder of the records",
+        json="report.json to write",
+        html="report.html to write",
+        ablation={"type": Path, "help": "ablation.json, where one was asked for"},
+    )
+    inputs = read_inputs(job.spec, ReportPaths.in_folder(job.results), ablation=job.ablation)
+    also = [job.ablation.name] if job.ablation else []
+    report = build_report(inputs, collect_provenance(job.results, token_shards, also=also))
     check_report(report, read_schema(SCHEMA), inputs)
-    write_text(args.html, render_page(report, inputs))
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(args.json, text + "\n")
-    cli.write_sidecar(args.json, spec=args.spec, code=args.code)
+    write_text(job.html, render_page(report, inputs))
+    job.write(report, job.json)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ For example:
     check_claims.py --steps 3558 --steps-per-second 1.25 --hours 47 --usd-per-hour 2.49
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -39,9 +38,7 @@ FLAGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     for name, (kind, flag, words) in FLAGS.items():
         parser.add_argument(flag, dest=name, type=kind, help=words)
     parser.add_argument("--parts-hours", type=float, nargs="+", default=[], help="parts of them")

@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Write the model that people load: merged, checked, with tokenizer and model card."""
 
-from pathlib import Path
-
 from expertflow.core import cli
-from expertflow.core.records import read_record, write_record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.card import CardInputs, Exported, model_card
@@ -24,35 +21,30 @@ RECORDS = {
 
 def main() -> None:
     hide_cards()
-    parser = cli.parser(__doc__)
-    for name in RECORDS:
-        parser.add_argument(f"--{name}", type=Path, required=True, help=f"{name}.json")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="trained model")
-    parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows")
-    parser.add_argument("--directory", type=Path, required=True, help="folder to write")
-    parser.add_argument("--output", type=Path, required=True, help="export.json to write")
-    args = parser.parse_args()
-    inputs = CardInputs(
-        spec=cli.spec_from_text(ExportSpec, args.spec),
-        code=args.code,
-        **{name: read_record(cls, getattr(args, name)) for name, cls in RECORDS.items()},
+    job = cli.stage(
+        __doc__,
+        ExportSpec,
+        **RECORDS,
+        checkpoint="trained model",
+        rows="folder of packed rows",
+        directory="folder to write",
+        output="export.json to write",
     )
+    inputs = CardInputs(**job.pick("spec", "code", *RECORDS))
     published = inputs.evaluation.published
-    folder = published_folder(args.checkpoint, published, inputs.training)
     record = export_model(
         spec=inputs.spec,
         trained=Trained.of(
             inputs.training,
-            folder=folder,
+            folder=published_folder(job.checkpoint, published, inputs.training),
             published=published,
             model=inputs.model,
-            rows=read_rows(args.rows / "held_out"),
+            rows=read_rows(job.rows / "held_out"),
         ),
         card=lambda *found: model_card(inputs, Exported(*found)),
-        output=args.directory,
+        output=job.directory,
     )
-    write_record(args.output, record)
-    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+    job.write(record)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 row's documents; padding counts as one) and labels: -100 where a token is no target.
 """
 
-import argparse
 from pathlib import Path
 
 from expertflow.core import cli
@@ -15,9 +14,7 @@ from expertflow.tokens.take_away import Targets, take_away
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("--rows", type=Path, required=True, help="folder of packed rows to read")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be new")
     targets = parser.add_mutually_exclusive_group()

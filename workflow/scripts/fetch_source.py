@@ -1,26 +1,22 @@
 #!/usr/bin/env python3
 """Make a local, hub or git source readable on this disk, as its lock pins it."""
 
-from pathlib import Path
-
 from expertflow.core import cli
-from expertflow.core.records import read_record, write_record
 from expertflow.data.fetch import fetch_source
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import FetchSpec
 
 
 def main() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--lock", type=Path, required=True, help="lock of the source")
-    parser.add_argument("--directory", type=Path, required=True, help="where extracted files go")
-    parser.add_argument("--output", type=Path, required=True, help="record to write")
-    args = parser.parse_args()
-    spec = cli.spec_from_text(FetchSpec, args.spec)
-    lock = read_record(ExpertLock, args.lock)
-    pinned = next(s for s in lock.sources if s.name == spec.source.name)
-    write_record(args.output, fetch_source(spec, pinned, args.directory))
-    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+    job = cli.stage(
+        __doc__,
+        FetchSpec,
+        lock=ExpertLock,
+        directory="where extracted files go",
+        output="record to write",
+    )
+    pinned = next(s for s in job.lock.sources if s.name == job.spec.source.name)
+    job.write(fetch_source(job.spec, pinned, job.directory))
 
 
 if __name__ == "__main__":

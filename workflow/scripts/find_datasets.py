@@ -6,15 +6,13 @@
 As part of the workflow, with --spec: describe one expert's sources and plan their shards.
 """
 
-import argparse
 import importlib
-import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from expertflow.core import cli
-from expertflow.core.records import read_record, write_record
 from expertflow.data.records import ExpertLock, SourceRecord
 from expertflow.data.shards import find_datasets
 
@@ -25,27 +23,18 @@ def main() -> None:
 
 
 def describe_sources() -> None:
-    parser = cli.parser(__doc__)
-    parser.add_argument("--lock", type=Path, required=True, help="sources.lock.json")
-    parser.add_argument("--sources", type=Path, nargs="+", required=True, help="source records")
-    parser.add_argument("--output", type=Path, required=True, help="datasets.json to write")
-    args = parser.parse_args()
-    spec = json.loads(args.spec)
-    manifest = find_datasets(
-        expert=spec["expert"],
-        preset=spec["preset"],
-        licences=spec["licences"],
-        lock=read_record(ExpertLock, args.lock),
-        sources=[read_record(SourceRecord, path) for path in args.sources],
+    job = cli.stage(
+        __doc__,
+        dict[str, Any],
+        lock=ExpertLock,
+        sources=[SourceRecord],
+        output="datasets.json to write",
     )
-    write_record(args.output, manifest)
-    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+    job.write(find_datasets(**job.spec, **job.pick("lock", "sources")))
 
 
 def print_catalogue() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("--preset", choices=("demo", "full", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     args = parser.parse_args()

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Pack what was made from an opened bundle into one verified file, to be taken home."""
 
-import argparse
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from expertflow.rental.bundle.tar import write_bundle
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = cli.parser(__doc__)
     parser.add_argument("expert")
     parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake ran")
     parser.add_argument("--output", type=Path, required=True, help="outcome.tar to write")

@@ -9,7 +9,6 @@
 the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C. See docs/monitoring.md.
 """
 
-import argparse
 from pathlib import Path
 
 from expertflow.core import cli
@@ -17,9 +16,7 @@ from expertflow.hardware import desk
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     add = parser.add_argument
     add("--duration", type=float, help="seconds; default: until stopped")
     add("--interval", type=float, help="seconds between readings; default: 1, less beside --steps")

@@ -4,7 +4,6 @@
 With --outcome: put what such a box made where a run on this one would have put it.
 """
 
-import argparse
 import logging
 from pathlib import Path
 
@@ -20,9 +19,7 @@ SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake will run")
     parser.add_argument("--model", type=Path, help="folder with the base model's weights")

@@ -2,10 +2,8 @@
 """Validate and render one shard of a source into documents."""
 
 import gc
-from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.core.records import read_record, write_record
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import SourceRecord
 from expertflow.data.settings import PrepareSpec
@@ -14,29 +12,22 @@ from expertflow.data.shards import plan_shards
 
 def main() -> None:
     cli.without_pandas()
-    parser = cli.parser(__doc__)
-    parser.add_argument("--source", type=Path, required=True, help="record of the source")
-    parser.add_argument("--shard", required=True, help="name of the shard, e.g. 000")
-    parser.add_argument("--documents", type=Path, required=True, help="Arrow file to write")
-    parser.add_argument("--rejected", type=Path, required=True, help="JSONL of rejects to write")
-    parser.add_argument("--output", type=Path, required=True, help="record to write")
-    args = parser.parse_args()
-    spec = cli.spec_from_text(PrepareSpec, args.spec)
-    if not spec.source.checks:
+    job = cli.stage(
+        __doc__,
+        PrepareSpec,
+        source=SourceRecord,
+        shard={"required": True, "help": "name of the shard, e.g. 000"},
+        documents="Arrow file to write",
+        rejected="JSONL of rejects to write",
+        output="record to write",
+    )
+    if not job.spec.source.checks:
         # Records die young and hold no cycles: seldom looking saves a tenth of the time.
         # Parsers do leave cycles; with a check the same setting takes three times as long.
         gc.set_threshold(100_000)
-    source = read_record(SourceRecord, args.source)
-    plan = plan_shards(source.name, source.n_shards)[int(args.shard)]
-    record = prepare_shard(
-        spec=spec,
-        source=source,
-        plan=plan,
-        output=args.documents,
-        rejected=args.rejected,
-    )
-    write_record(args.output, record)
-    cli.write_sidecar(args.output, spec=args.spec, code=args.code)
+    plan = plan_shards(job.source.name, job.source.n_shards)[int(job.shard)]
+    given = job.pick("spec", "source", "rejected")
+    job.write(prepare_shard(**given, plan=plan, output=job.documents))
 
 
 if __name__ == "__main__":

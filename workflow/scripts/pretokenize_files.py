@@ -8,7 +8,6 @@ Writes OUTPUT/train and OUTPUT/held_out (``datasets.load_from_disk`` opens them;
 adds labels) and OUTPUT/packing.json with counts and lengths. See docs/tokens.md.
 """
 
-import argparse
 import os
 from pathlib import Path
 
@@ -19,9 +18,7 @@ TEMPLATES = ("prompt", "completion", "text", "messages")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     add = parser.add_argument
     add("--input", required=True, help="a file or a glob: JSON Lines, CSV, Parquet, Arrow, text")
     add("--output", type=Path, required=True, help="folder to write; must be new")

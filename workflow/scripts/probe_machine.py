@@ -6,7 +6,6 @@
 Measuring writes 256 MiB to each disk that has room and reads them back; nothing stays there.
 """
 
-import argparse
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +20,7 @@ TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("--output", type=Path, help="JSON record to write")
     parser.add_argument("--scratch", help="the scratch directory of the configuration")
     parser.add_argument("--measure-disks", action="store_true", help="measure how fast they read")

@@ -4,7 +4,6 @@
 Keeps what is published, what is in use, and the newest unfinished state of each expert.
 """
 
-import argparse
 from pathlib import Path
 
 from expertflow.core import cli
@@ -17,7 +16,7 @@ TOKENS = ".tokens"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = cli.parser(__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--state", type=Path, default=Path("state"))
     parser.add_argument("--dry-run", action="store_true", help="only list them")

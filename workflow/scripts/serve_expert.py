@@ -9,7 +9,6 @@ Text on standard input is one question. Nothing is downloaded. Answers are decod
 generation_config.json says.
 """
 
-import argparse
 import importlib
 import sys
 from contextlib import suppress
@@ -23,9 +22,7 @@ from expertflow.export.serve import HELP, answer_once, chat, load_expert
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("folder", type=Path, help="results/{expert}, or a folder with a model")
     parser.add_argument("--prompt", help="answer this and exit")
     parser.add_argument("--system", help="system prompt; default: the one of training")

@@ -5,7 +5,6 @@ For example:
     show_plan.py results/expert-sql/plan.json
 """
 
-import argparse
 from pathlib import Path
 
 from expertflow.config.stated import stated_text
@@ -18,9 +17,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("plan", type=Path, nargs="+", help="plan.json of an expert")
     args = parser.parse_args()
     print("\n\n".join(_shown(read_record(TrainPlan, path)) for path in args.plan))

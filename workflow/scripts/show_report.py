@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Print finished reports in a few lines each: the verdict, eight figures, and where they lie."""
 
-import argparse
 from pathlib import Path
 
 from expertflow.core import cli
@@ -12,7 +11,7 @@ SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = cli.parser(__doc__)
     parser.add_argument("reports", type=Path, nargs="+", help="report.json files")
     args = parser.parse_args()
     schema = read_schema(SCHEMA)

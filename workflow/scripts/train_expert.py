@@ -5,14 +5,10 @@ By hand, with any hyper-parameter changed:
     train_expert.py --results results/expert-sql --output try/training.json --learning-rate 3e-6
 """
 
-import logging
-import sys
-
 from expertflow.core import cli
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.flags import changes_of, parsed, trainer_parser
 from expertflow.train.job import TrainingJob, run_job
-from expertflow.train.run import Interrupted
 
 
 def main() -> None:
@@ -29,14 +25,9 @@ def main() -> None:
         changes=changes_of(args),
         documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
     )
-    try:
-        published = run_job(job)
-    except Interrupted as interruption:
-        logging.warning("%s; run again to resume", interruption)
-        sys.exit(143)
-    if published:
+    if run_job(job):
         cli.write_sidecar(args.output, spec=args.spec, code=args.code)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, interrupted="run again to resume")

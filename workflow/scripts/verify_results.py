@@ -4,7 +4,6 @@
 Works on copied results without Snakemake's own bookkeeping. Exits 1 if a record was changed.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ SCRIPTS = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = cli.parser(__doc__)
     parser.add_argument("results", type=Path, nargs="?", default=Path("results"))
     changed = 0
     for sidecar in sorted(parser.parse_args().results.rglob(".*.fingerprint")):

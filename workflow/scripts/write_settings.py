@@ -4,19 +4,18 @@
 With --check nothing is written, and the exit code is 1 if a file is out of date.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from expertflow.config.settings_files import generated_files
+from expertflow.core import cli
 from expertflow.core.files import write_text
 
 ROOT = Path(__file__).parents[2]
 
 
-def main() -> int:
-    """Write or check the files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    parser = cli.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="say what is out of date; exit code 1")
     args = parser.parse_args()
     files = generated_files(ROOT)
@@ -28,8 +27,8 @@ def main() -> int:
         else:
             write_text(path, files[path])
             print(f"wrote {name}")
-    return int(bool(stale and args.check))
+    sys.exit(bool(stale and args.check))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -1,4 +1,4 @@
-"""What every script shares: one line for an error, one sidecar for an output."""
+"""What scripts share: arguments, one line for an error, one sidecar for an output."""
 
 import argparse
 import errno
@@ -11,21 +11,65 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted
 from expertflow.core.files import sha256_file, sha256_text
-from expertflow.core.records import from_json, write_record
+from expertflow.core.records import from_json, read_record, write_record
 
 T = TypeVar("T")
 
 
-def parser(description: str | None, *, by_hand: bool = False) -> argparse.ArgumentParser:
+class Stage(argparse.Namespace):
+    """The arguments of a stage's script: its spec and the records it reads, and paths."""
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+    def write(self, record: Any, output: Path | None = None) -> None:
+        """Write the stage's record, by default to ``--output``, and its sidecar."""
+        write_record(output or self.output, record)
+        write_sidecar(output or self.output, spec=self.spec_text, code=self.code)
+
+
+def stage(description: str | None, spec: Any, /, **flags: Any) -> Stage:
+    """Parse the arguments of a stage's script.
+
+    A flag is declared by the class of the record that it names (``[cls]``: one or more), by the
+    help of a path that has to be given, or by the keywords of ``add_argument``. ``spec`` is the
+    class of the stage's settings.
+
+    Raises:
+        ConfigError, DataError: the spec or a record cannot be read.
+    """
+    parser = stage_parser(description)
+    classes = {}
+    for name, declared in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(declared, dict):
+            parser.add_argument(flag, **declared)
+        elif isinstance(declared, str):
+            parser.add_argument(flag, type=Path, required=True, help=declared)
+        else:
+            classes[name] = declared
+            many = {"nargs": "+"} if isinstance(declared, list) else {}
+            text = f"record{'s' if many else ''} of the {name}"
+            parser.add_argument(flag, type=Path, required=True, help=text, **many)
+    args = parser.parse_args(namespace=Stage())
+    args.spec_text, args.spec = args.spec, spec_from_text(spec, args.spec)
+    for name, cls in classes.items():
+        named = getattr(args, name)
+        if isinstance(cls, list):
+            setattr(args, name, [read_record(cls[0], path) for path in named])
+        else:
+            setattr(args, name, read_record(cls, named))
+    return args
+
+
+def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.ArgumentParser:
     """Make the argument parser of a stage's script: every stage has a spec and a code digest.
 
     What may be run ``by_hand`` does without a spec.
     """
-    result = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = parser(description)
     result.add_argument(
         "--spec", required=not by_hand, default="{}", help="settings of the stage, as JSON"
     )
@@ -33,8 +77,15 @@ def parser(description: str | None, *, by_hand: bool = False) -> argparse.Argume
     return result
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Make a parser that shows a script's docstring as it is laid out."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 class _Without(MetaPathFinder):
-    """Says of one package that it is not installed."""
+    """Reports one package as not installed."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -62,10 +113,13 @@ def spec_from_text(cls: type[T], text: str) -> T:
     return result
 
 
-def run(main: Callable[[], None], *, by_bus: bool = True) -> NoReturn:
+def run(
+    main: Callable[[], None], *, by_bus: bool = True, interrupted: str = "run again"
+) -> NoReturn:
     """Run a script's main function; turn a user's error into one line on stderr and exit code 1.
 
     ``by_bus``: CUDA counts cards as the driver does, unless the user's environment says otherwise.
+    ``interrupted`` says what comes of a run that a signal stopped; its exit code is 143.
     """
     if by_bus:
         # Else it counts by speed, and the card watched is not the one in use. Before CUDA starts.
@@ -73,6 +127,9 @@ def run(main: Callable[[], None], *, by_bus: bool = True) -> NoReturn:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         main()
+    except Interrupted as interruption:
+        logging.warning("%s; %s", interruption, interrupted)
+        sys.exit(143)
     except ExpertflowError as error:
         sys.exit(_one_line(str(error)))
     except OSError as error:

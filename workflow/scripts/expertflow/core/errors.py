@@ -35,3 +35,7 @@ class TrainingError(ExpertflowError):
 
 class EvaluationError(ExpertflowError):
     """A model cannot be scored as the manifest asks."""
+
+
+class Interrupted(Exception):
+    """A signal asked a run to stop; what can be resumed is saved."""

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from expertflow.core.errors import ExpertflowError, TrainingError
-from expertflow.train.run import Interrupted
+from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
 # What a trial needs, imported once.

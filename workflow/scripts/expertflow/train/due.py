@@ -4,11 +4,12 @@ import logging
 import math
 import time
 
+from expertflow.core.errors import Interrupted
 from expertflow.train.heldout import held_out_loss
 from expertflow.train.memory import memory_advice
 from expertflow.train.processes import settle
 from expertflow.train.records import EvalPoint, SavePoint
-from expertflow.train.run import Diverged, Interrupted, Run
+from expertflow.train.run import Diverged, Run
 from expertflow.train.saved import checkpoint
 from expertflow.train.step_log import flush
 

@@ -22,7 +22,7 @@ PROBLEMS = {
 
 def trainer_parser(description: str | None) -> argparse.ArgumentParser:
     """Make the parser of the trainer: what the workflow gives, and what a person may."""
-    parser = cli.parser(description, by_hand=True)
+    parser = cli.stage_parser(description, by_hand=True)
     parser.add_argument("--results", type=Path, help="an expert's results: where the records are")
     for name in RECORDS:
         parser.add_argument(f"--{name}", type=Path, help=f"{name}.json; default: in --results")

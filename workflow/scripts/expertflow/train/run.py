@@ -21,10 +21,6 @@ from expertflow.train.saved.saver import Saver
 from expertflow.train.timing import StepTimer
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop; its state is saved."""
-
-
 class Diverged(TrainingError):
     """The loss is not finite, or has exploded. A retry would come to the same step and loss."""
 

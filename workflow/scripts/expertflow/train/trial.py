@@ -18,6 +18,7 @@ import torch
 from msgspec import field
 from msgspec.structs import replace
 
+from expertflow.core.errors import Interrupted
 from expertflow.core.files import remove
 from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
@@ -26,7 +27,7 @@ from expertflow.train.activate import catching_signals
 from expertflow.train.assemble import Assignment, assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord
-from expertflow.train.run import Diverged, Interrupted, Run, one_line
+from expertflow.train.run import Diverged, Run, one_line
 from expertflow.train.saved.saver import Saver
 from expertflow.train.shapes import meet_shapes
 from expertflow.train.step_log import flush
