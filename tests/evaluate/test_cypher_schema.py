@@ -65,11 +65,7 @@ def test_generated_schemas_are_read() -> None:
         schema = read_schema(graph.schema)
         assert schema is not None
         assert schema.ends == {(graph.source.label, graph.relation, graph.target.label)}
-        assert schema.nodes[graph.target.label] == {
-            "name",
-            graph.target.text[0],
-            graph.target.number[0],
-        }
+        assert schema.nodes[graph.target.label] == {"name", graph.target.text, graph.target.number}
 
 
 def test_labels_without_properties_prove_nothing_about_properties() -> None:
