@@ -11,8 +11,8 @@ from support import ROOT
 
 from expertflow.core.records import read_record
 from expertflow.hardware import disk, probe
-from expertflow.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
-from expertflow.hardware.gpu_table import FIGURES, facts, gpu_by_name, unlisted
+from expertflow.hardware.gpu_table import FIGURES, facts, gpu_by_name
+from expertflow.hardware.probe import cpu_quota, memory_left_bytes, memory_limit_bytes
 from expertflow.hardware.records import MachineFacts
 
 TABLE: list[dict[str, Any]] = yaml.safe_load(
@@ -188,15 +188,6 @@ def test_names_are_exact_and_belong_to_one_card() -> None:
 def test_a_row_without_sources_has_its_one_source_for_all() -> None:
     card = facts({**BY_NAME["L4"], "sources": {}, "source": "ours"})
     assert set(card.sources.values()) == {"ours"}
-
-
-def test_an_unlisted_card_has_what_its_driver_says_and_no_peak() -> None:
-    card = unlisted("X", memory_total_bytes=1, compute_capability="9.9", power_limit_w=None)
-    assert card.peak_bf16_flops_per_s is None
-    assert card.sources == {
-        "memory_total_bytes": "the driver of this machine",
-        "compute_capability": "the driver of this machine",
-    }
 
 
 def test_the_probe_works_without_a_gpu(tmp_path: Path) -> None:

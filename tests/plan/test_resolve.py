@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from support import LORA, ROOT, plan_spec
 
 from expertflow.core.errors import ConfigError, HardwareError
-from expertflow.hardware.probe import gpu_by_name, resolve_gpu
+from expertflow.hardware.gpu_table import gpu_by_name
+from expertflow.hardware.probe import resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.memory import total_bytes
 from expertflow.plan.records import ModelFacts, TrainPlan

@@ -14,7 +14,7 @@ from expertflow.config.read_yaml import read_yaml
 from expertflow.core import cli
 from expertflow.core.records import write_record
 from expertflow.hardware.probe import probe_machine
-from expertflow.hardware.show_machine import print_machine
+from expertflow.hardware.show import print_machine
 
 TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
 

@@ -20,69 +20,22 @@ NEAR_LIMIT_C = 3.0
 
 
 def assess(record: MonitorRecord, n_known: int) -> Iterator[str]:
-    """Give remarks on a record of ``n_known`` readings of the card."""
+    """Yield remarks on a record of ``n_known`` readings of the card."""
     if n_known < ENOUGH_SAMPLES:
         return
-    yield from _idle(record)
-    yield from _small_kernels(record)
-    yield from _memory_bound(record)
-    yield from _full(record)
-    yield from _throttled(record)
-    yield from _hot(record)
-
-
-def _idle(record: MonitorRecord) -> Iterator[str]:
-    busy = record.any_kernel_percent
-    if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
-        yield (
-            f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
-            f" {busy.mean:.0f} %): look at data wait, evaluation, saving and start-up before the"
-            " model"
-        )
-
-
-def _small_kernels(record: MonitorRecord) -> Iterator[str]:
-    busy, power, limit = record.any_kernel_percent, record.power_w, record.power_limit_w
-    if busy is None or power is None or not limit or busy.mean <= BUSY_PERCENT:
-        return
-    if power.mean < LOW_POWER_FRACTION * limit:
-        yield (
-            f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
-            f" {power.mean / limit:.0%} of its limit: small kernels or waits inside them; compile"
-            " the model, or raise the micro-batch"
-        )
-
-
-def _memory_bound(record: MonitorRecord) -> Iterator[str]:
-    tensor, sm = record.tensor_active_percent, record.sm_active_percent
-    if tensor is not None and sm is not None:
-        if tensor.mean < TENSOR_PERCENT and sm.mean > SM_PERCENT:
-            yield (
-                f"multiprocessors were busy {sm.mean:.0f} % and tensor cores {tensor.mean:.0f} % of"
-                " the time: kernels wait for memory; fuse the loss and norms, or raise the"
-                " micro-batch"
-            )
-
-
-def _full(record: MonitorRecord) -> Iterator[str]:
+    yield from _assess_use(record)
     used, total = record.memory_used_bytes, record.memory_total_bytes
     if used is not None and total and used.max > FULL_FRACTION * total:
         yield (
             f"memory was {used.max / total:.0%} full: a smaller micro-batch at the same global"
             " batch leaves room"
         )
-
-
-def _throttled(record: MonitorRecord) -> Iterator[str]:
     lost_s, wall_s = (record.throttle_s or {}).get("thermal"), record.wall_s
     if lost_s is not None and wall_s and lost_s > THROTTLED_FRACTION * wall_s:
         yield (
             f"heat held the clocks back {lost_s / wall_s:.1%} of the time (by"
             f" {record.throttle_source}): improve cooling, or rent another host"
         )
-
-
-def _hot(record: MonitorRecord) -> Iterator[str]:
     limits, seen = record.temperature_limits_c or {}, record.temperature_c
     # What the maker wants it to stay below, else where it slows down. A cool card is no fault.
     name = next((name for name in ("max_operating", "slowdown") if name in limits), None)
@@ -91,3 +44,28 @@ def _hot(record: MonitorRecord) -> Iterator[str]:
             f"the card reached {seen.max:.0f} °C and its own limit ({name.replace('_', ' ')}) is"
             f" {limits[name]:.0f} °C: improve cooling before a long run"
         )
+
+
+def _assess_use(record: MonitorRecord) -> Iterator[str]:
+    busy, power, limit = record.any_kernel_percent, record.power_w, record.power_limit_w
+    if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
+        yield (
+            f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
+            f" {busy.mean:.0f} %): look at data wait, evaluation, saving and start-up before the"
+            " model"
+        )
+    if busy is not None and power is not None and limit and busy.mean > BUSY_PERCENT:
+        if power.mean < LOW_POWER_FRACTION * limit:
+            yield (
+                f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
+                f" {power.mean / limit:.0%} of its limit: small kernels or waits inside them;"
+                " compile the model, or raise the micro-batch"
+            )
+    tensor, sm = record.tensor_active_percent, record.sm_active_percent
+    if tensor is not None and sm is not None:
+        if tensor.mean < TENSOR_PERCENT and sm.mean > SM_PERCENT:
+            yield (
+                f"multiprocessors were busy {sm.mean:.0f} % and tensor cores {tensor.mean:.0f} % of"
+                " the time: kernels wait for memory; fuse the loss and norms, or raise the"
+                " micro-batch"
+            )

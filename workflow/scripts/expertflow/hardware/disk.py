@@ -26,15 +26,14 @@ LEAST_BYTES, LONGEST_S = 16 << 20, 1.0
 def candidates(
     configured: str | None, environment: dict[str, str], root: Path = Path("/")
 ) -> Iterator[tuple[Path, str]]:
-    """Give places worth looking at, and why, whether they are there or not."""
+    """Yield places worth looking at, and why, whether they are there or not."""
     if configured is not None:
         yield Path(configured), "scratch setting"
     for name in ("SLURM_TMPDIR", "TMPDIR"):
         if environment.get(name):
             yield Path(environment[name]), name
-    for place in ("scratch", "local", *sorted(p.name for p in root.glob("mnt/nvme*"))):
-        yield root / ("mnt" if place.startswith("nvme") else "") / place, "usual place"
-    for place in ("dev/shm", "tmp"):
+    nvme = map(str, sorted(root.glob("mnt/nvme*")))
+    for place in ("scratch", "local", *nvme, "dev/shm", "tmp"):
         yield root / place, "usual place"
 
 
@@ -75,7 +74,7 @@ def scratch_facts(
 
 
 def read_speed(folder: Path, file_bytes: int) -> tuple[float | None, str]:
-    """Write a file, drop it from the page cache, read it once in order; give bytes/s and how.
+    """Write a file, drop it from the page cache, read it once in order; return bytes/s and how.
 
     The file has no name while it exists, so that not even a kill leaves it behind. Its content is
     random: a file system that compresses has nothing to gain.
@@ -99,7 +98,7 @@ def read_speed(folder: Path, file_bytes: int) -> tuple[float | None, str]:
 
 
 def file_read_speed(file: Path) -> tuple[float | None, str]:
-    """Read the start of a file once in order, past the page cache; give bytes/s and how.
+    """Read the start of a file once in order, past the page cache; return bytes/s and how.
 
     At most 256 MiB, and no longer than a second.
     """
@@ -153,7 +152,6 @@ def _read_all(
 
 
 def file_system(path: Path) -> str | None:
-    """Name the type of file system that a path lies on."""
     best, kind = -1, None
     for part in psutil.disk_partitions(all=True):
         mount = Path(part.mountpoint)
@@ -163,7 +161,7 @@ def file_system(path: Path) -> str | None:
 
 
 def rotational(device: int, root: Path = Path("/sys/dev/block")) -> bool | None:
-    """Tell whether a disk spins; null for a network or stacked file system, which do not say."""
+    """Return whether a disk spins; null for a network or stacked file system, which do not say."""
     place = root / f"{os.major(device)}:{os.minor(device)}"
     # A partition's queue is its disk's.
     for folder in (place, place.resolve().parent):

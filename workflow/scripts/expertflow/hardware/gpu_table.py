@@ -60,28 +60,13 @@ def facts(row: dict[str, Any]) -> GpuFacts:
     )
 
 
-def unlisted(
-    name: str,
-    *,
-    memory_total_bytes: int | None,
-    compute_capability: str | None,
-    power_limit_w: float | None,
-) -> GpuFacts:
+def unlisted(name: str, **told: Any) -> GpuFacts:
     """Describe a card that the table does not have by what its driver says: no peaks."""
-    told = {
-        "memory_total_bytes": memory_total_bytes,
-        "compute_capability": compute_capability,
-        "power_limit_w": power_limit_w,
-    }
+    fields = (*(field for field, _ in FIGURES.values()), CAPABILITY)
+    figures: dict[str, Any] = {**dict.fromkeys(fields), **told}
     return GpuFacts(
         name=name,
-        memory_total_bytes=memory_total_bytes,
-        compute_capability=compute_capability,
-        peak_bf16_flops_per_s=None,
-        peak_fp16_flops_per_s=None,
-        peak_tf32_flops_per_s=None,
-        peak_bandwidth_bytes_per_s=None,
-        power_limit_w=power_limit_w,
         source=NOT_LISTED,
         sources={key: BY_DRIVER for key, value in told.items() if value is not None},
+        **figures,
     )

@@ -10,32 +10,32 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from msgspec import NODEFAULT
-from msgspec.structs import fields
+import msgspec
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import read_record, to_json, write_record
-from expertflow.hardware.card import Card, at_the_end, describe, from_record, no_card
+from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
-from expertflow.hardware.pace import Pace
 from expertflow.hardware.records import GpuSample, MonitorRecord
-from expertflow.hardware.sampler import Sampler
-from expertflow.hardware.summary import summarise
+from expertflow.hardware.sampler import Sampler, SamplingInterval
+from expertflow.hardware.summary import (
+    Card,
+    at_the_end,
+    describe,
+    from_record,
+    no_card,
+    summarise,
+)
 
 LONGEST_NAP_S = 0.2
-_OPTIONAL = {
-    f.name: {} if f.default is NODEFAULT else f.default for f in fields(GpuSample) if not f.required
-}
 Watcher = Callable[[GpuSample, Card], None]
 
 
 def monitor(
     output: Path,
     *,
-    pace: Pace,
+    interval: SamplingInterval,
     duration_s: float | None,
     zero_s: float | None,
     goes_on: bool,
@@ -64,17 +64,18 @@ def monitor(
                 # Asked before the reading: the stretch ends with one, so that counters cover all.
                 going = not stop() and (end is None or time.monotonic() < end)
                 sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
-                stream.write(json.dumps(compact(sample)) + "\n")
+                stream.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
                 stream.flush()
                 if watcher is not None:
                     watcher(sample, card)
                 taken_at = offset_s + time.monotonic() - start - sample.elapsed_s
                 if going:
-                    _nap(pace.interval_s() - taken_at, end, stop)
+                    _nap(interval.next_s() - taken_at, end, stop)
         wall_s = time.monotonic() - start
         fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
         card = at_the_end(card, gpus)
-    return summarise(read_samples(output), card=card, pace=pace, monitor_cpu_fraction=fraction)
+    samples = read_samples(output)
+    return summarise(samples, card=card, interval=interval, monitor_cpu_fraction=fraction)
 
 
 def replay(trace: Path, facts: Path | None) -> MonitorRecord:
@@ -90,20 +91,21 @@ def replay(trace: Path, facts: Path | None) -> MonitorRecord:
         raise DataError(f"{trace}: holds no readings; give the .jsonl that the monitor wrote")
     if facts is None:
         card = no_card("a replay cannot ask the card; give its record with --facts")
-        pace = Pace()
+        interval = SamplingInterval()
     else:
         record = read_record(MonitorRecord, facts)
         card = from_record(record)
-        pace = Pace(record.configured_interval_s, epoch_s=record.epoch_s)
-    return summarise(samples, card=card, pace=pace, remarks=(f"replayed from {trace.name}",))
+        interval = SamplingInterval(record.configured_interval_s, epoch_s=record.epoch_s)
+    remarks = (f"replayed from {trace.name}",)
+    return summarise(samples, card=card, interval=interval, remarks=remarks)
 
 
 def write_missing_record(
     path: Path, samples: Path, *, configured_s: float | None, reason: str
 ) -> None:
     """Write a record where the monitor left none: what its readings tell, nulls with the reason."""
-    pace = Pace(configured_s)
-    write_record(path, summarise(read_samples(samples), card=no_card(reason), pace=pace))
+    interval = SamplingInterval(configured_s)
+    write_record(path, summarise(read_samples(samples), card=no_card(reason), interval=interval))
 
 
 def _end_last_line(path: Path) -> None:
@@ -115,34 +117,18 @@ def _end_last_line(path: Path) -> None:
                 stream.write(b"\n")
 
 
-def compact(sample: GpuSample) -> dict[str, Any]:
-    """Give a reading as JSON without the figures that it does not have."""
-    return {
-        name: value
-        for name, value in to_json(sample).items()
-        if name not in _OPTIONAL or value != _OPTIONAL[name]
-    }
-
-
 def read_samples(path: Path) -> list[GpuSample]:
     """Read a file of readings; a line that a crash cut short is left out.
 
     Raises:
         DataError: a line is none of the monitor's.
     """
-    samples = []
-    for line in read_json_lines(path):
-        try:
-            reasons = line.get("throttle_reasons")
-            line["throttle_reasons"] = None if reasons is None else tuple(reasons)
-            samples.append(GpuSample(**line))
-        except (AttributeError, TypeError) as error:
-            raise DataError(f"{path}: not a reading of the monitor: {line!s:.60}") from error
-    return samples
+    where = f"{path}: not a reading of the monitor"
+    return [from_json(GpuSample, line, where=where) for line in read_json_lines(path)]
 
 
 def _nap(left_s: float, end: float | None, stop: Callable[[], bool]) -> None:
-    """Sleep in short naps, so that a wish to stop is soon heard."""
+    """Sleep in short naps, so that a stop takes effect soon."""
     due = time.monotonic() + left_s
     if end is not None:
         due = min(due, end)

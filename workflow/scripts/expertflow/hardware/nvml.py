@@ -1,7 +1,8 @@
-"""The door to NVML: open the cards that a job sees."""
+"""The door to NVML: open the cards that a job sees, those of CUDA_VISIBLE_DEVICES."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -9,10 +10,14 @@ import pynvml
 
 from expertflow.core.records import Record
 from expertflow.hardware.nvml_device import Device
-from expertflow.hardware.visible import MIG_MODE, gpu_index, visible_gpus
 
 NO_DRIVER = "no NVIDIA driver on this machine"
 SIMULATED = "SIMULATED"
+HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
+MIG = "CUDA_VISIBLE_DEVICES names a MIG instance; its share of a card is not watched"
+MIG_MODE = "the card is in MIG mode; a share of a card is not watched"
+# An entry counts as far as it is a number.
+_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 class Gpus(Record, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
 
 
 def _refused() -> str | None:
-    """Open NVML; say why where it does not open."""
+    """Open NVML; return why where it does not open."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -65,7 +70,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     if refused and not handles:
         return Gpus(driver=driver, reason=f"NVML: {next(iter(refused.values()))}")
     devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
-    uuids = [device.ask("uuid", pynvml.nvmlDeviceGetUUID) for device in devices]
+    uuids = [device.figure("uuid") for device in devices]
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     remarks = _lost_remarks(refused)
     if which is not None:
@@ -73,22 +78,21 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
         indexes: tuple[int, ...] = () if index is None else (index,)
         reason = f"no GPU {which} here" if index is None else None
     else:
-        seen = visible_gpus(setting, uuids)
-        indexes, reason = seen.indexes, seen.reason
-        remarks += _order_remarks(setting, [device.name() for device in devices])
+        indexes, reason = visible_gpus(setting, uuids)
+        remarks += _order_remarks(setting, [device.figure("gpu_name") for device in devices])
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
         # Its figures are of all instances together, and a job has one of them.
         chosen, reason = (), MIG_MODE
     if not chosen and reason is None:
         reason = "the NVIDIA driver finds no GPU"
-    names = [device.name() or "" for device in chosen]
+    names = [device.figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
 
 
 def _handles(count: int) -> tuple[list[Any], dict[int, pynvml.NVMLError]]:
-    """Open the cards that can be opened; give the errors of the others by their index.
+    """Open the cards that can be opened; return the errors of the others by their index.
 
     The driver also counts cards that a batch system keeps from this job, which CUDA and nvidia-smi
     pass over as they count; and one that fell off the bus is no reason to leave the others alone.
@@ -122,3 +126,40 @@ def _order_remarks(setting: str | None, names: list[str | None]) -> tuple[str, .
         "cards of several kinds: CUDA counts them by speed and the driver by the bus, so the card"
         " watched may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name a UUID",
     )
+
+
+def visible_gpus(
+    setting: str | None, uuids: Sequence[str | None]
+) -> tuple[tuple[int, ...], str | None]:
+    """Return the indexes of the cards that ``setting`` leaves a job, or the reason for none.
+
+    A list ends at the first entry that names no card; one that names a card again hides all, as
+    does an empty one. A UUID may be cut short where it stays unique.
+
+    >>> visible_gpus("1,0", ["GPU-a", "GPU-b"])
+    ((1, 0), None)
+    """
+    if setting is None:
+        return tuple(range(len(uuids))), None
+    found: list[int] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.startswith("MIG-"):
+            return (), MIG
+        number = _NUMBER.match(entry)
+        index = gpu_index(number[0].removeprefix("+") if number else entry, uuids)
+        if index is None:
+            break
+        if index in found:
+            return (), HIDDEN
+        found.append(index)
+    return tuple(found), None if found else HIDDEN
+
+
+def gpu_index(entry: str, uuids: Sequence[str | None]) -> int | None:
+    """Return the index of the card that an index or (the start of) a UUID names; null if none."""
+    if entry.isascii() and entry.isdigit():
+        return int(entry) if int(entry) < len(uuids) else None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [i for i, uuid in enumerate(uuids) if uuid is not None and uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None

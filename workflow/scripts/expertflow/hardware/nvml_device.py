@@ -4,6 +4,7 @@ A figure that a driver does not support is null with its reason and not asked fo
 fails for once (a timeout, a card in reset) is null in that reading only, and counted.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,6 @@ from typing import Any
 import psutil
 import pynvml
 from msgspec import Struct, field
-
-from expertflow.hardware.nvml_gpm import METRICS, Gpm, is_supported
 
 # What a driver answers when asking again cannot help.
 FOR_GOOD = {
@@ -53,6 +52,119 @@ LIMITS = {
 }
 
 
+# The card's own counters of what its multiprocessors did (GPM): Hopper and newer, no daemon. The
+# driver refreshes them every 100 ms; two readings closer together tell nothing.
+LEAST_GAP_S, MIB = 0.1, 2**20
+# Figure: the metric, and what one of its units is in ours.
+METRICS = {
+    "tensor_active_percent": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, 1),
+    "sm_active_percent": (pynvml.NVML_GPM_METRIC_SM_UTIL, 1),
+    "pcie_rx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, MIB),
+    "pcie_tx_bytes_per_s": (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, MIB),
+}
+
+
+def _clock_reasons(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except pynvml.NVMLError_FunctionNotFound:
+        # Its name before driver 535.
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _thousandth(value: int) -> float:
+    return value / 1000
+
+
+# Figure: the question to the driver, its arguments, and how its answer is read.
+QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Any], Any]]] = {
+    "gpu_name": (pynvml.nvmlDeviceGetName, (), str),
+    "uuid": (pynvml.nvmlDeviceGetUUID, (), str),
+    "memory_total_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.total)),
+    # Nobody holds this memory.
+    "memory_free_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.free)),
+    # By all processes and the driver.
+    "memory_used_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.used)),
+    "compute_capability": (pynvml.nvmlDeviceGetCudaComputeCapability, (), tuple),
+    # The share of the last 1/6 to 1 s in which any kernel was running.
+    "any_kernel_percent": (
+        pynvml.nvmlDeviceGetUtilizationRates,
+        (),
+        lambda rates: float(rates.gpu),
+    ),
+    "temperature_c": (
+        pynvml.nvmlDeviceGetTemperature,
+        (pynvml.NVML_TEMPERATURE_GPU,),
+        float,
+    ),
+    # The mean of the last second on most cards since Ampere.
+    "power_w": (pynvml.nvmlDeviceGetPowerUsage, (), _thousandth),
+    # The limit in force.
+    "power_limit_w": (pynvml.nvmlDeviceGetEnforcedPowerLimit, (), _thousandth),
+    # A counter that starts with the driver: use differences.
+    "energy_j": (pynvml.nvmlDeviceGetTotalEnergyConsumption, (), _thousandth),
+    "sm_clock_mhz": (pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_SM,), int),
+    "memory_clock_mhz": (pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_MEM,), int),
+    # What sets the clocks just now, idleness and settings included.
+    "throttle_reasons": (
+        _clock_reasons,
+        (),
+        lambda mask: tuple(name for bit, name in REASONS.items() if mask & bit),
+    ),
+}
+
+
+class Gpm:
+    """Counters of one card between two readings; ``refused`` has the last one's error codes."""
+
+    def __init__(self, handle: Any) -> None:
+        # An older driver has no such counters, and raises.
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._handle = handle
+        self._earlier, self._later = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self._read_at: float | None = None
+        self.refused: dict[str, int] = {}
+
+    def read(self) -> dict[str, float] | None:
+        """Return the figures since the reading before; null at the first, or too soon after it.
+
+        Raises:
+            NVMLError: the driver gave no reading; the next one starts afresh.
+        """
+        self.refused = {}
+        now = time.monotonic()
+        if self._read_at is not None and now - self._read_at < LEAST_GAP_S:
+            return None
+        started, self._read_at = self._read_at is not None, None
+        pynvml.nvmlGpmSampleGet(self._handle, self._later)
+        figures = self._between() if started else None
+        self._earlier, self._later = self._later, self._earlier
+        self._read_at = now
+        return figures
+
+    def close(self) -> None:
+        for sample in (self._earlier, self._later):
+            pynvml.nvmlGpmSampleFree(sample)
+
+    def _between(self) -> dict[str, float]:
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(METRICS)
+        request.sample1, request.sample2 = self._earlier, self._later
+        for i, (metric, _) in enumerate(METRICS.values()):
+            request.metrics[i].metricId = metric
+        pynvml.nvmlGpmMetricsGet(request)
+        figures = {}
+        for i, (name, (_, unit)) in enumerate(METRICS.items()):
+            answer = request.metrics[i]
+            if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+                self.refused[name] = answer.nvmlReturn
+            elif math.isfinite(answer.value):
+                figures[name] = answer.value * unit
+        return figures
+
+
 class Device(Struct):
     """One card. ``unavailable`` holds what it never tells, ``lost`` what it failed to tell."""
 
@@ -64,8 +176,18 @@ class Device(Struct):
     _gpm: Gpm | None = None
     _pcie_asked_at: float | None = None
 
+    def figure(self, name: str) -> Any:
+        """Ask one of ``QUESTIONS``; null, with the reason noted, where there is no answer."""
+        question, arguments, read = QUESTIONS[name]
+        answer = self.ask(name, question, *arguments)
+        return None if answer is None else read(answer)
+
+    def reason(self, name: str) -> str:
+        """Return why a figure is null."""
+        return self.unavailable.get(name) or self.lost.get(name) or "the driver gave none"
+
     def ask(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask the driver; give null and note the reason where it has no answer."""
+        """Ask the driver; return null and note the reason where it has no answer."""
         if what in self.unavailable:
             return None
         try:
@@ -82,54 +204,17 @@ class Device(Struct):
         return answer
 
     def take_lost(self) -> dict[str, str]:
-        """Give what was lost since the last call."""
         lost, self.lost = self.lost, {}
         return lost
 
-    def name(self) -> str | None:
-        """Give the name the driver reports."""
-        value = self.ask("gpu_name", pynvml.nvmlDeviceGetName)
-        return None if value is None else str(value)
-
     def is_split(self) -> bool:
-        """Tell whether the card is in MIG mode; one that does not know of it is not."""
+        """Return whether the card is in MIG mode; one that does not know of it is not."""
         modes = self.ask("mig_mode", pynvml.nvmlDeviceGetMigMode)
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
-    def memory_total_bytes(self) -> int | None:
-        """Give the card's memory."""
-        info = self.ask("memory_total_bytes", pynvml.nvmlDeviceGetMemoryInfo)
-        return None if info is None else int(info.total)
-
-    def memory_free_bytes(self) -> int | None:
-        """Give the memory that nobody holds."""
-        info = self.ask("memory_free_bytes", pynvml.nvmlDeviceGetMemoryInfo)
-        return None if info is None else int(info.free)
-
-    def memory_used_bytes(self) -> int | None:
-        """Give the memory in use by all processes and the driver."""
-        info = self.ask("memory_used_bytes", pynvml.nvmlDeviceGetMemoryInfo)
-        return None if info is None else int(info.used)
-
-    def compute_capability(self) -> tuple[int, int] | None:
-        """Give the compute capability, e.g. (9, 0)."""
-        pair = self.ask("compute_capability", pynvml.nvmlDeviceGetCudaComputeCapability)
-        return None if pair is None else (int(pair[0]), int(pair[1]))
-
-    def utilization_percent(self) -> float | None:
-        """Give the share of the last 1/6 to 1 s in which any kernel was running."""
-        rates = self.ask("any_kernel_percent", pynvml.nvmlDeviceGetUtilizationRates)
-        return None if rates is None else float(rates.gpu)
-
-    def temperature_c(self) -> float | None:
-        """Give the GPU's temperature."""
-        sensor = pynvml.NVML_TEMPERATURE_GPU
-        value = self.ask("temperature_c", pynvml.nvmlDeviceGetTemperature, sensor)
-        return None if value is None else float(value)
-
     def temperature_limits_c(self) -> dict[str, float] | None:
-        """Give where this card slows down, shuts down, and should stay below."""
+        """Return where this card slows down, shuts down, and should stay below."""
         limits = {}
         for name, number in LIMITS.items():
             what = f"temperature_limits_c.{name}"
@@ -143,36 +228,8 @@ class Device(Struct):
             self.unavailable.pop("temperature_limits_c", None)
         return limits or None
 
-    def power_w(self) -> float | None:
-        """Give the power drawn: the mean of the last second on most cards since Ampere."""
-        value = self.ask("power_w", pynvml.nvmlDeviceGetPowerUsage)
-        return None if value is None else value / 1000
-
-    def power_limit_w(self) -> float | None:
-        """Give the power limit in force."""
-        value = self.ask("power_limit_w", pynvml.nvmlDeviceGetEnforcedPowerLimit)
-        return None if value is None else value / 1000
-
-    def energy_j(self) -> float | None:
-        """Give the energy counter, which starts with the driver: use differences."""
-        value = self.ask("energy_j", pynvml.nvmlDeviceGetTotalEnergyConsumption)
-        return None if value is None else value / 1000
-
-    def clock_mhz(self, which: str) -> int | None:
-        """Give the ``sm`` or ``memory`` clock."""
-        kind = pynvml.NVML_CLOCK_SM if which == "sm" else pynvml.NVML_CLOCK_MEM
-        value = self.ask(f"{which}_clock_mhz", pynvml.nvmlDeviceGetClockInfo, kind)
-        return None if value is None else int(value)
-
-    def throttle_reasons(self) -> tuple[str, ...] | None:
-        """Name what sets the clocks just now, idleness and settings included."""
-        mask = self.ask("throttle_reasons", _clock_reasons)
-        if mask is None:
-            return None
-        return tuple(name for bit, name in REASONS.items() if mask & bit)
-
     def violation_s(self) -> dict[str, float] | None:
-        """Give the counters of time below the clocks that were asked for, by cause."""
+        """Return the counters of time below the clocks that were asked for, by cause."""
         counters = {}
         for name, policy in VIOLATIONS.items():
             seen = self.ask(f"violation_s.{name}", pynvml.nvmlDeviceGetViolationStatus, policy)
@@ -181,9 +238,9 @@ class Device(Struct):
         return counters or None
 
     def counters(self) -> dict[str, float]:
-        """Give tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
+        """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
         if self._gpm is None and "gpm" not in self.unavailable:
-            self._gpm = self.ask("gpm", _open_gpm)
+            self._gpm = self.ask("gpm", Gpm)
             if reason := self.unavailable.get("gpm"):
                 reason = f"no GPM counters (Hopper and newer have them): {reason}"
                 self.unavailable |= dict.fromkeys(list(METRICS)[:2], reason)
@@ -213,13 +270,11 @@ class Device(Struct):
         return sorted(held.values(), key=lambda p: -(p["memory_used_bytes"] or 0))
 
     def close(self) -> None:
-        """Give back what was taken from the driver."""
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
 
     def _gpm_figures(self, gpm: Gpm) -> dict[str, float]:
-        """Ask the counters and note what they refuse: all of them, or some."""
         figures = dict(self.ask("gpm.reading", lambda _: gpm.read()) or {})
         if reason := self.lost.pop("gpm.reading", None):
             self.lost |= dict.fromkeys(METRICS, reason)
@@ -246,20 +301,6 @@ class Device(Struct):
             for name, way in directions.items()
         }
         return {name: value * KB for name, value in asked.items() if value is not None}
-
-
-def _clock_reasons(handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except pynvml.NVMLError_FunctionNotFound:
-        # Its name before driver 535.
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
-def _open_gpm(handle: Any) -> Gpm:
-    if not is_supported(handle):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return Gpm(handle)
 
 
 def _process_name(pid: int) -> str | None:

@@ -1,8 +1,12 @@
-"""Find out what this machine is: processors, memory, cards, places for a copy."""
+"""Find out what this machine is, and what a container or batch job leaves of it.
+
+Processors, memory, cards, places for a copy; cgroups of version 1 and 2.
+"""
 
 import logging
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,8 @@ import psutil
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
-from expertflow.hardware import gpu_table
-from expertflow.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
 from expertflow.hardware.disk import candidates, scratch_facts
-from expertflow.hardware.disk import file_read_speed as file_read_speed
-from expertflow.hardware.gpu_table import gpu_by_name as gpu_by_name
+from expertflow.hardware.gpu_table import find_row, gpu_by_name, unlisted
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
@@ -22,17 +23,20 @@ from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
 log = logging.getLogger(__name__)
 # Tensor cores have bf16 and TF32 from this compute capability on (CUDA documentation).
 AMPERE = (8, 0)
+ROOT = Path("/")
+# Version 1 of cgroups writes "no limit" as a number near 2**63.
+NO_LIMIT = 1 << 60
 
 
-def usable_cpus(root: Path = Path("/")) -> int:
+def usable_cpus(root: Path = ROOT) -> int:
     """Count the processors that this process may use: by affinity, and by its cgroup's quota."""
     n = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     return n if quota is None else max(1, min(n, math.floor(quota)))
 
 
-def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Give the memory that is free, of the machine's and of what the cgroup leaves."""
+def free_memory_bytes(root: Path = ROOT) -> int:
+    """Return the memory that is free, of the machine's and of what the cgroup leaves."""
     free, left = psutil.virtual_memory().available, memory_left_bytes(root)
     return free if left is None else min(free, left)
 
@@ -55,7 +59,7 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
             )
         return facts
     with open_gpus() as gpus:
-        name = gpus.devices[0].name() if gpus.devices else None
+        name = gpus.devices[0].figure("gpu_name") if gpus.devices else None
         if name is None:
             raise HardwareError(
                 "hardware is 'auto' and this machine has no NVIDIA GPU"
@@ -65,7 +69,13 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
             )
         for text in gpus.remarks:
             log.warning("%s", text)
-        return gpu_by_name(name, table) or _unlisted(name, gpus.devices[0])
+        device = gpus.devices[0]
+        return gpu_by_name(name, table) or unlisted(
+            name,
+            memory_total_bytes=device.figure("memory_total_bytes"),
+            compute_capability=_text(device.figure("compute_capability")),
+            power_limit_w=device.figure("power_limit_w"),
+        )
 
 
 def probe_machine(
@@ -108,22 +118,22 @@ def probe_machine(
 
 
 def short_of_memory(needed_bytes: int, n_gpus: int) -> str | None:
-    """Say which of the first ``n_gpus`` visible cards has too little memory free, and who holds it.
+    """Return which of the first ``n_gpus`` visible cards lacks free memory, and who holds it.
 
     Null where all have enough, or none can be asked.
     """
     with open_gpus() as gpus:
         for device in gpus.devices[:n_gpus]:
-            free = device.memory_free_bytes()
+            free = device.figure("memory_free_bytes")
             if free is not None and free < needed_bytes:
                 return f"GPU {device.index} has {gb(free)} free; {_holders(device)}"
     return None
 
 
 def free_gpu_memory_bytes(n_gpus: int) -> int | None:
-    """Give the least memory that is free on the first ``n_gpus`` visible cards; null if unknown."""
+    """Return the least free memory of the first ``n_gpus`` visible cards; null if unknown."""
     with open_gpus() as gpus:
-        free = [device.memory_free_bytes() for device in gpus.devices[:n_gpus]]
+        free = [device.figure("memory_free_bytes") for device in gpus.devices[:n_gpus]]
     return min((n for n in free if n is not None), default=None)
 
 
@@ -137,40 +147,28 @@ def _holders(device: Device) -> str:
 
 
 def _seen(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
-    name, capability = device.name(), device.compute_capability()
-    row = None if name is None else gpu_table.find_row(name, table)
+    name, capability = device.figure("gpu_name"), device.figure("compute_capability")
+    row = None if name is None else find_row(name, table)
     modern = None if capability is None else capability >= AMPERE
     facts: dict[str, Any] = {
         "name": name,
-        "memory_total_bytes": device.memory_total_bytes(),
-        "memory_free_bytes": device.memory_free_bytes(),
+        "memory_total_bytes": device.figure("memory_total_bytes"),
+        "memory_free_bytes": device.figure("memory_free_bytes"),
         "compute_capability": _text(capability),
         "supports_bf16": modern,
         "supports_tf32": modern,
-        "power_limit_w": device.power_limit_w(),
+        "power_limit_w": device.figure("power_limit_w"),
         "temperature_limits_c": device.temperature_limits_c(),
     }
-    told = {**device.lost, **device.unavailable}
-    same = dict.fromkeys(("supports_bf16", "supports_tf32"), "compute_capability")
-    same["name"] = "gpu_name"
+    asked = dict.fromkeys(("supports_bf16", "supports_tf32"), "compute_capability")
+    asked["name"] = "gpu_name"
     return GpuSeen(
         index=device.index,
         listed_as=None if row is None else row["name"],
         unavailable={
-            key: told.get(same.get(key, key), "the driver gave none")
-            for key, value in facts.items()
-            if value is None
+            key: device.reason(asked.get(key, key)) for key, value in facts.items() if value is None
         },
         **facts,
-    )
-
-
-def _unlisted(name: str, device: Device) -> GpuFacts:
-    return gpu_table.unlisted(
-        name,
-        memory_total_bytes=device.memory_total_bytes(),
-        compute_capability=_text(device.compute_capability()),
-        power_limit_w=device.power_limit_w(),
     )
 
 
@@ -179,9 +177,75 @@ def _text(capability: tuple[int, int] | None) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
-    except OSError:
-        return None
+    lines = _read(Path("/proc/cpuinfo")).split("\n")
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, None)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Return how many processors' worth of time this process may use; null without a quota."""
+    quotas = [_cpu_max(folder) for folder in _folders(root, "cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """Return how much memory this process may use; null without a limit."""
+    return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def memory_left_bytes(root: Path = ROOT) -> int | None:
+    """Return how much memory this process may still take; null without a limit.
+
+    Cached files that nobody used lately count as free: they give way.
+    """
+    return min((left for _, left in _memory_limits(root) if left is not None), default=None)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """Yield each limit with what is left below it; null where the group does not tell its use."""
+    for folder in _folders(root, "memory"):
+        for name, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, now = _read(folder / name), _read(folder / used)
+            if not most.isdigit() or int(most) >= NO_LIMIT:
+                continue
+            left = None
+            if now.isdigit():
+                lines = _read(folder / "memory.stat").split("\n")
+                stat = dict(line.split(" ", 1) for line in lines if " " in line)
+                left = max(0, int(most) - int(now) + int(stat.get(cached, 0)))
+            yield int(most), left
+
+
+def _cpu_max(folder: Path) -> float | None:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota = _read(folder / "cpu.cfs_quota_us")
+        period = _read(folder / "cpu.cfs_period_us")
+    # "max" or -1: no quota.
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Yield this process's control groups and all above them: the tightest limit counts.
+
+    In a container the path may be the host's; what does not exist below the mount is passed over.
+    """
+    for line in _read(root / "proc/self/cgroup").split("\n"):
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if names and controller not in names.split(","):
+            continue
+        places = (names, controller) if names else ("", "unified")
+        for mount in (root / "sys/fs/cgroup" / place for place in places):
+            folder = mount / path.strip("/")
+            yield from (up for up in (folder, *folder.parents) if up.is_relative_to(mount))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -38,7 +38,7 @@ class Stats(Record, frozen=True, kw_only=True):
     p95: float
 
 
-class GpuSample(Record, frozen=True, kw_only=True):
+class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One reading. ``utilization_percent`` means "some kernel was running", no more.
 
     ``tensor_active_percent`` and ``sm_active_percent`` are the card's own counters (GPM) over the

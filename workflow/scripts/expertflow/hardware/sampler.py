@@ -1,18 +1,42 @@
-"""Read everything once: the cards, this machine's processors, memory and disks."""
+"""Read everything once, and when to read again: cards, processors, memory and disks."""
 
+import itertools
+import json
+import statistics
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import Struct, field
 
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuSample
 
+# Asked for: at least 20 readings an epoch, from once a second to ten times. Readings come late on a
+# busy machine and epochs differ, so a fifth more are planned (judgement).
+SLOW_S, FAST_S, WANTED, SPARE = 1.0, 0.1, 20, 1.2
+TAIL_BYTES = 1 << 14
+
 # The system's table of disks is the dearest thing to read; a little less than a second, so that
 # each reading has it where they are a second apart.
 DISK_EVERY_S = 0.9
+# Fields of a reading: figures of the card.
+CARD_FIGURES = {
+    "utilization_percent": "any_kernel_percent",
+    **{
+        name: name
+        for name in (
+            *("memory_used_bytes", "temperature_c", "power_w", "energy_j"),
+            *("sm_clock_mhz", "memory_clock_mhz", "throttle_reasons"),
+        )
+    },
+}
+NO_CARD: dict[str, Any] = dict.fromkeys(
+    ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "energy_j")
+)
 
 
 class Sampler:
@@ -30,11 +54,9 @@ class Sampler:
         cpu_percent = psutil.cpu_percent(interval=None)
         read, written = self._disk_since()
         devices = self._gpus.devices
-        figures = _card_figures(devices[0]) if devices else {}
-        together = _together(devices, figures)
         return GpuSample(
             elapsed_s=round(elapsed_s, 3),
-            **{**NOTHING, **figures, **together},
+            **(_card_figures(devices) if devices else NO_CARD),
             cpu_percent=None if starts else cpu_percent,
             ram_used_bytes=psutil.virtual_memory().used,
             disk_read_bytes=read,
@@ -45,7 +67,7 @@ class Sampler:
         )
 
     def _disk_since(self) -> tuple[int | None, int | None]:
-        """Give bytes read and written since the last time; null in readings that come too soon."""
+        """Return bytes read and written since the last time; null where that is too near."""
         now_s = time.monotonic()
         if now_s < self._disk_due_s:
             return None, None
@@ -57,7 +79,7 @@ class Sampler:
 
 
 def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
-    """Give bytes read and written by real disks; null without counters, as in some containers.
+    """Return bytes read and written by real disks; null without counters, as in some containers.
 
     Volumes over disks (LVM, RAID, loop) count the same bytes again: they have no device, and
     partitions no entry of their own.
@@ -73,35 +95,83 @@ def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
     return sum(disks[n].read_bytes for n in names), sum(disks[n].write_bytes for n in names)
 
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "energy_j")
-)
+def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
+    """Read the first card, and energy and power of all; null where one of them does not tell."""
+    first = devices[0]
+    figures = {name: first.figure(what) for name, what in CARD_FIGURES.items()}
+    figures["violation_s"] = first.violation_s()
+    figures |= {name: round(value, 2) for name, value in first.counters().items()}
+    for total, name in (("energy_all_j", "energy_j"), ("power_all_w", "power_w")):
+        values = [figures[name], *(device.figure(name) for device in devices[1:])]
+        figures[total] = None if None in values else round(sum(values), 3)
+    return figures
 
 
-def _card_figures(device: Device) -> dict[str, Any]:
-    return {
-        "utilization_percent": device.utilization_percent(),
-        "memory_used_bytes": device.memory_used_bytes(),
-        "temperature_c": device.temperature_c(),
-        "power_w": device.power_w(),
-        "energy_j": device.energy_j(),
-        "sm_clock_mhz": device.clock_mhz("sm"),
-        "memory_clock_mhz": device.clock_mhz("memory"),
-        "throttle_reasons": device.throttle_reasons(),
-        "violation_s": device.violation_s(),
-        **{name: round(value, 2) for name, value in device.counters().items()},
-    }
+class SamplingInterval(Struct):
+    """Chooses the time to the next reading.
+
+    ``configured_s`` is kept to whatever happens. Else ``steps`` is the log that the trainer writes,
+    a line a step or a logging interval with ``step`` and ``elapsed_s``; readings are dense until it
+    tells how long an epoch takes. Without a trainer they are a second apart.
+    """
+
+    configured_s: float | None = None
+    steps: Path | None = None
+    n_steps_per_epoch: int | None = None
+    epoch_s: float | None = None
+    _seen: tuple[int, int] = field(default=(0, 0))
+
+    def next_s(self) -> float:
+        """Return the seconds from one reading to the next, as things stand."""
+        if self.configured_s is not None:
+            return self.configured_s
+        if self.steps is None or self.n_steps_per_epoch is None:
+            return SLOW_S
+        self._update(self.steps, self.n_steps_per_epoch)
+        if self.epoch_s is None:
+            return FAST_S
+        return min(SLOW_S, max(FAST_S, self.epoch_s / (WANTED * SPARE)))
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a remark where an epoch gets fewer readings than are wanted."""
+        if self.configured_s is None and self.epoch_s and self.epoch_s < WANTED * FAST_S:
+            n = round(self.epoch_s / FAST_S)
+            yield (
+                f"an epoch takes {self.epoch_s:.2g} s: at most {n} of the {WANTED} samples wanted,"
+                f" at {FAST_S:g} s each"
+            )
+
+    def _update(self, path: Path, n_steps: int) -> None:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return
+        now = (status.st_size, status.st_mtime_ns)
+        if now == self._seen:
+            return
+        self._seen = now
+        times = [
+            (later["elapsed_s"] - earlier["elapsed_s"]) / (later["step"] - earlier["step"])
+            for earlier, later in itertools.pairwise(_read_tail(path))
+            if later["step"] > earlier["step"] and later["elapsed_s"] > earlier["elapsed_s"]
+        ]
+        if times:
+            # A pause for an evaluation or a save does not move the median.
+            self.epoch_s = statistics.median(times) * n_steps
 
 
-def _together(devices: tuple[Device, ...], first: dict[str, Any]) -> dict[str, float | None]:
-    """Add up energy and power over all cards; null where one of them does not tell."""
-    if not devices:
-        return {}
-    energies = [first["energy_j"], *(device.energy_j() for device in devices[1:])]
-    powers = [first["power_w"], *(device.power_w() for device in devices[1:])]
-    return {"energy_all_j": _sum(energies), "power_all_w": _sum(powers)}
-
-
-def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known), 3) if len(known) == len(values) else None
+def _read_tail(path: Path) -> list[dict[str, Any]]:
+    """Read the last lines of a log that is being written; cut ones are left out."""
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - TAIL_BYTES))
+        lines = stream.read().split(b"\n")
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and "step" in value and "elapsed_s" in value:
+            found.append(value)
+    return found

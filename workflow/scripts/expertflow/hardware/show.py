@@ -1,19 +1,27 @@
-"""Show a monitor's figures in a terminal: live, at the end, and two records side by side."""
+"""Show in a terminal what a machine is, and a monitor's figures: live, at the end, compared."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from msgspec import Struct
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from expertflow.hardware.card import Card
+from expertflow.core.format import GB, gb
 from expertflow.hardware.monitor import Watcher
-from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
-from expertflow.hardware.summary import SERIES
+from expertflow.hardware.records import (
+    GpuSample,
+    GpuSeen,
+    MachineFacts,
+    MonitorRecord,
+    ScratchFacts,
+    Stats,
+)
+from expertflow.hardware.summary import SERIES, Card
 
-GB, MB = 1e9, 1e6
+MB = 1e6
 # Figure: its name in words, its unit, and how many of ours are one of it.
 FIGURES = {
     "any_kernel_percent": ("any kernel running", "%", 1.0),
@@ -47,14 +55,14 @@ MAX_TIMES = 100
 def live(console: Console) -> Iterator[Watcher]:
     """Show readings as they come: a table that renews itself, or lines where there is no screen."""
     if not console.is_terminal:
-        yield lambda sample, _: console.print(escape(line(sample)), highlight=False)
+        yield lambda sample, _: console.print(escape(_line(sample)), highlight=False)
         return
-    readings = _Readings()
+    sums: dict[str, _Sums] = {}
     with Live(console=console, auto_refresh=False) as screen:
-        yield lambda sample, card: screen.update(readings.table(sample, card), refresh=True)
+        yield lambda sample, card: screen.update(_live_table(sums, sample, card), refresh=True)
 
 
-def line(sample: GpuSample) -> str:
+def _line(sample: GpuSample) -> str:
     """Return a reading as one line; what was not measured is left out."""
     parts = []
     for name, (words, unit, scale) in FIGURES.items():
@@ -64,41 +72,39 @@ def line(sample: GpuSample) -> str:
     return f"{sample.elapsed_s:.1f} s: " + ", ".join(parts)
 
 
-class _Readings:
-    """Sums over the readings so far; a value stands for the time since the one before."""
+class _Sums(Struct):
+    """Sums over the readings of a figure; a value stands for the time since the one before."""
 
-    def __init__(self) -> None:
-        self._first_s: dict[str, float] = {}
-        self._last_s: dict[str, float] = {}
-        self._total: dict[str, float] = {}
-        self._min: dict[str, float] = {}
-        self._max: dict[str, float] = {}
+    first_s: float
+    last_s: float
+    min: float
+    max: float
+    total: float = 0.0
 
-    def table(self, sample: GpuSample, card: Card) -> Table:
-        """Add a reading; return now, mean, least and greatest of each figure."""
-        title = card.gpu_name or card.unavailable.get("gpu_name", "")
-        table = _table(title, "now", "mean", "min", "max")
-        for name, (words, unit, scale) in FIGURES.items():
-            value: float | None = getattr(sample, SERIES[name])
-            if value is not None and _is_own_figure(name, card.n_gpus):
-                self._add(name, value, sample.elapsed_s)
-            if name in self._total:
-                span_s = self._last_s[name] - self._first_s[name]
-                mean = self._total[name] / span_s if span_s > 0 else value
-                shown = (value, mean, self._min[name], self._max[name])
-                cells = ("" if v is None else _number(v / scale) for v in shown)
-                table.add_row(f"{words} ({unit})", *cells)
-        reasons = ", ".join(sample.throttle_reasons or ())
-        table.caption = f"{sample.elapsed_s:.0f} s" + (f"; clocks: {reasons}" if reasons else "")
-        return table
+    def add(self, value: float, now_s: float) -> None:
+        self.total += value * (now_s - self.last_s)
+        self.last_s = now_s
+        self.min, self.max = min(value, self.min), max(value, self.max)
 
-    def _add(self, name: str, value: float, now_s: float) -> None:
-        self._first_s.setdefault(name, now_s)
-        since_s = now_s - self._last_s.get(name, now_s)
-        self._last_s[name] = now_s
-        self._total[name] = self._total.get(name, 0.0) + value * since_s
-        self._min[name] = min(value, self._min.get(name, value))
-        self._max[name] = max(value, self._max.get(name, value))
+
+def _live_table(sums: dict[str, _Sums], sample: GpuSample, card: Card) -> Table:
+    """Add a reading; return now, mean, least and greatest of each figure."""
+    title = card.gpu_name or card.unavailable.get("gpu_name", "")
+    table = _table(title, "now", "mean", "min", "max")
+    for name, (words, unit, scale) in FIGURES.items():
+        value: float | None = getattr(sample, SERIES[name])
+        if value is not None and _is_own_figure(name, card.n_gpus):
+            now_s = sample.elapsed_s
+            sums.setdefault(name, _Sums(now_s, now_s, value, value)).add(value, now_s)
+        if (known := sums.get(name)) is not None:
+            span_s = known.last_s - known.first_s
+            mean = known.total / span_s if span_s > 0 else value
+            shown = (value, mean, known.min, known.max)
+            cells = ("" if v is None else _number(v / scale) for v in shown)
+            table.add_row(f"{words} ({unit})", *cells)
+    reasons = ", ".join(sample.throttle_reasons or ())
+    table.caption = f"{sample.elapsed_s:.0f} s" + (f"; clocks: {reasons}" if reasons else "")
+    return table
 
 
 def print_record(record: MonitorRecord, console: Console) -> None:
@@ -191,3 +197,79 @@ def _table(first: str, *others: str) -> Table:
 def _number(value: float, sign: str = "") -> str:
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:{sign},.{digits}f}"
+
+
+def print_machine(machine: MachineFacts, console: Console) -> None:
+    """Print processors, memory, cards and disks; what is unknown is called so."""
+    if machine.simulated:
+        console.print("SIMULATED: these figures come from no real card")
+    for words, value in _facts(machine):
+        console.print(f"{words:<10}{escape(value)}", highlight=False)
+    for text in machine.remarks:
+        console.print(escape(text), highlight=False)
+    if machine.scratch:
+        console.print(_disks(machine.scratch))
+
+
+def _facts(machine: MachineFacts) -> Iterator[tuple[str, str]]:
+    quota = machine.cpu_quota_cpus
+    cores = machine.n_cpus_physical
+    yield (
+        "CPU",
+        f"{machine.cpu_model or 'unknown'}: {'unknown' if cores is None else cores} cores,"
+        f" {machine.n_cpus_logical} threads, {machine.n_cpus_usable} usable (affinity"
+        f" {machine.n_cpus_affinity}, quota {'none' if quota is None else f'{quota:g}'})",
+    )
+    limit = machine.ram_limit_bytes
+    yield (
+        "RAM",
+        f"{gb(machine.ram_total_bytes)}, {gb(machine.ram_usable_bytes)} usable"
+        f" (limit {'none' if limit is None else gb(limit)})",
+    )
+    if not machine.gpus:
+        yield "GPU", f"none ({machine.unavailable['gpus']})"
+    for gpu in machine.gpus:
+        yield f"GPU {gpu.index}", _card(gpu)
+    if machine.driver is not None:
+        yield "driver", machine.driver
+
+
+def _card(gpu: GpuSeen) -> str:
+    known = [gpu.name or "name unknown"]
+    if gpu.memory_total_bytes is not None:
+        known.append(gb(gpu.memory_total_bytes))
+    if gpu.memory_free_bytes is not None:
+        known.append(f"{gb(gpu.memory_free_bytes)} free")
+    if gpu.compute_capability is not None:
+        known.append(f"compute capability {gpu.compute_capability}")
+    for name, able in (("bf16", gpu.supports_bf16), ("TF32", gpu.supports_tf32)):
+        if able is not None:
+            known.append(name if able else f"no {name}")
+    if gpu.power_limit_w is not None:
+        known.append(f"limit {gpu.power_limit_w:.0f} W")
+    known.append(f"listed as {gpu.listed_as}" if gpu.listed_as else "not listed: peaks unknown")
+    return ", ".join(known)
+
+
+def _disks(places: tuple[ScratchFacts, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("place", "because of", "kind", "free GB", "read MB/s", "how"):
+        right = name in ("free GB", "read MB/s")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for place in places:
+        speed = place.read_bytes_per_s
+        table.add_row(
+            escape(place.path),
+            escape(place.asked_by),
+            _kind(place),
+            f"{place.free_bytes / GB:,.1f}",
+            "memory" if place.is_memory else "unknown" if speed is None else f"{speed / 1e6:,.0f}",
+            escape(place.read_method),
+        )
+    return table
+
+
+def _kind(place: ScratchFacts) -> str:
+    # A virtual disk is often said to spin, whatever is behind it.
+    spins = {True: ", said to spin", False: ", solid state", None: ""}[place.is_rotational]
+    return f"{place.file_system or 'unknown'}{spins}"

@@ -1,4 +1,7 @@
-"""Sum up a series of readings. A figure without readings is null and has a reason."""
+"""Describe a card, and sum up a series of its readings.
+
+A figure without readings is null and has a reason.
+"""
 
 import statistics
 from collections import Counter
@@ -6,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import field
+from msgspec.structs import fields, replace
 
+from expertflow.core.records import Record
 from expertflow.hardware.assess import assess
-from expertflow.hardware.card import OTHERWISE, Card
-from expertflow.hardware.pace import Pace
+from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.hardware.sampler import SamplingInterval
 
 # Figure of the record: field of a reading.
 SERIES = {
@@ -40,15 +45,94 @@ NO_SAMPLES = "no samples were taken"
 MIXED = "part of the samples are simulated"
 
 
+# What a record says of a card; null without one.
+GPU_FIGURES = (
+    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "any_kernel_percent"),
+    *("memory_used_bytes", "temperature_c", "power_w", "energy_j", "tensor_active_percent"),
+    *("sm_active_percent", "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s"),
+    *("pcie_tx_bytes_per_s", "throttle_s", "temperature_limits_c", "energy_source"),
+    *("throttle_source", "energy_all_j", "power_all_w", "n_gpus"),
+)
+# What is asked under another name than the record's.
+OTHERWISE = {
+    "processes.compute": ("processes",),
+    "throttle_reasons": ("throttle_s", "throttle_source"),
+    "energy_j": ("energy_source", "energy_all_j"),
+    "power_w": ("power_all_w",),
+}
+_RECORD = {f.name for f in fields(MonitorRecord)}
+# Fields of a card that a record has as they are.
+CONSTANTS = (
+    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
+    "n_gpus",
+)
+
+
+class Card(Record, frozen=True, kw_only=True):
+    """The first visible card, and how many there are; ``unavailable`` says why a figure is null."""
+
+    gpu_name: str | None = None
+    driver: str | None = None
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    temperature_limits_c: dict[str, float] | None = None
+    n_gpus: int | None = None
+    simulated: bool = False
+    processes: tuple[dict[str, Any], ...] = ()
+    unavailable: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def no_card(reason: str) -> Card:
+    return Card(unavailable=dict.fromkeys(GPU_FIGURES, reason))
+
+
+def describe(gpus: Gpus) -> Card:
+    """Ask the cards for what does not change while they are watched."""
+    if not gpus.devices:
+        return no_card(gpus.reason or "no GPU")
+    first = gpus.devices[0]
+    constants = ("gpu_name", "memory_total_bytes", "power_limit_w")
+    known = {name: first.figure(name) for name in constants}
+    known["temperature_limits_c"] = first.temperature_limits_c()
+    return Card(
+        **known,
+        driver=gpus.driver,
+        n_gpus=len(gpus.devices),
+        simulated=gpus.simulated,
+        unavailable={name: first.reason(name) for name, value in known.items() if value is None},
+        remarks=gpus.remarks,
+    )
+
+
+def at_the_end(card: Card, gpus: Gpus) -> Card:
+    """Add what the cards turned out not to tell, and who holds their memory."""
+    if not gpus.devices:
+        return card
+    processes = tuple(p for device in gpus.devices for p in device.processes())
+    told = gpus.devices[0].unavailable
+    reasons = {name: reason for name, reason in told.items() if name in _RECORD}
+    for what, names in OTHERWISE.items():
+        if what in told:
+            reasons |= dict.fromkeys(names, told[what])
+    return replace(card, processes=processes, unavailable={**reasons, **card.unavailable})
+
+
+def from_record(record: MonitorRecord) -> Card:
+    """Take what an earlier record says of its card."""
+    names = (*CONSTANTS, "simulated", "unavailable")
+    return Card(**{name: getattr(record, name) for name in names})
+
+
 def summarise(
     samples: Sequence[GpuSample],
     *,
     card: Card,
-    pace: Pace,
+    interval: SamplingInterval,
     monitor_cpu_fraction: float | None = None,
     remarks: Sequence[str] = (),
 ) -> MonitorRecord:
-    """Sum up readings of ``card``, taken at ``pace``."""
+    """Sum up readings of ``card``, taken at ``interval``."""
     figures: dict[str, Any] = {
         name: stats([(s.elapsed_s, s.starts, getattr(s, field)) for s in samples])
         for name, field in SERIES.items()
@@ -68,40 +152,28 @@ def summarise(
     }
     figures["energy_source"] = None if figures["energy_j"] is None else COUNTER
     simulated = {s.simulated for s in samples} or {card.simulated}
+    mixed = (MIXED,) if len(simulated) > 1 else ()
     record = MonitorRecord(
-        configured_interval_s=pace.configured_s,
+        configured_interval_s=interval.configured_s,
         n_samples=len(samples),
         simulated=any(simulated),
-        gpu_name=card.gpu_name,
-        driver=card.driver,
-        memory_total_bytes=card.memory_total_bytes,
-        power_limit_w=card.power_limit_w,
-        temperature_limits_c=card.temperature_limits_c,
-        n_gpus=card.n_gpus,
         processes=card.processes,
         n_lost_readings=_lost(samples),
-        epoch_s=pace.epoch_s,
-        remarks=tuple(_remarks(card, pace, len(simulated) > 1, remarks)),
+        epoch_s=interval.epoch_s,
+        remarks=(*card.remarks, *interval.remarks(), *mixed, *remarks),
         assessment=(),
         unavailable=_reasons(figures, samples, card),
+        **{name: getattr(card, name) for name in CONSTANTS},
         **figures,
     )
     n_known = sum(s.utilization_percent is not None for s in samples)
     return replace(record, assessment=tuple(assess(record, n_known)))
 
 
-def _remarks(card: Card, pace: Pace, mixed: bool, own: Sequence[str]) -> Iterator[str]:
-    yield from card.remarks
-    yield from pace.remarks()
-    if mixed:
-        yield MIXED
-    yield from own
-
-
 def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
-    """Give the spread over time of (moment, starts a stretch, value); null where none is known.
+    """Return the spread over time of (moment, starts a stretch, value); null where none is known.
 
-    The pace changes, so readings do not count alike: a value stands for the time since the one
+    The interval changes, so readings do not count alike: a value stands for the time since the one
     before it in its stretch, or since the stretch began. Percentiles are of the nearest rank.
     """
     known = sorted(_weighted(readings))
@@ -133,7 +205,7 @@ def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
 def _weighted(
     readings: Sequence[tuple[float, bool, float | None]],
 ) -> Iterator[tuple[float, float]]:
-    """Give each known value and the seconds that it stands for."""
+    """Yield each known value and the seconds that it stands for."""
     since_s: float | None = None
     for moment_s, starts, value in readings:
         if starts or since_s is None:
@@ -144,7 +216,7 @@ def _weighted(
 
 
 def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]]:
-    """Give each reading with the one before it in the same stretch."""
+    """Pair each reading with the one before it in the same stretch."""
     return ((a, b) for a, b in pairwise(samples) if not b.starts)
 
 
@@ -167,7 +239,7 @@ def _spent(readings: Sequence[tuple[bool, float | None]]) -> float | None:
 
 
 def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
-    """Give the seconds of held-back clocks by cause: the card's counters, else by readings."""
+    """Return the seconds of held-back clocks by cause: the card's counters, else by readings."""
     causes = sorted({cause for s in samples for cause in s.violation_s or {}})
     counted = {}
     for cause in causes:
@@ -186,7 +258,7 @@ def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, s
 
 
 def _causes(reasons: Sequence[str]) -> set[str]:
-    """Give the causes; the hardware's slowdown counts for itself only where it has no other."""
+    """Return the causes; the hardware's slowdown counts for itself only where it has no other."""
     found = {CAUSES[reason] for reason in reasons if reason in CAUSES}
     explained = {"hw_thermal", "hw_power_brake"} & set(reasons)
     return found | ({"hw_slowdown"} if "hw_slowdown" in reasons and not explained else set())
@@ -204,7 +276,7 @@ def _lost(samples: Sequence[GpuSample]) -> dict[str, int]:
 
 
 def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) -> dict[str, str]:
-    """Say of each null figure why; the driver's word first."""
+    """Return the reason of each null figure; the driver's first."""
     last = {name: reason for s in samples for name, reason in s.lost.items()}
     for what in [what for what in OTHERWISE if what in last and figures.get(what) is None]:
         last |= dict.fromkeys(OTHERWISE[what], last[what])

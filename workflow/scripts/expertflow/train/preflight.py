@@ -14,9 +14,9 @@ import torch
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.core.records import to_json
+from expertflow.hardware.disk import file_read_speed
 from expertflow.hardware.gpu_table import find_row
 from expertflow.hardware.probe import (
-    file_read_speed,
     free_gpu_memory_bytes,
     free_memory_bytes,
     probe_machine,

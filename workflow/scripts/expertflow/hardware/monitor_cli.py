@@ -1,4 +1,4 @@
-"""Serve a request to the monitor's script: watch, replay, or compare."""
+"""The monitor's command: watch, replay, or compare."""
 
 import argparse
 import logging
@@ -13,8 +13,8 @@ from typing import NoReturn
 from expertflow.core.locks import try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.hardware.monitor import monitor, replay
-from expertflow.hardware.pace import Pace
 from expertflow.hardware.records import MonitorRecord
+from expertflow.hardware.sampler import SamplingInterval
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ NICE = 5
 SHORT_NAP_S = 0.02
 
 
-def serve(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
-    """Do what was asked; ``refuse`` ends the script with a message about its arguments."""
+def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
+    """Run what was asked for; ``refuse`` ends the script with a message about its arguments."""
     if args.compare is not None:
         _compare(*args.compare)
         return
@@ -38,10 +38,8 @@ def serve(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
     if args.n_gpus is not None and args.n_gpus < 1:
         refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
     with ExitStack() as held:
-        if args.replay is not None:
-            record = replay(readings, args.facts)
-        else:
-            record = _watch(args, readings, held)
+        watch = args.replay is None
+        record = _watch(args, readings, held) if watch else replay(readings, args.facts)
         write_record(args.output, record)
     if not args.quiet:
         from rich.console import Console
@@ -71,7 +69,9 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
     def look(watcher: Callable[..., None] | None) -> MonitorRecord:
         return monitor(
             samples,
-            pace=Pace(args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch),
+            interval=SamplingInterval(
+                args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
+            ),
             duration_s=args.duration,
             zero_s=args.zero,
             goes_on=args.go_on,
