@@ -82,7 +82,7 @@ def token_shard(
 
 def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:
     """Keep all documents of some shards; say of each whether it is held out."""
-    from expertflow.data.keep_list import KEEP
+    from expertflow.data.documents import KEEP
 
     path = folder / "keep.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, KEEP) as writer:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch
 from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 

@@ -30,7 +30,7 @@ from expertflow.core.files import write_text
 from expertflow.core.records import to_json, write_record
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.tokens.arrow import read_rows, write_rows
-from expertflow.tokens.take_away import take_away
+from expertflow.tokens.export_rows import export_rows
 from expertflow.train.optimizer import learning_rate
 from expertflow.train.processes import start
 
@@ -102,7 +102,7 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
     arranged = exported.with_name(f"{exported.name}-packed")
     write_rows(arranged, rows_by_step(work.folder / "bfd" / "packed" / "train", plan, 0),
                length=rows.length)  # fmt: skip
-    take_away(arranged, exported, targets="labels", padded=False)
+    export_rows(arranged, exported, targets="labels", padded=False)
     return {
         **settings(plan),
         "plan": str(work.folder / f"plan-{method}.json"),

@@ -12,8 +12,14 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
 from expertflow.data.deduplicate import deduplicate_documents
-from expertflow.data.documents import DocumentWriter, NewDocument, group_hash, text_hash
-from expertflow.data.keep_list import KEEP, read_keep
+from expertflow.data.documents import (
+    KEEP,
+    DocumentWriter,
+    NewDocument,
+    group_hash,
+    keep_by_shard,
+    text_hash,
+)
 from expertflow.data.near import Signer
 from expertflow.data.records import Body, DocumentsRecord, ShardRecord
 from expertflow.data.settings import DeduplicateSpec, NearSpec
@@ -210,9 +216,9 @@ def test_the_keep_list_is_read_back(tmp_path: Path) -> None:
         write_shard(tmp_path, rows(*"ag"), shard="001"),
     ]
     run(tmp_path, shards, spec(weights={"s": 2.0}))
-    kept = read_keep(tmp_path / "keep.arrow", shards[1])
-    assert list(kept) == [1]
-    assert kept[1].n_copies == (1 if kept[1].held_out else 2)
+    kept = keep_by_shard(tmp_path / "keep.arrow")["s", "001"]
+    assert kept.rows.tolist() == [1]
+    assert kept.n_copies.tolist() == [1 if kept.held_out[0] else 2]
 
 
 def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
-from expertflow.data.documents import Document, iter_documents
-from expertflow.data.keep_list import Kept
+from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
@@ -46,7 +46,9 @@ def prepare(
 
 
 def documents(record: ShardRecord) -> list[Document]:
-    return list(iter_documents(record, dict.fromkeys(range(record.n_documents), Kept(False))))
+    rows = np.arange(record.n_documents, dtype=np.int32)
+    kept = KeptRows("s", record.shard, rows, np.zeros(len(rows), bool), np.ones_like(rows))
+    return list(iter_documents(record, kept))
 
 
 def write(path: Path, *records: Any) -> Path:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from expertflow.data.documents import Document, DocumentWriter, NewDocument
-from expertflow.data.keep_list import KEEP
+from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec

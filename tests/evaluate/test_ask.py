@@ -14,7 +14,7 @@ from expertflow.data.render import Renderer
 from expertflow.evaluate.ask import Held, choose, cut_at, examples, without_thoughts
 from expertflow.evaluate.records import Decoding, EvaluationSpec
 from expertflow.tokens.ragged import Ragged, ragged
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 
 LAYOUT = chatml_layout()
 # What some families write before an answer by themselves, and training learns.
@@ -85,7 +85,7 @@ def choice(template: str, options: list[str], **changes: Any) -> tuple[Held, Any
     one = replace(document(0, "q", options[0]), fields={"options": options})
     how = spec(task="multiple_choice", fields={"choices": "options"}, **changes)
     (held,) = choose([one], how, Merging(), layout).reported  # type: ignore[arg-type]
-    return held, tokenise([Renderer(layout).render(one.body)], Merging())
+    return held, tokenize([Renderer(layout).render(one.body)], Merging())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from expertflow.data.layout import CHATML, read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.tokenizer import train_tokenizer
 
 LLAMA = (
@@ -68,7 +68,7 @@ def encode(family: Family, question: str, answer: str) -> list[int]:
         Turn(role="assistant", content=answer, learned=True),
     )
     segments = Renderer(family.layout).render(Body(turns=turns))
-    ids: list[int] = tokenise([segments], Engine(family.folder)).ids[0].tolist()
+    ids: list[int] = tokenize([segments], Engine(family.folder)).ids[0].tolist()
     return ids
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from support import keep_list, token_shard
 
 from expertflow.core.errors import DataError
-from expertflow.tokens import gather
+from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import ragged
@@ -119,7 +119,7 @@ def test_rows_read_back_the_same_from_many_batches(
 ) -> None:
     whole = read_rows(Path(pack(tmp_path).train.path))
     expected, lengths, spans = ids_of(whole), whole.seq_lengths.tolist(), whole.spans.tolist()
-    monkeypatch.setattr(gather, "BATCH_BYTES", 7 * 64 * 4)
+    monkeypatch.setattr(load_splits, "BATCH_BYTES", 7 * 64 * 4)
     rows = read_rows(Path(pack(tmp_path).train.path))
     assert len(rows.parts_NL) > 10
     assert (ids_of(rows) == expected).all()

@@ -16,13 +16,12 @@ from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Form, Renderer
 from expertflow.data.shapes import frame_of
-from expertflow.tokens import shard as room
+from expertflow.tokens import shard as module
 from expertflow.tokens.arrow import from_arrow_lists, read_index
-from expertflow.tokens.drafter import Drafted, Drafter
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.records import TokenShardRecord, TokenSpec
-from expertflow.tokens.shard import _samples, pretokenize_shard
-from expertflow.tokens.tokenise import TokenBatch, tokenise, tokenise_draft
+from expertflow.tokens.records import StoredTokens, TokenShardRecord, TokenSpec
+from expertflow.tokens.shard import pretokenize_shard
+from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch, tokenize
 from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
@@ -75,10 +74,8 @@ def batch_of(bodies: list[Body]) -> pa.RecordBatch:
 
 def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted, TokenBatch]:
     drafter = Drafter(Renderer(layout))
-    drafts = (drafter.draft(part) for part in [batch_of(list(bodies))])
-    (drafted,) = drafts
-    encoded = engine.encode_flat(drafted.draft.to_encode())
-    return drafter, drafted, tokenise_draft(drafted.draft, encoded, len(drafted), engine)
+    drafted = drafter.draft(batch_of(list(bodies)))
+    return drafter, drafted, drafted.tokens(engine.encode_flat(drafted.draft.to_encode()), engine)
 
 
 def mixed_bodies() -> list[Body]:
@@ -124,7 +121,7 @@ def test_columns_give_what_each_document_gives_alone(
     for i, body in enumerate(bodies):
         assert drafted.special_text[i] == renderer.has_special_text(body)
         try:
-            alone = tokenise([renderer.render(body)], engine)
+            alone = tokenize([renderer.render(body)], engine)
         except Reject as reject:
             n_dropped += 1
             assert drafted.dropped[i] == reject.reason
@@ -138,10 +135,10 @@ def test_columns_give_what_each_document_gives_alone(
         assert (n_dropped > 0) == (policy == "reject")
 
 
-def test_samples_show_documents_with_what_is_learned(engine: Engine) -> None:
-    _, drafted, tokens = run(engine, chatml_layout(), *(pair(f"ask {i}") for i in range(20)))
-    samples = _samples(drafted, tokens, engine, first=100, n=8)
-    assert [s.row for s in samples] == list(range(100, 108))
+def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: Path) -> None:
+    bodies = [pair(f"ask {i}") for i in range(20)]
+    samples = pretokenize(tmp_path, tokenizer, write_documents(tmp_path, bodies)).samples
+    assert [s.row for s in samples] == list(range(8))
     sample = samples[1].sample
     assert sample.document_id == "s/1"
     assert [(p.text, p.learned) for p in sample.pieces] == [
@@ -160,7 +157,6 @@ def test_what_the_policy_rejects_is_dropped_and_counted(engine: Engine) -> None:
     assert (tokens.ids.lengths > 0).tolist() == [False] * 9 + [True]
     assert drafter.n_dropped == 9
     assert drafter.dropped_examples[0].startswith("s/0: special_token_text")
-    assert [s.row for s in _samples(drafted, tokens, engine, first=0, n=8)] == [9]
 
 
 def write_documents(folder: Path, bodies: list[Body], shard: str = "000") -> ShardRecord:
@@ -201,7 +197,7 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
     assert record.document_shards == ("000", "001")
     assert record.n_documents_by_shard == (2500, 2300)
     assert record.n_tokens == len(ids) == sum(index["n_tokens"].to_pylist())
-    expected = tokenise([Renderer(chatml_layout()).render(body) for body in bodies], engine)
+    expected = tokenize([Renderer(chatml_layout()).render(body) for body in bodies], engine)
     assert (ids == expected.ids.values).all()
     spans = from_arrow_lists(index["spans"])
     assert (spans.values == expected.spans.values).all()
@@ -212,13 +208,13 @@ def test_tokens_are_made_once(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    real = room._tokenise_shards
+    real = module._tokenize_shards
 
-    def counting(name: str, *rest: Any) -> TokenShardRecord:
+    def counting(name: str, *rest: Any) -> StoredTokens:
         made.append(name)
         return real(name, *rest)
 
-    monkeypatch.setattr(room, "_tokenise_shards", counting)
+    monkeypatch.setattr(module, "_tokenize_shards", counting)
     shards = {
         name: write_documents(tmp_path, [pair(f"ask {i}") for i in range(n)], name)
         for name, n in (("000", 5), ("001", 6))

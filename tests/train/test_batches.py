@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertflow.tokens.arrow import PackedRows, RowBatch, packed_rows, read_rows, write_rows
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch, Buffers, Collator, targets_per_row
 
 LENGTH = 24

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 from expertflow.train.model.loss import CHUNK, loss_route, summed_loss, targets_of
 
 N_IDS, WIDTH = 301, 16

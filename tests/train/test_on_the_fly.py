@@ -8,15 +8,14 @@ import pytest
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import write_record
-from expertflow.data.documents import DocumentWriter, NewDocument
-from expertflow.data.keep_list import KEEP
+from expertflow.data.documents import KEEP, DocumentWriter, NewDocument
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, Turn
 from expertflow.data.render import Renderer
 from expertflow.data.shapes import frame_of
 from expertflow.tokens.document_rows import DocumentRows
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 from expertflow.train.feed.batches import Collator
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder
@@ -77,7 +76,7 @@ def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]
                 numbers += [i] * (1 + (row == 1))
         first += n
     renderer = Renderer(chatml_layout())
-    tokens = tokenise([renderer.render(body(i)) for i in numbers], Engine(folder))
+    tokens = tokenize([renderer.render(body(i)) for i in numbers], Engine(folder))
     return [
         (
             tokens.ids[i][:LENGTH].tolist(),

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from expertflow.core.errors import TrainingError
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter, load_base

@@ -10,7 +10,7 @@ row's documents; padding counts as one) and labels: -100 where a token is no tar
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.tokens.take_away import Targets, take_away
+from expertflow.tokens.export_rows import Targets, export_rows
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--unpadded", action="store_true", help="leave the padding of rows out")
     args = parser.parse_args()
     column: Targets = "completion_mask" if args.completion_mask else "labels"
-    done = take_away(args.rows, args.output, targets=column, padded=not args.unpadded)
+    done = export_rows(args.rows, args.output, targets=column, padded=not args.unpadded)
     print(
         f"{args.output}: {done.n_rows:,} rows, {done.n_tokens:,} tokens, "
         f"{done.n_target_tokens:,} of them targets"

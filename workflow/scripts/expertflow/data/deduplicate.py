@@ -26,7 +26,7 @@ from expertflow.data.columns import (
     read_document_ids,
     read_signatures,
 )
-from expertflow.data.keep_list import KEEP
+from expertflow.data.documents import KEEP
 from expertflow.data.near import NearIndex
 from expertflow.data.records import DocumentsRecord, DuplicateExample, ShardRecord, SourceCounts
 from expertflow.data.selection import held_out, select

@@ -1,9 +1,12 @@
-"""The Arrow layout of documents, written and read in one place.
+"""The Arrow layouts of documents and of the keep-list, written and read in one place.
 
-One row is one document. ``text_hash`` is equal for documents that count as one, ``group_hash`` for
-documents that must stay on the same side of the train / held-out split. What a document says is
-held in two parts, ``frame`` and ``texts``; see ``shapes``. ``fields`` is the JSON of what the
-task's scorer needs. With near-duplicate detection there is a column ``signature`` besides: the
+The keep-list tells which documents count, how often, and on which side of the split; it names them
+by source, shard and row.
+
+In a shard of documents, one row is one document. ``text_hash`` is equal for documents that count as
+one, ``group_hash`` for documents that must stay on the same side of the split. What a document says
+is held in two parts, ``frame`` and ``texts``; see ``shapes``. ``fields`` is the JSON of what the
+task's scorer needs. With near-duplicate detection there is also a column ``signature``: the
 document's MinHash as little-endian uint32.
 
 Two texts are equal when they differ only in blanks, line ends or the way Unicode composes letters.
@@ -17,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.data.keep_list import Kept, read_keep
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.settings import SignatureSpec
 from expertflow.data.shapes import body_of
@@ -30,10 +34,18 @@ HASH_BYTES = 16
 SALT = b"held out: "
 BATCH_DOCUMENTS = 2000
 BATCH_BYTES = 4 << 20
+KEEP = pa.schema(
+    [
+        ("source", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("held_out", pa.bool_()),
+        ("n_copies", pa.int32()),
+    ]
+)
 
 
 def documents_schema(near: SignatureSpec | None) -> pa.Schema:
-    """Give the layout of documents."""
     columns = [
         ("document_id", pa.string()),
         ("text_hash", pa.binary(HASH_BYTES)),
@@ -66,21 +78,19 @@ class DocumentWriter:
 
     def __init__(self, sink: pa.NativeFile, near: SignatureSpec | None) -> None:
         self.schema = documents_schema(near)
-        # Texts shrink to a quarter, and writing them so takes less time than writing them whole.
+        # Texts shrink to a quarter, and are written faster than without compression.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(sink, self.schema, options=options)
         self._rows: list[NewDocument] = []
         self._n_bytes = 0
 
     def add(self, document: NewDocument) -> None:
-        """Add one document."""
         self._rows.append(document)
         self._n_bytes += sum(map(len, document.texts))
         if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left, and the end of the stream."""
         if self._rows:
             self._flush()
         self._writer.close()
@@ -106,24 +116,76 @@ class Document(Record, frozen=True, kw_only=True):
     row: int
 
 
-def iter_documents(shard: ShardRecord, keep: dict[int, Kept]) -> Iterator[Document]:
-    """Yield the kept documents of a shard in their order."""
-    first = 0
+class KeptRows(NamedTuple):
+    """Some kept rows of one shard, in their order."""
+
+    source: str
+    shard: str
+    rows: NDArray[np.int32]
+    held_out: NDArray[np.bool_]
+    n_copies: NDArray[np.int32]
+
+
+def iter_keep(path: Path) -> Iterator[KeptRows]:
+    """Yield the keep-list in the order of the manifest; each batch of it is of one shard."""
+    with pa.memory_map(str(path)) as source:
+        for batch in pa.ipc.open_stream(source):
+            if batch.num_rows:
+                yield KeptRows(
+                    batch["source"][0].as_py(),
+                    batch["shard"][0].as_py(),
+                    batch["row"].to_numpy(),
+                    batch["held_out"].to_numpy(zero_copy_only=False),
+                    batch["n_copies"].to_numpy(),
+                )
+
+
+def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
+    """Read the keep-list by source and shard."""
+    parts: dict[tuple[str, str], list[KeptRows]] = {}
+    for rows in iter_keep(path):
+        parts.setdefault((rows.source, rows.shard), []).append(rows)
+    return {key: join_rows(rows) for key, rows in parts.items()}
+
+
+def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
+    """Put kept rows together, under the name of the first."""
+    columns = list(zip(*parts, strict=True))[2:]
+    return KeptRows(*parts[0][:2], *map(np.concatenate, columns))
+
+
+def iter_kept(
+    shards: list[ShardRecord], keep: Path, *, held_out: bool | None = None
+) -> Iterator[Document]:
+    """Yield the kept documents of one side, or of both, in the order of the manifest."""
+    by_shard = keep_by_shard(keep)
+    for shard in shards:
+        kept = by_shard.get((shard.source, shard.shard))
+        if kept is not None and held_out is not None:
+            side = kept.held_out == held_out
+            kept = KeptRows(*kept[:2], *(column[side] for column in kept[2:]))
+        if kept is not None and len(kept.rows):
+            yield from iter_documents(shard, kept)
+
+
+def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
+    """Yield some documents of a shard in their order."""
+    first = done = 0
     with pa.memory_map(shard.path) as source:
         for batch in pa.ipc.open_stream(source):
-            rows = [row for row in range(first, first + batch.num_rows) if row in keep]
-            taken = batch.take(pa.array([row - first for row in rows], pa.int32()))
-            for row, value in zip(rows, taken.to_pylist(), strict=True):
+            end = int(np.searchsorted(kept.rows, first + batch.num_rows))
+            taken = batch.take(pa.array(kept.rows[done:end] - first, pa.int32()))
+            for i, value in enumerate(taken.to_pylist(), start=done):
                 yield Document(
                     document_id=value["document_id"],
                     text_hash=value["text_hash"].hex(),
                     body=body_of(value["frame"], value["texts"]),
                     fields=orjson.loads(value["fields"]),
-                    held_out=keep[row].held_out,
-                    n_copies=keep[row].n_copies,
-                    row=row,
+                    held_out=bool(kept.held_out[i]),
+                    n_copies=int(kept.n_copies[i]),
+                    row=int(kept.rows[i]),
                 )
-            first += batch.num_rows
+            first, done = first + batch.num_rows, end
 
 
 def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
@@ -135,14 +197,8 @@ def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(source, options=options)
 
 
-def iter_kept(shards: list[ShardRecord], keep: Path) -> Iterator[Document]:
-    """Yield the kept documents of all shards, in the order of the manifest."""
-    for shard in shards:
-        yield from iter_documents(shard, read_keep(keep, shard))
-
-
 def normalised(text: str) -> str:
-    r"""Fold what makes no difference to a reader: every run of blanks is one, letters are composed.
+    r"""Fold what makes no difference to a reader: runs of blanks, decomposed letters.
 
     >>> normalised("a\r\n  b ")
     'a b'
@@ -153,7 +209,7 @@ def normalised(text: str) -> str:
 
 
 def hash_document(given: str, answer: str) -> tuple[int, bytes]:
-    """Give the place of the group that ``given`` makes, and the hash of both texts together."""
+    """Return the place of the group that ``given`` makes, and the hash of both texts together."""
     digest = hashlib.sha256(SALT + given.encode("utf-8", "surrogatepass"))
     place = int.from_bytes(digest.digest()[:8], "big")
     digest.update(b"\n" + answer.encode("utf-8", "surrogatepass"))
@@ -166,6 +222,6 @@ def text_hash(text: str) -> bytes:
 
 
 def group_hash(group: str) -> int:
-    """Give a group its place in [0, 2^64): a document whose place is low enough is held out."""
+    """Return a group's place in [0, 2^64): a document whose place is low enough is held out."""
     digest = hashlib.sha256(SALT + group.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big")

@@ -19,7 +19,7 @@ from expertflow.evaluate.options import options_field, wordings
 from expertflow.evaluate.records import EvaluationSpec, Example
 from expertflow.evaluate.unseen import seeded_key
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 
 log = logging.getLogger(__name__)
 THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
@@ -105,7 +105,7 @@ def choose(
     ordered = sorted(documents, key=seeded_key(spec.seed))
     n_wanted = spec.max_examples + spec.n_selection_examples
     laid = list(islice(_laid(ordered, spec, layout), n_wanted))
-    batch = tokenise([segments for one in laid for segments in one.all], engine)
+    batch = tokenize([segments for one in laid for segments in one.all], engine)
     tokenised = zip(batch.ids.tolist(), batch.spans.tolist(), strict=True)
     held = [_held(one, list(islice(tokenised, len(one.all)))) for one in laid]
     n_reported = n_to_report(len(held), spec)

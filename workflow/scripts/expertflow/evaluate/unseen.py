@@ -12,8 +12,7 @@ from msgspec import Struct, field
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
 from expertflow.core.records import Record
-from expertflow.data.documents import Document, iter_documents, normalised
-from expertflow.data.keep_list import read_keep
+from expertflow.data.documents import Document, iter_kept, normalised
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.render import question_text
 from expertflow.data.shapes import frame_of, last_answer
@@ -48,7 +47,7 @@ def read_unseen(
     counted = {"held_out": 0, "train": 0}
 
     def side(name: str) -> Iterator[Document]:
-        for document in iter_side(shards, keep, held_out=name == "held_out"):
+        for document in iter_kept(shards, keep, held_out=name == "held_out"):
             counted[name] += document.n_copies
             yield document
 
@@ -92,15 +91,6 @@ def check_trained_rows(
         raise EvaluationError(
             f"{file}: is missing or not what packing.json tells of; run pack_sequences again"
         )
-
-
-def iter_side(shards: list[ShardRecord], keep: Path, *, held_out: bool) -> Iterator[Document]:
-    """Yield the documents of one side of the split, in the order of the manifest."""
-    for shard in shards:
-        kept = read_keep(keep, shard)
-        wanted = {row: found for row, found in kept.items() if found.held_out == held_out}
-        if wanted:
-            yield from iter_documents(shard, wanted)
 
 
 def seeded_key(seed: int) -> Callable[[Document], str]:

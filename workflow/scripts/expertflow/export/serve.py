@@ -19,7 +19,7 @@ from expertflow.data.render import Renderer, question_of
 from expertflow.evaluate.ask import cut_at, without_thoughts
 from expertflow.export.merge_files import end_ids, read_system_prompt
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base
 
 THINK = "<think>"
@@ -57,7 +57,7 @@ class Expert(Record, frozen=True):
             except Reject as reject:
                 why = f"the model's chat template refuses this chat: {reject}"
                 raise ConfigError(why) from reject
-        ids: list[int] = tokenise([segments], self.engine).ids[0].tolist()
+        ids: list[int] = tokenize([segments], self.engine).ids[0].tolist()
         return ids
 
     def answer(self, turns: list[Turn], show: Show) -> str:

@@ -1,7 +1,7 @@
 """Layouts of token shards and packed rows on disk, written and read in one place.
 
 A token shard is two files: ``.ids``, the ids of all its documents end to end as little-endian
-int32, and ``.arrow``, an index with one row a document, in the order of the documents file.
+int32, and ``.arrow``, an index with one row per document, in the order of the documents file.
 
 Packed rows are an Arrow IPC *stream* beside two small JSON files: the folder layout that
 ``datasets.load_from_disk`` reads. A row stores what cannot be derived: ids, the lengths of its
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.files import replacing
 from expertflow.core.records import Record
-from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.ragged import Ragged, concatenate, ragged
 
 IDS_DTYPE = np.dtype("<i4")
 # ``dropped`` is the reason why a document has no tokens; ``special_text`` tells that a text of it
@@ -60,7 +60,7 @@ class PackedRows(Record, frozen=True):
 
     @property
     def length(self) -> int:
-        """Give the length of a row in tokens."""
+        """The length of a row in tokens."""
         return int(self.parts_NL[0].shape[1])
 
     def take_ids(
@@ -80,7 +80,7 @@ class PackedRows(Record, frozen=True):
 def packed_rows(
     input_ids_NL: NDArray[np.int32], seq_lengths: list[list[int]], spans: list[list[int]]
 ) -> PackedRows:
-    """Hold rows that are in memory."""
+    """Make packed rows of what is in memory."""
     return PackedRows((input_ids_NL,), ragged(seq_lengths), ragged(spans))
 
 
@@ -90,14 +90,11 @@ def index_batch(
     special_text: Sequence[bool] | NDArray[np.bool_],
     dropped: list[str | None],
 ) -> pa.RecordBatch:
-    """Give the index of some documents."""
-    columns = [
-        pa.array(n_tokens, pa.int32()),
-        arrow_lists(spans),
-        pa.array(special_text, pa.bool_()),
-        pa.array(dropped, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=INDEX)
+    columns = (n_tokens, arrow_lists(spans), special_text, dropped)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, kind) for column, kind in zip(columns, INDEX.types, strict=True)],
+        schema=INDEX,
+    )
 
 
 def read_index(path: Path) -> pa.Table:
@@ -107,7 +104,7 @@ def read_index(path: Path) -> pa.Table:
 
 
 def rows_schema(length: int) -> pa.Schema:
-    """Give the layout of packed rows of ``length`` tokens."""
+    """Return the layout of packed rows of ``length`` tokens."""
     return pa.schema(
         [
             ("input_ids", pa.list_(pa.int32(), length)),
@@ -132,6 +129,22 @@ def write_rows(directory: Path, batches: Iterator[RowBatch], *, length: int) -> 
 
 def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.Array]]) -> None:
     """Write columns of lists as a folder that ``datasets.load_from_disk`` reads."""
+    features: dict[str, Any] = {}
+    for field in schema:
+        dtype = {"dtype": str(field.type.value_type), "_type": "Value"}
+        features[field.name] = {"feature": dtype, "_type": "List"}
+        if pa.types.is_fixed_size_list(field.type):
+            features[field.name]["length"] = field.type.list_size
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": ROWS_FILE}],
+        "_fingerprint": "expertflow",
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
     with replacing(directory) as partial:
         partial.mkdir(parents=True)
         with (
@@ -140,7 +153,8 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
         ):
             for columns in batches:
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        _write_dataset_info(partial, schema)
+        for name, value in (("dataset_info.json", info), ("state.json", state)):
+            (partial / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def read_rows(directory: Path) -> PackedRows:
@@ -160,39 +174,12 @@ def read_rows(directory: Path) -> PackedRows:
 
 
 def arrow_lists(lists: Ragged) -> pa.ListArray:
-    """Give lists as an Arrow column."""
     offsets = pa.array(lists.offsets.astype(np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array(lists.values, pa.int32()))
 
 
 def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
-    """Lay the lists of an Arrow column end to end."""
     # Both respect that a chunk may be a slice; the raw buffers do not.
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
-    values = [chunk.flatten().to_numpy() for chunk in column.chunks]
-    offsets = np.zeros(len(column) + 1, np.int64)
-    if column.chunks:
-        np.cumsum(np.concatenate(lengths), out=offsets[1:])
-    return Ragged(np.concatenate(values) if values else np.empty(0, np.int32), offsets)
-
-
-def _write_dataset_info(directory: Path, schema: pa.Schema) -> None:
-    """Add what ``datasets`` expects beside the rows: which files there are, and their features."""
-    features: dict[str, Any] = {}
-    for field in schema:
-        dtype = {"dtype": str(field.type.value_type), "_type": "Value"}
-        features[field.name] = {"feature": dtype, "_type": "List"}
-        if pa.types.is_fixed_size_list(field.type):
-            features[field.name]["length"] = field.type.list_size
-    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-    state: dict[str, Any] = {
-        "_data_files": [{"filename": ROWS_FILE}],
-        "_fingerprint": "expertflow",
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
-    for name, value in (("dataset_info.json", info), ("state.json", state)):
-        (directory / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    return concatenate(
+        Ragged(chunk.flatten().to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks
+    )

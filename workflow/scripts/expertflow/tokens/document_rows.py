@@ -1,7 +1,7 @@
-"""Tokenise documents when a step asks for them: what training from packed rows replaces.
+"""Tokenize documents when a step asks for them: what training from packed rows replaces.
 
 It is there for a trainer that is run by hand where the packed rows are missing, and to compare
-others with. Every document has a row of its own, cut at the row length.
+others with. Every document has its own row, cut at the row length.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from expertflow.data.documents import iter_texts
-from expertflow.data.keep_list import KeptRows, keep_by_shard
+from expertflow.data.documents import KeptRows, iter_texts, keep_by_shard
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.data.render import Renderer
 from expertflow.tokens.arrow import PAD_ID, PackedRows
-from expertflow.tokens.drafter import Drafter
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.packing import clip_spans
-from expertflow.tokens.ragged import Ragged, offsets_of, runs
-from expertflow.tokens.tokenise import tokenise_draft
+from expertflow.tokens.ragged import Ragged, offsets_of, ragged, runs
+from expertflow.tokens.tokenize import Drafter
 
 
 class DocumentRows:
@@ -52,14 +50,13 @@ class DocumentRows:
         return 0 if self._table is None else len(self._table)
 
     def take(self, chosen: NDArray[np.integer]) -> PackedRows:
-        """Tokenise some documents; one that the model cannot be given is an empty row."""
+        """Tokenize some documents; one that the template refuses is an empty row."""
         if self._table is None or not len(chosen):
-            empty = Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
-            return PackedRows((np.empty((0, self.length), np.int32),), empty, empty)
+            return PackedRows((np.empty((0, self.length), np.int32),), ragged(), ragged())
         (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
         drafted = self._drafter.draft(part)
         encoded = self._engine.encode_flat(drafted.draft.to_encode())
-        tokens = tokenise_draft(drafted.draft, encoded, len(drafted), self._engine)
+        tokens = drafted.tokens(encoded, self._engine)
         lengths = np.minimum(tokens.ids.lengths, self.length)
         ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
         places = runs(np.arange(len(chosen)) * self.length, lengths)

@@ -10,11 +10,17 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.progress import Progress
-from expertflow.tokens import packing as plan
 from expertflow.tokens.arrow import ROWS_FILE, RowBatch, write_rows
-from expertflow.tokens.fast import CHOSEN
-from expertflow.tokens.gather import row_batches
-from expertflow.tokens.kept import SplitDocuments, read_kept
+from expertflow.tokens.engine import CHOSEN
+from expertflow.tokens.load_splits import SplitDocuments, load_splits, row_batches
+from expertflow.tokens.packing import (
+    Pieces,
+    best_fit_decreasing,
+    concat_pieces,
+    count_rows,
+    count_targets,
+    cut,
+)
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     LengthChoice,
@@ -25,7 +31,6 @@ from expertflow.tokens.records import (
     PackingSpec,
     TokenShardRecord,
 )
-from expertflow.tokens.targets import count_targets
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 4096)
 LONGEST_AUTO_LENGTH = 2048
@@ -47,14 +52,14 @@ def pack_sequences(
         DataError: there is nothing to pack, or overflow drops every document.
     """
     _refuse_two_engines(expert, shards)
-    kept = read_kept(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
-    lengths = np.concatenate((kept.train.length, kept.held_out.length))
+    splits = load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
+    lengths = np.concatenate((splits.train.length, splits.held_out.length))
     if not lengths.any():
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
     length, reason = choose_length(spec, int(lengths.max()))
     packed = {
         name: _pack_split(documents, spec, length=length, output=output / name)
-        for name, documents in (("train", kept.train), ("held_out", kept.held_out))
+        for name, documents in (("train", splits.train), ("held_out", splits.held_out))
     }
     for name, split in packed.items():
         if split.n_target_tokens == 0:
@@ -62,7 +67,7 @@ def pack_sequences(
                 f"{expert}: the {name} rows hold nothing to learn at {length} tokens; raise"
                 f" max_seq_length, or set overflow to split (it is {spec.overflow})"
             )
-    choices = tuple(length_choice(lengths, choice) for choice in LENGTHS)
+    choices = tuple(_length_choice(lengths, choice) for choice in LENGTHS)
     engines = Counter(f"{shard.engine} {shard.engine_version}" for shard in shards)
     fallbacks = {
         shard.engine_reason
@@ -79,20 +84,19 @@ def pack_sequences(
         engines=dict(sorted(engines.items())),
         engine_fallbacks=tuple(sorted(fallbacks)),
         tokenizer_sha256=shards[0].tokenizer_sha256,
-        n_special_text_documents=kept.n_special_text,
-        n_dropped_held_out=kept.n_dropped_held_out,
-        n_dropped_by_reason=dict(sorted(kept.n_dropped_by_reason.items())),
-        samples=kept.samples,
-        train=packed["train"],
-        held_out=packed["held_out"],
-        histogram=histogram(lengths),
+        n_special_text_documents=splits.n_special_text,
+        n_dropped_held_out=splits.n_dropped_held_out,
+        n_dropped_by_reason=dict(sorted(splits.n_dropped_by_reason.items())),
+        samples=splits.samples,
+        **packed,
+        histogram=_histogram(lengths),
         choices=choices,
-        suggestion=suggest(choices, n_documents=len(lengths), n_tokens=int(lengths.sum())),
+        suggestion=_suggest(choices, n_documents=len(lengths), n_tokens=int(lengths.sum())),
     )
 
 
 def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
-    """Refuse a mixture: which texts went to which engine would depend on the number of shards."""
+    # Which texts went to which engine would depend on the number of shards.
     by_engine = {shard.engine: shard for shard in shards}
     if len(by_engine) > 1:
         odd = by_engine["tokenizers"]
@@ -115,29 +119,24 @@ def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
     )
 
 
-class _Counted:
-    """Counts what rows hold while they pass."""
-
-    def __init__(self) -> None:
-        self.n_supervised = self.n_targets = 0
-
-    def __call__(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        for batch in batches:
-            spans = batch.spans.values
-            self.n_supervised += int(spans[1::2].sum() - spans[::2].sum())
-            self.n_targets += int(count_targets(batch.seq_lengths, batch.spans).sum())
-            yield batch
-
-
 def _pack_split(
     documents: SplitDocuments, spec: PackingSpec, *, length: int, output: Path
 ) -> PackedSplit:
-    pieces, rows = _plan(documents.length, spec, length)
-    rows = rows.take(plan.order_rows(len(rows), seed=spec.seed))
+    pieces, rows = plan_rows(documents.length, spec, length)
+    # Packing emits rows longest first, which would be a curriculum.
+    rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     progress = Progress(f"{output}", total=len(rows), unit="rows packed")
-    counted = _Counted()
-    batches = row_batches(documents, pieces, rows, length=length, done=progress.add)
-    write_rows(output, counted(batches), length=length)
+    n_supervised = n_targets = 0
+
+    def counted() -> Iterator[RowBatch]:
+        nonlocal n_supervised, n_targets
+        for batch in row_batches(documents, pieces, rows, length=length, done=progress.add):
+            spans = batch.spans.values
+            n_supervised += int(spans[1::2].sum() - spans[::2].sum())
+            n_targets += int(count_targets(batch.seq_lengths, batch.spans).sum())
+            yield batch
+
+    write_rows(output, counted(), length=length)
     n_tokens = int(pieces.length.sum(dtype=np.int64))
     return PackedSplit(
         path=str(output),
@@ -146,11 +145,11 @@ def _pack_split(
         n_documents_split=pieces.n_split,
         n_documents_truncated=pieces.n_truncated,
         n_documents_dropped=pieces.n_dropped,
-        n_tokens_in=documents.n_tokens,
+        n_tokens_in=int(documents.length.sum(dtype=np.int64)),
         n_tokens=n_tokens,
         n_tokens_dropped=pieces.n_tokens_dropped,
-        n_supervised_tokens=counted.n_supervised,
-        n_target_tokens=counted.n_targets,
+        n_supervised_tokens=n_supervised,
+        n_target_tokens=n_targets,
         n_padding_tokens=len(rows) * length - n_tokens,
         n_sequences=len(rows),
         n_sequences_lower_bound=-(-n_tokens // length),
@@ -158,32 +157,33 @@ def _pack_split(
     )
 
 
-def _plan(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tuple[plan.Pieces, Ragged]:
+def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tuple[Pieces, Ragged]:
+    """Cut documents and assign the pieces, by number, to rows; no row exceeds ``length``."""
     if spec.packing == "concat":
-        return plan.concat_pieces(lengths, row_length=length)
-    pieces = plan.cut(lengths, row_length=length, overflow=spec.overflow)
-    return pieces, plan.plan_rows(pieces.length, row_length=length, packing=spec.packing)
+        return concat_pieces(lengths, row_length=length)
+    pieces = cut(lengths, row_length=length, overflow=spec.overflow)
+    if spec.packing == "bfd":
+        return pieces, best_fit_decreasing(pieces.length, row_length=length)
+    n = len(pieces.length)
+    return pieces, Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
 
 
-def histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
+def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
     """Count lengths in bins of powers, so that short and long documents both show."""
     longest = int(lengths.max())
     edges = np.unique(np.geomspace(1, longest + 1, N_BINS).round().astype(int))
     counts, _ = np.histogram(lengths, bins=edges)
-    p50, p90, p99 = (int(np.percentile(lengths, q, method="higher")) for q in (50, 90, 99))
+    percentiles = {f"p{q}": int(np.percentile(lengths, q, method="higher")) for q in (50, 90, 99)}
     return LengthHistogram(
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
-        p50=p50,
-        p90=p90,
-        p99=p99,
+        **percentiles,
         max=longest,
     )
 
 
-def length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
-    """Say what rows of ``length`` would cut, and how full they would be."""
-    n_rows = plan.count_rows(lengths, row_length=length)
+def _length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
+    n_rows = count_rows(lengths, row_length=length)
     over = lengths[lengths > length].astype(np.int64) - length
     return LengthChoice(
         sequence_length_tokens=length,
@@ -194,10 +194,10 @@ def length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
     )
 
 
-def suggest(
+def _suggest(
     choices: tuple[LengthChoice, ...], *, n_documents: int, n_tokens: int
 ) -> LengthSuggestion:
-    """Name the shortest choice that leaves 99 % of the documents and of the tokens uncut."""
+    """Suggest the shortest choice that leaves 99 % of the documents and of the tokens uncut."""
     chosen = next(
         (
             choice

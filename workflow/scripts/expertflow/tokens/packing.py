@@ -1,4 +1,4 @@
-"""Plan which documents share a row: pure functions over arrays of lengths, no tokens touched.
+"""Plan which documents share a row, by their lengths alone; no tokens touched.
 
 Worked example, rows of 10, lengths 7 4 3 6: best-fit-decreasing puts 7 with 3 and 6 with 4, two
 full rows; in input order 7, 4 + 3 and 6 would need three.
@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.tokens.ragged import Ints, Ragged, offsets_of
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of, ragged
+
+# The label of what is no target; cross-entropy in torch leaves it out.
+IGNORE = -100
 
 
 class Pieces(Record, frozen=True):
@@ -35,7 +38,7 @@ class Pieces(Record, frozen=True):
 
 
 class Filled(NamedTuple):
-    """What rows of one group hold, last first: ``n`` pieces of ``length``, behind ``before``."""
+    """What the rows of a group hold, last first: ``n`` pieces of ``length`` behind ``before``."""
 
     length: int
     n: int
@@ -54,7 +57,7 @@ def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Piec
     lengths = np.asarray(lengths, np.int32)
     long = lengths > row_length
     n_over = int(long.sum())
-    over = int((lengths[long].astype(np.int64)).sum())
+    over = int(lengths[long].sum(dtype=np.int64))
     if overflow == "split":
         per_document = -(-lengths // row_length)
         document = np.repeat(np.arange(len(lengths), dtype=np.int32), per_document)
@@ -74,14 +77,6 @@ def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Piec
     return Pieces(document, np.zeros(len(document), np.int32), short, **lost)
 
 
-def plan_rows(lengths: NDArray[np.integer], *, row_length: int, packing: str) -> Ragged:
-    """Assign pieces, by number, to rows; no row exceeds ``row_length``."""
-    if packing == "bfd":
-        return best_fit_decreasing(lengths, row_length=row_length)
-    n = len(lengths)
-    return Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
-
-
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:
     """Put each piece, longest first, into the row that it fills best.
 
@@ -97,15 +92,18 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
     per_row: list[NDArray[np.int64]] = []
     for group in fill_rows(counts, row_length=row_length):
         columns = []
-        for length, n in _contents(group.filled):
-            first = next_piece[length]
-            next_piece[length] = last = first + n * group.n_rows
-            columns.append(longest_first[first:last].reshape(group.n_rows, n))
-        block = np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
+        filled: Filled | None = group.filled
+        while filled is not None:
+            first = next_piece[filled.length]
+            next_piece[filled.length] = last = first + filled.n * group.n_rows
+            columns.append(longest_first[first:last].reshape(group.n_rows, filled.n))
+            filled = filled.before
+        # Filled from the last piece back; a row lists its first piece first.
+        block = np.concatenate(columns[::-1], axis=1) if len(columns) > 1 else columns[0]
         blocks.append(block.reshape(-1).astype(np.int32))
         per_row.append(np.full(group.n_rows, block.shape[1]))
     if not blocks:
-        return Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+        return ragged()
     return Ragged(np.concatenate(blocks), offsets_of(np.concatenate(per_row)))
 
 
@@ -164,7 +162,8 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
     total = int(ends[-1]) if len(ends) else 0
     edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
     if total == 0:
-        return _no_pieces(), Ragged(np.empty(0, np.int32), np.zeros(1, np.int64))
+        nothing = np.empty(0, np.int32)
+        return Pieces(nothing, nothing, nothing), ragged()
     start = edges[:-1]
     document = np.searchsorted(ends, start, side="right")
     first = ends[document] - np.asarray(lengths, np.int64)[document]
@@ -178,15 +177,9 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
     return pieces, Ragged(np.arange(len(start), dtype=np.int32), offsets_of(per_row))
 
 
-def order_rows(n_rows: int, *, seed: int) -> Ints:
-    """Permute rows: packing emits them longest first, which would be a curriculum."""
-    return np.random.default_rng(seed).permutation(n_rows)
-
-
 def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Ragged:
-    """Give what of each list of spans lies in its piece [start, start + length).
+    """Clip each list of spans to its piece [start, start + length), and move it to the offset.
 
-    The spans are moved so that the piece begins at its offset.
     The first token of a piece has no context, so it is never a target; its span is left as it is
     and the batch leaves the token out.
     """
@@ -200,15 +193,18 @@ def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Rag
     return Ragged(moved.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
 
 
-def _contents(filled: Filled | None) -> Iterator[tuple[int, int]]:
-    """Yield what a row holds, first piece first."""
-    parts = []
-    while filled is not None:
-        parts.append((filled.length, filled.n))
-        filled = filled.before
-    yield from reversed(parts)
-
-
-def _no_pieces() -> Pieces:
-    nothing = np.empty(0, np.int32)
-    return Pieces(nothing, nothing, nothing)
+def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
+    """Count by row the supervised tokens that have context: all but the first of each document."""
+    n_rows = len(seq_lengths)
+    row_starts = offsets_of(seq_lengths.sums())
+    firsts = offsets_of(seq_lengths.values)[:-1]
+    owner = np.repeat(np.arange(n_rows), spans.lengths // 2)
+    low = spans.values[::2] + row_starts[owner]
+    high = spans.values[1::2] + row_starts[owner]
+    supervised = np.bincount(owner, weights=high - low, minlength=n_rows).astype(np.int64)
+    span = np.searchsorted(low, firsts, side="right") - 1
+    covered = np.zeros(len(firsts), bool)
+    there = span >= 0
+    covered[there] = firsts[there] < high[span[there]]
+    rows = np.repeat(np.arange(n_rows), seq_lengths.lengths)
+    return supervised - np.bincount(rows[covered], minlength=n_rows)

@@ -1,6 +1,6 @@
-"""Lists of different lengths laid end to end: how tokens, document lengths and spans are held.
+"""Lists of different lengths laid end to end: tokens, document lengths and spans.
 
-No Python object a list: a million of them cost eight bytes each besides their values.
+No Python object per list: a million of them cost eight bytes each besides their values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,46 +27,44 @@ class Ragged(Record, frozen=True):
 
     @property
     def lengths(self) -> Ints:
-        """Give the number of values of every list."""
         return np.diff(self.offsets)
 
     def sums(self) -> Ints:
-        """Add up every list."""
         total = np.concatenate(([0], np.cumsum(self.values, dtype=np.int64)))
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]])
 
     def take(self, which: NDArray[np.integer]) -> "Ragged":
-        """Give some lists, in the order and as often as they are asked for."""
+        """Select lists, in the order and as often as they are asked for."""
         starts, lengths = self.offsets[which], self.offsets[which + 1] - self.offsets[which]
         return Ragged(self.values[runs(starts, lengths)], offsets_of(lengths))
 
     def tolist(self) -> list[list[int]]:
-        """Give the lists as Python lists."""
         return [self[i].tolist() for i in range(len(self))]
 
 
-def ragged(lists: Iterable[Sequence[int]]) -> Ragged:
+def ragged(lists: Iterable[Sequence[int]] = ()) -> Ragged:
     """Lay lists end to end."""
     arrays = [np.asarray(item, dtype=np.int32) for item in lists]
-    return joined(arrays)
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return Ragged(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))
 
 
-def joined(arrays: Sequence[NDArray[np.int32]]) -> Ragged:
-    """Lay arrays end to end, each one list."""
-    lengths = np.fromiter((len(a) for a in arrays), np.int64, len(arrays))
-    values = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-    return Ragged(values, offsets_of(lengths))
+def concatenate(parts: Iterable[Ragged]) -> Ragged:
+    """Append the lists of each part to those of the parts before it."""
+    parts = [ragged(), *parts]
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> Ints:
-    """Give where lists of some lengths begin, and the end of the last."""
+    """Return where lists of these lengths begin, and the end of the last."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def runs(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
-    """List the places of runs: start, start + 1 ... of each.
+    """Return the indices of runs: start, start + 1 ... of each.
 
     >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""What the token stages say: shards of tokens and packed rows.
+"""Settings and records of the token stages: shards of tokens and packed rows.
 
 A *sequence* is one packed row of ``sequence_length_tokens`` ids; it holds whole documents, or parts
 of one that is longer than a row.
@@ -8,6 +8,8 @@ from typing import Literal
 
 from expertflow.core.records import Record
 
+EngineChoice = Literal["auto", "tokenizers"]
+
 
 class TokenSpec(Record, frozen=True, kw_only=True):
     """Settings of ``pretokenize_shard``.
@@ -16,7 +18,7 @@ class TokenSpec(Record, frozen=True, kw_only=True):
     the engines that are installed: another version is another spec.
     """
 
-    engine: Literal["auto", "tokenizers"]
+    engine: EngineChoice
     versions: dict[str, str]
 
 
@@ -43,22 +45,13 @@ class ShardSample(Record, frozen=True, kw_only=True):
     sample: DecodedSample
 
 
-class TokenShardRecord(Record, frozen=True, kw_only=True):
-    """Token ids of all documents of some document shards, also of those that are not kept.
+class StoredTokens(Record, frozen=True, kw_only=True):
+    """What is known of the tokens in a folder of the store, whichever expert asks.
 
-    ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
-    documents. ``key`` names all that they were made from, and so their content. A dropped document
-    has no tokens: the model's chat template cannot write it, or the policy on special tokens in
-    texts rejects it. Which documents count, packing decides.
+    A dropped document has no tokens: the model's chat template cannot write it, or the policy on
+    special tokens in texts rejects it.
     """
 
-    source: str
-    shard: str
-    document_shards: tuple[str, ...]
-    n_documents_by_shard: tuple[int, ...]
-    path: str
-    index_path: str
-    key: str
     n_documents: int
     n_tokens: int
     n_dropped: int
@@ -68,6 +61,23 @@ class TokenShardRecord(Record, frozen=True, kw_only=True):
     engine_version: str
     engine_reason: str
     tokenizer_sha256: str
+
+
+class TokenShardRecord(StoredTokens, frozen=True, kw_only=True):
+    """Token ids of all documents of some document shards, also of those that are not kept.
+
+    ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
+    documents. ``key`` names all that they were made from, and so their content. Which documents
+    count, packing decides.
+    """
+
+    source: str
+    shard: str
+    document_shards: tuple[str, ...]
+    n_documents_by_shard: tuple[int, ...]
+    path: str
+    index_path: str
+    key: str
 
 
 class PackingSpec(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""Tokenise all documents of a token shard, once.
+"""Tokenize all documents of a token shard, once.
 
 A token shard is a run of a source's document shards: loading a large vocabulary takes as long as
-tokenising a hundred megabytes, so one job takes several of them.
+tokenizing a hundred megabytes, so one job takes several of them.
 """
 
 import logging
@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace
-from numpy.typing import NDArray
+from msgspec.structs import asdict
 
 from expertflow.core.files import remove, sha256_file, sha256_json
 from expertflow.core.progress import Progress
@@ -27,19 +26,19 @@ from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
-from expertflow.tokens.drafter import Drafted, Drafter
-from expertflow.tokens.engine import TOKENIZER_FILE, Encoder
-from expertflow.tokens.fast import Chosen, EngineChoice, choose_engine
+from expertflow.tokens.engine import TOKENIZER_FILE, Chosen, Encoder, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     DecodedPiece,
     DecodedSample,
+    EngineChoice,
     ShardSample,
+    StoredTokens,
     TokenShardRecord,
     TokenSpec,
 )
 from expertflow.tokens.store import ensure_stored, publish
-from expertflow.tokens.tokenise import TokenBatch, tokenise_draft
+from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch
 
 log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
@@ -78,48 +77,48 @@ def pretokenize_shard(
     ]
 
     def make(folder: Path) -> None:
-        record = _tokenise_shards(name, spec, shards, tokenizer, layout, folder)
-        write_record(folder / RECORD, record)
+        stored = _tokenize_shards(name, spec, shards, tokenizer, layout, folder)
+        write_record(folder / RECORD, stored)
 
     key = sha256_json(made_from)
     folder, was_there = ensure_stored(store, key, make)
-    record = read_record(TokenShardRecord, folder / RECORD)
-    if (folder / IDS).stat().st_size != record.n_tokens * IDS_DTYPE.itemsize:
+    stored = read_record(StoredTokens, folder / RECORD)
+    if (folder / IDS).stat().st_size != stored.n_tokens * IDS_DTYPE.itemsize:
         log.warning("%s is damaged; its tokens are made again", folder)
         remove(folder)
         folder, was_there = ensure_stored(store, key, make)
-        record = read_record(TokenShardRecord, folder / RECORD)
+        stored = read_record(StoredTokens, folder / RECORD)
     publish(folder / IDS, ids)
     publish(folder / INDEX_FILE, index)
     if was_there:
-        log.info("taken from the store: %s tokens", f"{record.n_tokens:,}")
-    return replace(
-        record,
+        log.info("taken from the store: %s tokens", f"{stored.n_tokens:,}")
+    return TokenShardRecord(
+        **asdict(stored),
         key=key,
         source=shards[0].source,
         shard=name,
         document_shards=tuple(shard.shard for shard in shards),
+        n_documents_by_shard=tuple(shard.n_documents for shard in shards),
         path=str(ids),
         index_path=str(index),
     )
 
 
-def _tokenise_shards(
+def _tokenize_shards(
     name: str,
     spec: TokenSpec,
     shards: Sequence[ShardRecord],
     tokenizer: Path,
     layout: Layout,
     folder: Path,
-) -> TokenShardRecord:
-    """Tokenise all documents into ``folder``."""
+) -> StoredTokens:
     renderer = Renderer(layout)
     documents = [Path(shard.path) for shard in shards]
     drafter = Drafter(renderer)
     progress = Progress(
         f"{shards[0].source}/{name}",
         total=sum(shard.n_documents for shard in shards),
-        unit="documents tokenised",
+        unit="documents tokenized",
     )
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
     sampled = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
@@ -132,14 +131,7 @@ def _tokenise_shards(
         f"{progress.n_done:,}", f"{n_tokens:,}", progress.elapsed_s - encoding.loading_s,
         encoding.loading_s,
     )  # fmt: skip
-    return TokenShardRecord(
-        key="",
-        source=shards[0].source,
-        shard=name,
-        document_shards=tuple(shard.shard for shard in shards),
-        n_documents_by_shard=tuple(shard.n_documents for shard in shards),
-        path=IDS,
-        index_path=INDEX_FILE,
+    return StoredTokens(
         n_documents=progress.n_done,
         n_tokens=n_tokens,
         n_dropped=drafter.n_dropped,
@@ -155,7 +147,7 @@ def _tokenise_shards(
 def _write(
     folder: Path, drafts: Iterator[Drafted], encoding: "EncodingThread", progress: Progress
 ) -> tuple[int, tuple[ShardSample, ...]]:
-    """Write ids and index of all documents; give the tokens' number and some documents decoded."""
+    """Write ids and index of all documents; return the number of tokens and decoded samples."""
     n_tokens = 0
     samples: list[ShardSample] = []
     with (
@@ -169,9 +161,10 @@ def _write(
             writer.write_batch(
                 index_batch(lengths, tokens.spans, drafted.special_text, drafted.dropped)
             )
-            n_more = N_SAMPLES - len(samples)
-            engine = encoding.chosen.engine
-            samples += _samples(drafted, tokens, engine, first=progress.n_done, n=n_more)
+            chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None]
+            for row in chosen[: N_SAMPLES - len(samples)]:
+                decoded = decoded_sample(drafted, tokens, row, encoding.chosen.engine)
+                samples.append(ShardSample(row=progress.n_done + row, sample=decoded))
             n_tokens += int(lengths.sum())
             progress.add(len(drafted))
     return n_tokens, tuple(samples)
@@ -197,7 +190,7 @@ class EncodingThread:
 
     @property
     def chosen(self) -> Chosen:
-        """Give the engine, once it is loaded."""
+        """The engine, once it is loaded."""
         return self._choosing.result()
 
     def encoded(self, drafts: Iterator[Drafted]) -> Iterator[tuple[Drafted, TokenBatch]]:
@@ -207,19 +200,17 @@ class EncodingThread:
             waiting.append((drafted, self._pool.submit(self._encode, drafted)))
             if len(waiting) > N_AHEAD:
                 yield self._finished(*waiting.popleft())
-        while waiting:
-            yield self._finished(*waiting.popleft())
+        yield from starmap(self._finished, waiting)
 
     def _encode(self, drafted: Drafted) -> Ragged:
         return self.chosen.engine.encode_flat(drafted.draft.to_encode())
 
     def _finished(self, drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
-        tokens = tokenise_draft(drafted.draft, ids.result(), len(drafted), self.chosen.engine)
-        return drafted, tokens
+        return drafted, drafted.tokens(ids.result(), self.chosen.engine)
 
 
 def _version(package: str) -> str | None:
-    """Give what is installed where the job runs, which may be another place than the Snakefile."""
+    # What is installed where the job runs, which may be another place than the Snakefile.
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -227,7 +218,7 @@ def _version(package: str) -> str | None:
 
 
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
-    """Give a shard's share of the texts on which the engines are compared: its first ones."""
+    """Return a shard's share of the texts on which the engines are compared: its first ones."""
     texts: list[str] = []
     n_chars = 0
     first = next(iter_texts(documents), None)
@@ -247,26 +238,11 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
     return texts
 
 
-def _samples(
-    drafted: Drafted, tokens: TokenBatch, engine: Encoder, *, first: int, n: int
-) -> list[ShardSample]:
-    """Decode the first ``n`` documents that have tokens; ``first`` is the number of the first."""
-    chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None][:n]
-    names = drafted.document_ids
-    return [
-        ShardSample(
-            row=first + row,
-            sample=sample(names[row].as_py(), tokens.ids[row], tokens.spans[row], engine),
-        )
-        for row in chosen
-    ]
-
-
-def sample(
-    document_id: str, ids: NDArray[np.int32], spans: NDArray[np.int32], engine: Encoder
+def decoded_sample(
+    drafted: Drafted, tokens: TokenBatch, row: int, engine: Encoder
 ) -> DecodedSample:
     """Decode the start of a document, cut where learning starts or ends."""
-    learned = spans.tolist()
+    ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
     edges = [0, *(at for at in learned if at < n), n]
     pairs = list(zip(learned[::2], learned[1::2], strict=True))
@@ -279,7 +255,7 @@ def sample(
         if start < end
     ]
     return DecodedSample(
-        document_id=document_id,
+        document_id=drafted.document_ids[row].as_py(),
         n_tokens=len(ids),
         n_supervised_tokens=sum(high - low for low, high in pairs),
         pieces=tuple(pieces),

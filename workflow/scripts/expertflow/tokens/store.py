@@ -1,8 +1,8 @@
-"""Keep tokens by what they were made from, so that the same ones are never made twice.
+"""Store tokens by what they were made from, so that the same ones are never made twice.
 
 A key names a folder below the store: same documents, tokenizer, layout, engines and code, same key,
-whichever expert asks. Results are hard links into the store, so they take no room of their own and
-come back at once after a result was deleted or an edit taken back.
+whichever expert asks. Results are hard links into the store, so they take no extra space and come
+back at once after a result was deleted or an edit undone.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ ABANDONED_S = 3600
 
 
 def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-    """Give the folder of ``key`` and whether it was there; else ``make`` fills it, whole or not.
+    """Return the folder of ``key`` and whether it was there; else ``make`` fills it, or nothing.
 
     Two jobs may make the same folder at once: the first one to end is taken by both.
     """

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from expertflow.core.records import Record
 from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.packing import IGNORE, count_targets
 from expertflow.tokens.ragged import Ragged, offsets_of
-from expertflow.tokens.targets import IGNORE, count_targets
 from expertflow.train.feed.order import Rows
 
 # Rows of one document are cut to a multiple of this, which keeps matrix products on fast paths.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import Record, read_record
-from expertflow.data.keep_list import iter_keep
+from expertflow.data.documents import iter_keep
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows

@@ -16,7 +16,7 @@ from expertflow.data.render import Renderer
 from expertflow.plan.flops import mlp_matrices
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.records import ModelRecord, ModelSpec
 
@@ -109,7 +109,7 @@ def checked_layout(directory: Path, spec: ModelSpec) -> Layout:
         for role, text in (("user", "What is 2 + 2?"), ("assistant", "It is 4.")) * 2
     )
     renderer, engine = Renderer(layout), Engine(directory)
-    in_parts = tokenise([renderer.render(Body(turns=turns))], engine)
+    in_parts = tokenize([renderer.render(Body(turns=turns))], engine)
     if in_parts.ids[0].tolist() == engine.encode_whole(renderer.text(Body(turns=turns))):
         return layout
     return replace(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 
 CHUNK = 256
 # On a card every chunk reads and writes the whole gradient of a trained head, which larger ones

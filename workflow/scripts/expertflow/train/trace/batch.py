@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from expertflow.tokens.targets import IGNORE
+from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch
 
 

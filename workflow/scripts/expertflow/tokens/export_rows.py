@@ -1,4 +1,4 @@
-"""Lay out packed rows as other trainers read them: with labels or a mask, made once and stored.
+"""Export packed rows as other trainers read them: with labels or a mask, made once and stored.
 
 Made for TRL's ``SFTTrainer`` with ``padding_free=True``. Its collator lays the rows of a batch end
 to end and derives position ids, and from them the bounds of documents, from ``seq_lengths``. It
@@ -23,8 +23,8 @@ from expertflow.tokens.arrow import (
     rows_schema,
     write_dataset,
 )
+from expertflow.tokens.packing import IGNORE
 from expertflow.tokens.ragged import Ragged, offsets_of, runs
-from expertflow.tokens.targets import IGNORE
 
 Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
@@ -32,15 +32,13 @@ Mask = NDArray[np.bool_]
 BATCH_TOKENS = 1 << 20
 
 
-class TakenAway(Record, frozen=True, kw_only=True):
-    """What was written."""
-
+class ExportSummary(Record, frozen=True, kw_only=True):
     n_rows: int
     n_tokens: int
     n_target_tokens: int
 
 
-def take_away(source: Path, output: Path, *, targets: Targets, padded: bool) -> TakenAway:
+def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -> ExportSummary:
     """Write packed rows as a folder for other trainers, in flat memory.
 
     Raises:
@@ -57,17 +55,19 @@ def take_away(source: Path, output: Path, *, targets: Targets, padded: bool) -> 
             ids_NL, lengths = rows.take_ids(chosen), rows.seq_lengths.take(chosen)
             target_NL = supervised(rows, chosen)
             counts[:] += lengths.values.sum(), target_NL.sum()
-            yield _columns(
-                ids_NL, _target_values(ids_NL, target_NL, targets), lengths, padded=padded
-            )
+            if targets == "labels":
+                values_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
+            else:
+                values_NL = target_NL.astype(np.int8)
+            yield _columns(ids_NL, values_NL, lengths, padded=padded)
 
     write_dataset(output, _schema(rows.length, targets, padded=padded), batches())
     n_tokens, n_targets = counts.tolist()
-    return TakenAway(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
+    return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
 
 
 def supervised(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
-    """Give the [B, L] mask of targets: in a supervised span, not first in a document."""
+    """Return the [B, L] mask of targets: in a supervised span, not first in a document."""
     length = rows.length
     mask = np.zeros(len(chosen) * length, np.bool_)
     spans = rows.spans.take(chosen)
@@ -75,24 +75,10 @@ def supervised(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
     bounds = spans.values + np.repeat(np.arange(len(chosen)) * length, spans.lengths)
     mask[runs(bounds[::2], bounds[1::2] - bounds[::2])] = True
     lengths = rows.seq_lengths.take(chosen)
-    mask[_first_tokens(lengths, length)] = False
+    # Documents begin where those before them end, shifted by the padding of the rows before.
+    padding = offsets_of(length - lengths.sums())[:-1]
+    mask[offsets_of(lengths.values)[:-1] + np.repeat(padding, lengths.lengths)] = False
     return mask.reshape(len(chosen), length)
-
-
-def _first_tokens(lengths: Ragged, length: int) -> NDArray[np.int64]:
-    """Find where documents begin in rows of ``length`` tokens laid end to end."""
-    begins = offsets_of(lengths.values)[:-1]
-    # Rows are full where they lie and not where their documents are counted: shift by the padding.
-    padding = length - lengths.sums()
-    return np.asarray(begins + np.repeat(offsets_of(padding)[:-1], lengths.lengths))
-
-
-def _target_values(
-    ids_NL: NDArray[np.int32], target_NL: Mask, targets: Targets
-) -> NDArray[np.integer]:
-    if targets == "labels":
-        return np.where(target_NL, ids_NL, np.int32(IGNORE))
-    return target_NL.astype(np.int8)
 
 
 def _columns(
@@ -103,19 +89,16 @@ def _columns(
     ids, values = ids_NL.reshape(-1), values_NL.reshape(-1)
     if padded:
         lists = [pa.FixedSizeListArray.from_arrays(pa.array(v), length) for v in (ids, values)]
-        lengths = _with_padding(lengths, length - used)
+        # The padding of a row, where it has any, is listed as its last document.
+        padding = length - used
+        at = np.flatnonzero(padding)
+        listed = np.insert(lengths.values, lengths.offsets[at + 1], padding[at])
+        lengths = Ragged(listed, offsets_of(lengths.lengths + (padding > 0)))
     else:
         kept = runs(np.arange(n_rows) * length, used)
         offsets = pa.array(offsets_of(used), pa.int32())
         lists = [pa.ListArray.from_arrays(offsets, pa.array(v[kept])) for v in (ids, values)]
     return [lists[0], arrow_lists(lengths), lists[1]]
-
-
-def _with_padding(lengths: Ragged, padding: NDArray[np.int64]) -> Ragged:
-    """Add the padding of each row, where it has any, as its last document."""
-    padded = np.flatnonzero(padding)
-    values = np.insert(lengths.values, lengths.offsets[padded + 1], padding[padded])
-    return Ragged(values, offsets_of(lengths.lengths + (padding > 0)))
 
 
 def _schema(length: int, targets: Targets, *, padded: bool) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""The fast engine: the same ids, or not used."""
+"""Both engines give the same ids, or the fast one is not used."""
 
 import json
 import random
@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.files import sha256_json
-from expertflow.tokens import fast
-from expertflow.tokens.engine import Encoder, Engine
-from expertflow.tokens.fast import AWKWARD, FastEngine, choose_engine, first_difference
+from expertflow.tokens import engine as engine_module
+from expertflow.tokens.engine import (
+    AWKWARD,
+    Encoder,
+    Engine,
+    FastEngine,
+    choose_engine,
+    first_difference,
+)
 from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.records import EngineChoice
 
 PROBE_SHA256 = "637b8494f1554b8b"
 # Ids of the real Qwen tokenizer, taken from tokenizers 0.23.3.
@@ -42,7 +49,7 @@ def fast_engine(qwen: Path) -> Encoder:
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "auto"])
-def test_both_engines_give_the_golden_ids(qwen: Path, kind: fast.EngineChoice) -> None:
+def test_both_engines_give_the_golden_ids(qwen: Path, kind: EngineChoice) -> None:
     engine, _ = choose_engine(qwen, wanted=kind, sample=["a text"])
     assert engine.name == {"auto": "fastokens", "tokenizers": "tokenizers"}[kind]
     assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
@@ -81,7 +88,7 @@ class Wrong(FastEngine):
 def test_one_id_that_differs_sends_the_shard_to_tokenizers(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "FastEngine", Wrong)
+    monkeypatch.setattr(engine_module, "FastEngine", Wrong)
     engine, reason = choose_engine(qwen, wanted="auto", sample=["fine", "odd"])
     assert (engine.name, reason) == ("tokenizers", "fastokens gives other ids for 'odd'")
     assert choose_engine(qwen, wanted="auto", sample=["fine"]).engine.name == "fastokens"

@@ -8,7 +8,7 @@ from expertflow.data.layout import chatml_layout, read_layout
 from expertflow.data.records import Body, Segment, Turn
 from expertflow.data.render import Renderer, question_of
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenise import tokenise
+from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 
 TEXTS = ["assistant\nSELECT name FROM users", "user\nlist all names", "a\n\nb"] * 20
@@ -31,7 +31,7 @@ def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:
 
 def alone(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
     """Give one document's ids and spans."""
-    tokens = tokenise([document], engine)
+    tokens = tokenize([document], engine)
     return tokens.ids[0].tolist(), tokens.spans[0].tolist()
 
 
@@ -131,16 +131,16 @@ def test_many_documents_are_tokenised_as_each_alone(engine: Engine) -> None:
     documents = [
         chat("SELECT 1"), (), (inner,), chat("\n\nx", "list all"), (Segment("a"), inner), chat("z"),
     ]  # fmt: skip
-    together = tokenise(documents, engine)
+    together = tokenize(documents, engine)
     each = [alone(document, engine) for document in documents]
     assert list(zip(together.ids.tolist(), together.spans.tolist(), strict=True)) == each
     assert each[1] == ([], [])
-    assert len(tokenise([], engine).ids) == 0
+    assert len(tokenize([], engine).ids) == 0
 
 
 def test_one_character_documents_and_a_large_one(engine: Engine) -> None:
     documents = [chat("a", "b")] * 300 + [chat("SELECT name " * 90_000)]
-    tokens = tokenise(documents, engine)
+    tokens = tokenize(documents, engine)
     assert engine.decode(tokens.ids[300].tolist()) == "".join(s.text for s in documents[300])
     assert all(ids == tokens.ids[0].tolist() for ids in tokens.ids.tolist()[:300])
     assert (tokens.spans.lengths == 2).all()

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from expertflow.core.errors import DataError
-from expertflow.tokens import take_away as module
+from expertflow.tokens import export_rows as module
 from expertflow.tokens.arrow import ROWS_FILE, PackedRows, RowBatch, packed_rows, write_rows
+from expertflow.tokens.export_rows import export_rows, supervised
 from expertflow.tokens.ragged import ragged
-from expertflow.tokens.take_away import supervised, take_away
 from expertflow.train.feed.batches import Collator
 
 LENGTH = 8
@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 
 def exported(source: Path, *, targets: module.Targets = "labels", padded: bool = True) -> Dataset:
     output = source.with_name(f"{targets}-{padded}")
-    take_away(source, output, targets=targets, padded=padded)
+    export_rows(source, output, targets=targets, padded=padded)
     return load_from_disk(str(output))
 
 
@@ -102,7 +102,7 @@ def test_rows_go_through_in_batches_and_come_out_alike(
     whole = exported(source, padded=padded)
     monkeypatch.setattr(module, "BATCH_TOKENS", 2 * LENGTH)
     output = source.with_name("batched")
-    take_away(source, output, targets="labels", padded=padded)
+    export_rows(source, output, targets="labels", padded=padded)
     assert load_from_disk(str(output)).to_list() == whole.to_list()
     with pa.memory_map(str(output / ROWS_FILE)) as stream:
         assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
@@ -111,7 +111,7 @@ def test_rows_go_through_in_batches_and_come_out_alike(
 def test_the_same_rows_give_the_same_bytes(source: Path) -> None:
     outputs = [source.with_name(name) for name in ("one", "two")]
     for output in outputs:
-        take_away(source, output, targets="labels", padded=True)
+        export_rows(source, output, targets="labels", padded=True)
     one, two = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in outputs)
     assert one == two
     assert set(one) == {ROWS_FILE, "dataset_info.json", "state.json"}
@@ -124,15 +124,15 @@ def test_no_rows_are_no_rows_there(tmp_path: Path) -> None:
 
 def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
-        take_away(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
+        export_rows(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
     with pytest.raises(DataError, match=f"no {ROWS_FILE} in it"):
-        take_away(tmp_path, tmp_path / "out", targets="labels", padded=True)
+        export_rows(tmp_path, tmp_path / "out", targets="labels", padded=True)
     exported(source)
     with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
-        take_away(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)
+        export_rows(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)
     (source / ROWS_FILE).write_bytes(b"none of it")
     with pytest.raises(DataError, match="no Arrow stream"):
-        take_away(source, tmp_path / "out", targets="labels", padded=True)
+        export_rows(source, tmp_path / "out", targets="labels", padded=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -142,7 +142,7 @@ def test_a_failure_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "supervised", fail)
     with pytest.raises(OSError, match="disk full"):
-        take_away(source, source.with_name("out"), targets="labels", padded=True)
+        export_rows(source, source.with_name("out"), targets="labels", padded=True)
     assert list(source.parent.iterdir()) == [source]
 
 

@@ -1,0 +1,221 @@
+"""The documents of each split: where their tokens lie, and their tokens gathered into rows.
+
+What is held of a document is where its tokens lie, not the tokens: some thirty bytes each. Rows are
+gathered a few at a time, in flat memory: their documents are read in the order in which they lie in
+the token files, each straight to its place. Memory mapping would be as quick, and the whole corpus
+would count as the job's memory.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import Record
+from expertflow.data.documents import KeptRows, join_rows, keep_by_shard
+from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, RowBatch, from_arrow_lists, read_index
+from expertflow.tokens.packing import Pieces, clip_spans
+from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of, ragged
+from expertflow.tokens.records import DecodedSample, TokenShardRecord
+
+N_SAMPLES = 3
+BATCH_BYTES = 32 << 20
+
+
+class SplitDocuments(Record, frozen=True, kw_only=True):
+    """Documents of one split in the order of the manifest, one that counts twice twice.
+
+    ``offset`` is in tokens, within the ids of ``paths[shard]``.
+    """
+
+    paths: tuple[Path, ...]
+    shard: NDArray[np.uint16]
+    offset: Ints
+    length: NDArray[np.int32]
+    spans: Ragged
+
+
+class Splits(Record, frozen=True, kw_only=True):
+    """Both splits plus statistics; a repeated document counts once in these."""
+
+    train: SplitDocuments
+    held_out: SplitDocuments
+    n_special_text: int
+    n_dropped_held_out: int
+    n_dropped_by_reason: Counter[str]
+    samples: tuple[DecodedSample, ...]
+
+
+_Part = tuple[NDArray[np.uint16], Ints, NDArray[np.int32], Ragged]
+_NO_INTS = np.empty(0, np.int64)
+_NOTHING: _Part = (_NO_INTS.astype(np.uint16), _NO_INTS, _NO_INTS.astype(np.int32), ragged())
+
+
+def load_splits(
+    shards: Sequence[TokenShardRecord], keep: Path, *, max_rejected_fraction: float
+) -> Splits:
+    """Read the kept documents of all shards.
+
+    Raises:
+        DataError: the chat template refuses more of one source than may be rejected, or a file is
+            not as long as its record says.
+    """
+    keep_rows = keep_by_shard(keep)
+    parts: tuple[list[_Part], list[_Part]] = ([_NOTHING], [_NOTHING])
+    by_source: dict[str, Counter[str]] = {}
+    samples: dict[str, list[DecodedSample]] = {}
+    n_kept: Counter[str] = Counter()
+    paths = tuple(Path(shard.path) for shard in shards)
+    n_special_text = n_dropped_held_out = 0
+    for number, shard in enumerate(shards):
+        rows = _rows_of(shard, keep_rows)
+        if rows is None:
+            continue
+        index = read_index(Path(shard.index_path))
+        lengths = index["n_tokens"].to_numpy()
+        offsets = offsets_of(lengths)
+        _check_size(paths[number], int(offsets[-1]) * IDS_DTYPE.itemsize)
+        spans = from_arrow_lists(index["spans"])
+        n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
+        n_kept[shard.source] += len(rows.rows)
+        dropped = index["dropped"].take(rows.rows)
+        reasons = Counter(dropped.drop_null().to_pylist())
+        by_source.setdefault(shard.source, Counter()).update(reasons)
+        there = dropped.is_null().to_numpy()
+        n_dropped_held_out += int((rows.held_out & ~there).sum())
+        for split, side in zip(parts, (~rows.held_out, rows.held_out), strict=True):
+            taken = np.repeat(rows.rows[side & there], rows.n_copies[side & there])
+            shard_of = np.full(len(taken), number, np.uint16)
+            split.append((shard_of, offsets[taken], lengths[taken], spans.take(taken)))
+        trained = rows.rows[~rows.held_out]
+        own = [s.sample for s in shard.samples if (trained == s.row).any()]
+        samples.setdefault(shard.source, []).extend(own)
+    for source, reasons in by_source.items():
+        own_shards = [shard for shard in shards if shard.source == source]
+        _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
+    train, held_out = (_split_documents(paths, split) for split in parts)
+    # Documents of as many sources as there are places.
+    in_turn = zip_longest(*samples.values())
+    return Splits(
+        train=train,
+        held_out=held_out,
+        n_special_text=n_special_text,
+        n_dropped_held_out=n_dropped_held_out,
+        n_dropped_by_reason=sum(by_source.values(), Counter()),
+        samples=tuple(s for each in in_turn for s in each if s is not None)[:N_SAMPLES],
+    )
+
+
+def _split_documents(paths: tuple[Path, ...], parts: list[_Part]) -> SplitDocuments:
+    shard, offset, length, spans = zip(*parts, strict=True)
+    return SplitDocuments(
+        paths=paths,
+        shard=np.concatenate(shard),
+        offset=np.concatenate(offset),
+        length=np.concatenate(length),
+        spans=concatenate(spans),
+    )
+
+
+def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
+    """Return the kept rows of a token shard, counted from its first document; None without any."""
+    firsts = offsets_of(np.array(shard.n_documents_by_shard))
+    parts = [
+        keep[shard.source, name]._replace(rows=keep[shard.source, name].rows + first)
+        for name, first in zip(shard.document_shards, firsts[:-1], strict=True)
+        if (shard.source, name) in keep
+    ]
+    return join_rows(parts) if parts else None
+
+
+def _check_size(path: Path, n_bytes: int) -> None:
+    found = path.stat().st_size
+    if found != n_bytes:
+        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; delete it and run again")
+
+
+def _check_dropped(
+    source: str,
+    reasons: Counter[str],
+    n_documents: int,
+    shards: list[TokenShardRecord],
+    max_fraction: float,
+) -> None:
+    """Refuse a source of which the chat template cannot write too many documents."""
+    if reasons.total() <= max_fraction * n_documents:
+        return
+    said = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
+    first = next(example for shard in shards for example in shard.dropped_examples)
+    raise DataError(
+        f"source {source}: the model's chat template cannot write {reasons.total()} of"
+        f" {n_documents} documents ({said}), first {first}; set data.chat_template to one that"
+        " can, or mend the data"
+    )
+
+
+def row_batches(
+    documents: SplitDocuments,
+    pieces: Pieces,
+    rows: Ragged,
+    *,
+    length: int,
+    done: Callable[[int], None],
+) -> Iterator[RowBatch]:
+    """Yield rows of pieces, padded to ``length``; ``done`` is told the number of rows.
+
+    A batch is valid until the next one is asked for.
+    """
+    per_batch = max(1, BATCH_BYTES // (length * IDS_DTYPE.itemsize))
+    ids = np.empty((min(per_batch, len(rows)), length), IDS_DTYPE)
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("rb")).fileno() for path in documents.paths]
+        for first in range(0, len(rows), per_batch):
+            part = rows.take(np.arange(first, min(first + per_batch, len(rows))))
+            numbers = part.values
+            lengths = Ragged(pieces.length[numbers], part.offsets)
+            n_tokens = lengths.sums()
+            # Where each piece lies in its row, and its row in the batch.
+            before = offsets_of(lengths.values)[:-1]
+            at = before - np.repeat(offsets_of(n_tokens)[:-1], lengths.lengths)
+            place = at + np.repeat(np.arange(len(part)) * length, lengths.lengths)
+            taken = ids[: len(part)]
+            for row in np.flatnonzero(n_tokens < length).tolist():
+                taken[row, n_tokens[row] :] = PAD_ID
+            document = pieces.document[numbers]
+            offset = documents.offset[document] + pieces.start[numbers]
+            _read(files, documents.shard[document], offset, lengths.values, place, out=taken)
+            spans = clip_spans(
+                documents.spans.take(document),
+                pieces.start[numbers].astype(np.int64),
+                lengths.values.astype(np.int64),
+                at,
+            )
+            yield RowBatch(taken, lengths, Ragged(spans.values, spans.offsets[part.offsets]))
+            done(len(part))
+
+
+def _read(
+    files: list[int],
+    shard: NDArray[np.uint16],
+    offset: Ints,
+    length: NDArray[np.int32],
+    place: Ints,
+    *,
+    out: NDArray[np.int32],
+) -> None:
+    """Read pieces from the token files to their places in ``out``, in the order of the files."""
+    size = IDS_DTYPE.itemsize
+    order = np.lexsort((offset, shard))
+    memory = out.reshape(-1).data.cast("B")
+    starts, ends = place[order] * size, (place + length)[order] * size
+    columns = (shard[order], offset[order] * size, starts, ends)
+    read = os.preadv
+    for number, at, start, end in zip(*(c.tolist() for c in columns), strict=True):
+        if read(files[number], (memory[start:end],), at) != end - start:
+            raise DataError("a token file ends early; delete the expert's tokens and run again")

@@ -1,0 +1,325 @@
+r"""Turn documents into token ids and supervised spans, many at a time.
+
+A *piece* is one segment as ids: a special token's one id, or what the engine makes of a text. All
+texts go to the engine in one call, and arrays of numbers do the rest: no Python object per token.
+Most documents are laid out as columns of texts, the others one by one.
+"""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct, field
+from numpy.typing import NDArray
+
+from expertflow.core.records import Record
+from expertflow.data.records import Segment
+from expertflow.data.reject import Reject
+from expertflow.data.render import Blank, Form, Renderer
+from expertflow.data.shapes import body_of
+from expertflow.tokens.engine import Encoder
+from expertflow.tokens.ragged import Ints, Ragged, offsets_of, runs
+
+log = logging.getLogger(__name__)
+# Texts up to this many characters are encoded once a batch: the line end behind every turn.
+SHORT_CHARS = 16
+NO_EDGE = -1
+# Frames with fewer documents in a batch than this are rendered one by one.
+FEW = 4
+N_FORMS = 512
+# Documents on which a form is tried before it is believed.
+N_TRIED = 16
+N_EXAMPLES = 3
+
+
+class TokenBatch(Record, frozen=True):
+    """Ids of some documents, and their supervised spans [start, end, start, end ...]."""
+
+    ids: Ragged
+    spans: Ragged
+
+
+class BatchDraft(Struct):
+    """Documents being laid out: texts to encode, and which pieces make a document.
+
+    Pieces are numbered from 0 for special tokens, from -1 downwards for texts. A chunk holds the
+    numbers of some documents, how many pieces each has, and these pieces. A learned stretch is a
+    line of four: document, place of the piece in it, and the texts before its start and its end, by
+    number in ``edges``.
+    """
+
+    special: dict[str, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    edges: dict[str, int] = field(default_factory=dict)
+    _short: dict[str, int] = field(default_factory=dict)
+    _chunks: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    _learned: list[Ints] = field(default_factory=list)
+
+    def add(self, number: int, segments: Sequence[Segment]) -> None:
+        """Add document ``number``."""
+        pieces = [self._piece(segment) for segment in segments]
+        learned = [
+            [number, i, self._edge(s.text, start), self._edge(s.text, end)]
+            for i, s in enumerate(segments)
+            for start, end in s.learned
+        ]
+        self._chunks.append((np.array([number]), np.array([len(pieces)]), np.array(pieces, int)))
+        self._learned.append(np.array(learned, int).reshape(-1, 4))
+
+    def add_form(self, numbers: Ints, form: Form, texts: Sequence[pa.StringArray]) -> None:
+        """Add documents of one form; column i of ``texts`` fills their blank i."""
+        n = len(numbers)
+        pieces = np.empty((n, len(form.items)), np.int64)
+        for i, item in enumerate(form.items):
+            if isinstance(item, Segment):
+                pieces[:, i] = self._piece(item)
+                start = self._edge(item.text, item.learned[0][0]) if item.learned else None
+            else:
+                whole = pc.binary_join_element_wise(item.before, texts[item.text], item.after, "")
+                pieces[:, i] = ~np.arange(len(self.texts), len(self.texts) + n)
+                self.texts += whole.to_pylist()
+                start = None
+                if item.learned_from is not None:
+                    # The stretch goes on behind what all of them begin with.
+                    start = self._edge(f"{item.before} ", item.learned_from)
+            if start is not None:
+                line = np.array([0, i, start, NO_EDGE])
+                self._learned.append(np.repeat(line[None], n, axis=0))
+                self._learned[-1][:, 0] = numbers
+        self._chunks.append((numbers, np.full(n, len(form.items)), pieces.reshape(-1)))
+
+    def to_encode(self) -> list[str]:
+        """List what the engine has to encode: the texts, then those before edges."""
+        return [*self.texts, *self.edges]
+
+    def tokens(self, encoded: Ragged, n_documents: int, engine: Encoder) -> TokenBatch:
+        r"""Assemble what was drafted and encoded; documents without a draft get no tokens.
+
+        Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenized
+        once more by itself, to find the token at which learning starts.
+        """
+        special = np.array([engine.special_id(token) for token in self.special], np.int32)
+        n_special = len(special)
+        known = Ragged(
+            np.concatenate((special, encoded.values)),
+            np.concatenate((np.arange(n_special), n_special + encoded.offsets)),
+        )
+        pieces, document_at = self._pieces(n_documents)
+        laid = known.take(np.where(pieces >= 0, pieces, n_special + ~pieces))
+        bounds = laid.offsets[document_at]
+        learned = np.concatenate([np.empty((0, 4), np.int64), *self._learned])
+        # In the order of documents and of the pieces in them.
+        number, place, start, end = learned[np.lexsort((learned[:, 1], learned[:, 0]))].T
+        at = document_at[number] + place
+        first_edge = n_special + len(self.texts)
+        own = [known[first_edge + i] for i in range(len(self.edges))]
+        low = laid.offsets[at] + _leading(start, at, laid, own)
+        high = np.where(
+            end == NO_EDGE, laid.offsets[at + 1], laid.offsets[at] + _leading(end, at, laid, own)
+        )
+        kept = low < high
+        spans = _by_document(low[kept], high[kept], number[kept], bounds)
+        return TokenBatch(Ragged(laid.values, bounds), spans)
+
+    def _pieces(self, n_documents: int) -> tuple[Ints, Ints]:
+        """Return all pieces in the order of the documents, and where each document's begin."""
+        if not self._chunks:
+            return np.empty(0, np.int64), np.zeros(n_documents + 1, np.int64)
+        numbers, counts, pieces = (np.concatenate(c) for c in zip(*self._chunks, strict=True))
+        order = np.argsort(numbers)
+        per_document = np.zeros(n_documents, np.int64)
+        per_document[numbers] = counts
+        laid = pieces[runs(offsets_of(counts)[:-1][order], counts[order])]
+        return laid, offsets_of(per_document)
+
+    def _piece(self, segment: Segment) -> int:
+        text = segment.text
+        if segment.special:
+            return self.special.setdefault(text, len(self.special))
+        number = ~len(self.texts)
+        if len(text) <= SHORT_CHARS:
+            number = self._short.setdefault(text, number)
+        if number == ~len(self.texts):
+            self.texts.append(text)
+        return number
+
+    def _edge(self, text: str, at: int) -> int:
+        """Return a number for the text before a place inside a text; its two ends need none."""
+        if at in (0, len(text)):
+            return NO_EDGE
+        return self.edges.setdefault(text[:at], len(self.edges))
+
+
+def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
+    """Tokenize documents with one call to the engine."""
+    draft = BatchDraft()
+    for number, document in enumerate(documents):
+        draft.add(number, document)
+    return draft.tokens(engine.encode_flat(draft.to_encode()), len(documents), engine)
+
+
+def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
+    """Count, by piece, the leading ids that belong to the text before an edge alone.
+
+    Usually all of that text's. Where its last characters merge with what follows, the token that
+    holds both is the first behind the edge.
+    """
+    counts = np.zeros(len(at), np.int64)
+    order = np.argsort(edge, kind="stable")
+    bounds = np.searchsorted(edge[order], np.arange(len(own) + 1))
+    for number, ids in enumerate(own):
+        members = order[bounds[number] : bounds[number + 1]]
+        if len(members) == 1:
+            piece = laid[int(at[members[0]])]
+            n = min(len(piece), len(ids))
+            differs = np.flatnonzero(piece[:n] != ids[:n])
+            counts[members] = differs[0] if len(differs) else n
+            continue
+        starts, ends = laid.offsets[at[members]], laid.offsets[at[members] + 1]
+        equal = np.ones(len(members), bool)
+        for j, token in enumerate(ids.tolist()):
+            there = starts + j
+            equal &= there < ends
+            equal[equal] = laid.values[there[equal]] == token
+            counts[members] += equal
+    return counts
+
+
+def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
+    """Return the spans of every document, counted from its start; those that touch are joined."""
+    touches = np.zeros(len(low), bool)
+    touches[1:] = (low[1:] == high[:-1]) & (document[1:] == document[:-1])
+    first = np.flatnonzero(~touches)
+    last = np.append(first[1:], len(low)) - 1 if len(first) else first
+    document = document[first]
+    merged = np.stack((low[first], high[last]), axis=1) - bounds[document][:, None]
+    n_spans = np.bincount(document, minlength=len(bounds) - 1)
+    return Ragged(merged.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
+
+
+class Drafted(Record, frozen=True):
+    """Some documents on their way: of each its id, and why it is dropped if it is."""
+
+    draft: BatchDraft
+    document_ids: pa.StringArray
+    special_text: NDArray[np.bool_]
+    dropped: list[str | None]
+
+    def __len__(self) -> int:
+        return len(self.dropped)
+
+    def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
+        return self.draft.tokens(encoded, len(self), engine)
+
+
+class Drafter:
+    """Renders documents, and keeps count of those that cannot be."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._forms: OrderedDict[bytes, Form | None] = OrderedDict()
+        self.n_dropped = 0
+        self.dropped_examples: list[str] = []
+
+    def draft(self, part: pa.RecordBatch) -> Drafted:
+        """Lay out some documents; those that cannot be rendered get no tokens and a reason.
+
+        Documents of one frame become columns where the layout does not depend on their texts.
+        """
+        n = part.num_rows
+        made = Drafted(BatchDraft(), part["document_id"], np.zeros(n, bool), [None] * n)
+        frames = part["frame"].dictionary_encode()
+        codes = frames.indices.to_numpy()
+        by_code = np.argsort(codes, kind="stable")
+        groups = np.split(by_code, np.cumsum(np.bincount(codes))[:-1])
+        for frame, rows in zip(frames.dictionary, groups, strict=True):
+            alone = rows
+            if len(rows) >= FEW:
+                alone = self._add_columns(made, frame.as_py(), rows, part["texts"])
+            for row in alone.tolist():
+                self._add_alone(made, row, frame.as_py(), part["texts"][row].as_py())
+        return made
+
+    def _form(self, frame: bytes, texts: pa.ListArray) -> Form | None:
+        """Return the form of a frame, found once and tried on the first documents that have it."""
+        if frame not in self._forms:
+            if len(self._forms) == N_FORMS:
+                self._forms.popitem(last=False)
+            form = self._renderer.form(frame)
+            if form is not None and not self._fits(form, frame, texts.slice(0, N_TRIED)):
+                log.warning("the chat template is applied to every document: its layout differs")
+                form = None
+            self._forms[frame] = form
+        self._forms.move_to_end(frame)
+        return self._forms[frame]
+
+    def _fits(self, form: Form, frame: bytes, texts: pa.ListArray) -> bool:
+        """Tell whether documents that meet a form's conditions are laid out so by the template."""
+        for own in texts.to_pylist():
+            if not all(condition.holds(own[condition.text]) for condition in form.conditions):
+                continue
+            body = body_of(frame, own)
+            if not self._renderer.has_special_text(body):
+                try:
+                    if self._renderer.render(body) != form.filled(own):
+                        return False
+                except Reject:
+                    return False
+        return True
+
+    def _add_columns(
+        self, made: Drafted, frame: bytes, rows: NDArray[np.int64], texts: pa.ListArray
+    ) -> NDArray[np.int64]:
+        """Add documents of one form; return those that have to be rendered one by one.
+
+        The policy on special tokens may concern them, or the template lays them out otherwise.
+        """
+        texts = texts.take(pa.array(rows))
+        form = self._form(frame, texts)
+        if form is None:
+            return rows
+        flat = texts.flatten()
+        n_texts = len(flat) // len(texts)
+        columns = [flat.take(pa.array(np.arange(i, len(flat), n_texts))) for i in range(n_texts)]
+        posing = self._posing(form, columns, len(rows))
+        made.special_text[rows] = posing
+        apart = np.zeros(len(rows), bool)
+        if self._renderer.layout.text_special_tokens != "plain":
+            apart |= posing
+        for number in {condition.text for condition in form.conditions}:
+            own = columns[number].to_pylist()
+            for condition in form.conditions:
+                if condition.text == number:
+                    apart |= ~np.fromiter(map(condition.holds, own), bool, len(rows))
+        if apart.any():
+            kept = pa.array(~apart)
+            columns = [column.filter(kept) for column in columns]
+        made.draft.add_form(rows[~apart], form, columns)
+        return rows[apart]
+
+    def _posing(self, form: Form, columns: Sequence[pa.StringArray], n: int) -> NDArray[np.bool_]:
+        """Tell which documents hold in a text what is a special token to the model."""
+        found = np.zeros(n, bool)
+        for item in form.items:
+            if isinstance(item, Blank) and (names := self._renderer.special_in(item.writer)):
+                pattern = "|".join(map(re.escape, names))
+                matches = pc.match_substring_regex(columns[item.text], pattern)
+                found |= matches.to_numpy(zero_copy_only=False)
+        return found
+
+    def _add_alone(self, made: Drafted, row: int, frame: bytes, texts: list[str]) -> None:
+        body = body_of(frame, texts)
+        made.special_text[row] = self._renderer.has_special_text(body)
+        try:
+            made.draft.add(row, self._renderer.render(body))
+        except Reject as reject:
+            made.dropped[row] = reject.reason
+            self.n_dropped += 1
+            said = f"{made.document_ids[row].as_py()}: {reject.reason} ({reject.detail})"
+            log.warning("%s", said)
+            if len(self.dropped_examples) < N_EXAMPLES:
+                self.dropped_examples.append(said)
