@@ -35,20 +35,22 @@ def rows(files):
         with pa.memory_map(file.path) as stream:
             yield from pa.ipc.open_stream(stream).read_all().to_pylist()
 
-def fetched(source):
+def result(source):
     try:
-        revision, licence, files = hub.fetch(SourceSpec(name="s", kind="hub", **source))
+        fetched = hub.fetch(SourceSpec(name="s", kind="hub", **source), None, None)
     except DataError as error:
         return {"error": str(error)}
+    files = fetched.files
     return {
-        "revision": revision, "card_licence": licence, "rows": list(rows(files)),
+        "revision": fetched.revision, "card_licence": fetched.card_licence,
+        "rows": list(rows(files)),
         "n_records": [f.n_records for f in files], "sha256": [f.sha256 for f in files],
         "notes": sorted({note for f in files for note in f.notes}),
         "libraries": sorted({"datasets", "huggingface_hub"} & set(sys.modules)),
     }
 
 for source in json.loads(sys.argv[1]):
-    print(json.dumps({**fetched(source), "waited_s": sum(waited)}))
+    print(json.dumps({**result(source), "waited_s": sum(waited)}))
     waited.clear()
 """
 

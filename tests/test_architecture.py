@@ -81,6 +81,7 @@ PUBLIC = {
 # The Snakefile's own room resolves settings and locks sources, so it reaches into data.
 CONFIG_MAY_USE = {
     "data.lock",
+    "data.fetch",
     "data.shards",
     "data.cache",
     "data.shapes",

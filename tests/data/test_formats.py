@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_read import describe, read_shards
 
 from expertflow.core.errors import ConfigError, DataError
+from expertflow.data import read
 from expertflow.data.formats import json_values, lines
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.records import LockedFile
@@ -155,7 +156,7 @@ def test_text(tmp_path: Path, kind: str, wanted: list[Any], packed: str) -> None
 def test_a_text_too_long_for_one_record_names_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (local, lines):
+    for module in (read, lines):
         monkeypatch.setattr(module, "MAX_RECORD_BYTES", 20)
     raw = b"x" * 30 + b"\n\n" + b"y\n" * 15 + b"\nz\n"
     for name in ("a.txt", "a.txt.gz"):

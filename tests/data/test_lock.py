@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.fetch import fetch_source, generate_source
+from expertflow.data.fetch import fetch_source
 from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import FetchSpec, SourceSpec
@@ -50,14 +50,14 @@ def test_hashes_are_remembered_and_a_damaged_memory_is_rebuilt(tmp_path: Path) -
 def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
     for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
         (tmp_path / name).write_text("{}\n")
-    found = local.find_files(str(tmp_path / "*.jsonl"), source="s")
+    found = local.find_files(str(tmp_path / "*.jsonl"))
     assert [p.name for p in found] == ["a#.jsonl", "b c[1].jsonl", "ü.jsonl"]
     for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
-        assert local.find_files(str(tmp_path / name), source="s") == [tmp_path / name]
+        assert local.find_files(str(tmp_path / name)) == [tmp_path / name]
     below = tmp_path / "x" / "y.jsonl" / "z.jsonl"
     below.parent.mkdir(parents=True)
     below.write_text("{}\n")
-    found = local.find_files(str(tmp_path / "**" / "*.jsonl"), source="s")
+    found = local.find_files(str(tmp_path / "**" / "*.jsonl"))
     assert found == sorted([tmp_path / "a#.jsonl", tmp_path / "b c[1].jsonl", below, found[-1]])
     assert len(found) == 4
 
@@ -118,7 +118,7 @@ def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
     )
     pinned = lock(tmp_path, source).sources[0]
     assert pinned.identity["code"] == "code text_to_sql"
-    record = generate_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
+    record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
     assert Path(record.artefacts["database"].path).is_file()
 

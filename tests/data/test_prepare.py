@@ -12,15 +12,15 @@ from test_shapes import SPEC
 from expertflow.core.errors import DataError
 from expertflow.data.documents import Document, KeptRows, iter_documents
 from expertflow.data.prepare import prepare_shard
+from expertflow.data.read import describe
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
-from expertflow.data.sources import local
 
 PAIR = SourceSpec(name="s", kind="local", prompt="{q}", completion="{a}")
 
 
 def source_of(*paths: Path) -> SourceRecord:
-    files = tuple(local.describe(path, sha256="", options={}) for path in paths)
+    files = tuple(describe(path, sha256="", options={}) for path in paths)
     return SourceRecord(
         name="s",
         preset="demo",

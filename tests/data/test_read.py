@@ -21,7 +21,6 @@ from expertflow.data.formats import lines
 from expertflow.data.read import iter_shard
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord
-from expertflow.data.sources import local
 
 Records = list[dict[str, Any]]
 
@@ -56,7 +55,7 @@ WRITERS: dict[str, Callable[[Path, Records], object]] = {
 
 
 def describe(path: Path, **options: Any) -> DataFile:
-    return local.describe(path, sha256="", options=options)
+    return read.describe(path, sha256="", options=options)
 
 
 def read_shards(files: tuple[DataFile, ...], n_shards: int = 1, **options: Any) -> list[RawRecord]:
@@ -111,7 +110,6 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
     wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_BYTES", block_bytes)
-        patch.setattr(local, "BLOCK_BYTES", block_bytes)
         file = describe(path)
         assert sum(file.n_newlines) == path.read_bytes().count(b"\n")
         assert [record.number for record in read_shards((file,), n_shards)] == wanted

@@ -2,7 +2,7 @@
 """Run the generator of a source, as its lock pins it."""
 
 from expertflow.core import cli
-from expertflow.data.fetch import generate_source
+from expertflow.data.fetch import fetch_source
 from expertflow.data.records import ExpertLock
 from expertflow.data.settings import FetchSpec
 
@@ -16,7 +16,7 @@ def main() -> None:
         output="record to write",
     )
     pinned = next(s for s in job.lock.sources if s.name == job.spec.source.name)
-    job.write(generate_source(job.spec, pinned, job.directory))
+    job.write(fetch_source(job.spec, pinned, job.directory))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from expertflow.core.errors import DataError
+from expertflow.core.errors import DataError, ExpertflowError
 from expertflow.data.secrets import replace_emails
 from expertflow.data.sources.git import extract_commits, head
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_read_is_one_line(
         (repository, {"ref": "--all"}, "options.ref: '--all'"),
     ]
     for place, options, said in cases:
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(ExpertflowError, match=said) as caught:
             list(extract_commits(place, options=options))
         assert "\n" not in str(caught.value)
     git(empty, "init", "--quiet")

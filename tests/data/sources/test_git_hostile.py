@@ -12,7 +12,7 @@ import pytest
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git import extract_commits, head
-from expertflow.data.sources.git_process import BIG_FILE_BYTES
+from expertflow.data.sources.git_store import BIG_FILE_BYTES
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -4,7 +4,6 @@
 the workflow it does without, and a change here makes no rule run again.
 """
 
-import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record
 from expertflow.data import cache
+from expertflow.data.fetch import kind_of
 from expertflow.data.settings import SourceKind, SourceSpec
 
 Preset = Literal["demo", "full"]
@@ -171,89 +171,34 @@ def _uses(
 
 def _identity(spec: SourceSpec) -> str:
     """Tell sources apart by the records they give, and by the licence that is claimed for them."""
-    what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
+    what = (
+        spec.kind,
+        kind_of(spec).location(spec),
+        spec.revision,
+        spec.config,
+        spec.split,
+        spec.seed,
+    )
     return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
 
 
-def _location(spec: SourceSpec) -> str:
-    return str({"hub": spec.id, "generated": spec.generator}.get(spec.kind, spec.path))
-
-
 def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
-    look = {"hub": _hub, "generated": _generated, "git": _git, "local": _local}[spec.kind]
-    status, n_bytes, n_records = look(spec)
+    found = kind_of(spec).look_up(spec)
     card = None
     if spec.kind == "hub":
         commit = cache.cached_revision(str(spec.id), spec.revision)
         card = cache.card_licence(cache.card_data(str(spec.id), commit))
     return NamedSource(
         kind=spec.kind,
-        location=_location(spec),
+        location=kind_of(spec).location(spec),
         revision=spec.revision,
         config=spec.config,
         split=spec.split if spec.kind == "hub" else None,
         options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
-        status=status,
-        n_bytes=n_bytes,
-        n_records=n_records,
+        status=found.status,
+        n_bytes=found.n_bytes,
+        n_records=found.n_records,
         licence=spec.licence or card,
         licence_origin="manifest" if spec.licence else "card" if card else None,
         used_by=used_by,
     )
-
-
-# What a source's state is: status, bytes, records.
-State = tuple[
-    Literal["prepared", "downloaded", "found", "missing", "generated"], int | None, int | None
-]
-
-
-def _hub(spec: SourceSpec) -> State:
-    prepared = cache.find_source(spec)
-    if prepared is not None:
-        split = spec.split or "train"
-        n_bytes = sum(path.stat().st_size for path in prepared.files(split))
-        return "prepared", n_bytes, prepared.n_records_by_split.get(split)
-    commit = cache.cached_revision(str(spec.id), spec.revision)
-    folder = cache.snapshot_folder(str(spec.id), commit) if commit else None
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
-    if not [path for path in files if path.name != cache.CARD]:
-        return "missing", None, None
-    return "downloaded", sum(path.stat().st_size for path in files), None
-
-
-def _generated(spec: SourceSpec) -> State:
-    return "generated", None, spec.n_documents
-
-
-def _git(spec: SourceSpec) -> State:
-    path = Path(str(spec.path)).expanduser()
-    if path.is_file():
-        return "found", path.stat().st_size, None
-    return ("found" if path.is_dir() else "missing"), None, None
-
-
-def _local(spec: SourceSpec) -> State:
-    pattern = Path(str(spec.path)).expanduser()
-    paths = [pattern] if pattern.exists() else sorted(_glob(pattern))
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        return "missing", None, None
-    return "found", sum(path.stat().st_size for path in files), _rows(files)
-
-
-def _glob(pattern: Path) -> list[Path]:
-    return [Path(path) for path in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-
-
-def _rows(files: list[Path]) -> int | None:
-    """Count rows where the files know it themselves."""
-    if any(path.suffix != ".parquet" for path in files):
-        return None
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return sum(int(pq.ParquetFile(path).metadata.num_rows) for path in files)
-    except pa.ArrowInvalid:
-        return None

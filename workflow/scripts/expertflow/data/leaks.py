@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record
-from expertflow.data.read import iter_shard
+from expertflow.data.read import describe, iter_shard
 from expertflow.data.reject import Reject
 from expertflow.data.settings import BenchmarkSpec
 from expertflow.data.shapes import filler
-from expertflow.data.sources.local import describe
 from expertflow.data.words import BARRIER, Hashes, run_hashes, runs_at, spelled, word_hashes
 
 MIN_RUN = 5

@@ -1,4 +1,4 @@
-"""Read one shard's share of a source's raw records.
+"""Describe files of raw records, and read one shard's share of them.
 
 The corpus is all files laid end to end in bytes, as they are on disk; a shard is a range of it. A
 record belongs to the shard in which its first byte lies, so any number of shards reads every record
@@ -7,14 +7,22 @@ be cut belongs whole to the shard where it begins.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from expertflow.core.errors import DataError
 from expertflow.data.formats import delimited, json_values, lines, tables
-from expertflow.data.formats.options import ReadOptions
+from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
+from expertflow.data.formats.streams import SUFFIXES, sniff
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 
 BLOCK_BYTES = 16 << 20
+FORMATS: dict[str, FileFormat] = {
+    **{".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv"},
+    **{".txt": "text", ".md": "text", ".text": "text"},
+    **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
+}
 # Of files that belong whole to one shard.
 READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
     "jsonl": lines.iter_all,
@@ -25,17 +33,63 @@ READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
 }
 
 
+def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
+    """Return the format and compression that a file's name states.
+
+    Raises:
+        DataError: the name ends in no known way.
+    """
+    name = Path(path.name.lower())
+    compression = SUFFIXES.get(name.suffix)
+    kind = FORMATS.get(name.with_suffix("").suffix if compression else name.suffix)
+    if kind is None or (compression and kind in ("parquet", "arrow")):
+        known = ", ".join(FORMATS)
+        raise DataError(
+            f"{path} is none of {known} (texts also with {' or '.join(SUFFIXES)}); convert it, or"
+            " correct path"
+        )
+    return kind, compression
+
+
 def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool:
-    """Say whether several shards can share a file."""
     return compression is None and file_format in ("jsonl", "parquet", "arrow")
 
 
+def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
+    """Look into a raw file; records are counted where that costs no parsing.
+
+    Raises:
+        DataError: it cannot be opened as what its name says.
+    """
+    reading = ReadOptions.among(options)
+    kind, compression = format_of(path)
+    notes = sniff(path, kind, compression)
+    n_records: int | None = None
+    n_newlines: tuple[int, ...] = ()
+    n_bytes = path.stat().st_size
+    if kind in ("parquet", "arrow"):
+        n_records = tables.count_rows(path, kind)
+    elif kind == "jsonl" and compression is None:
+        n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
+    elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
+        raise lines.too_long(path)
+    file = DataFile(
+        path=str(path),
+        format=kind,
+        compression=compression,
+        n_bytes=n_bytes,
+        n_records=n_records,
+        sha256=sha256,
+        n_newlines=n_newlines,
+        notes=notes,
+    )
+    if kind in ("csv", "tsv"):
+        delimited.check_header(file, options=reading)
+    return file
+
+
 def iter_shard(
-    files: tuple[DataFile, ...],
-    *,
-    index: int,
-    n_shards: int,
-    options: dict[str, Any] | None = None,
+    files: tuple[DataFile, ...], *, index: int, n_shards: int, options: dict[str, Any] | None = None
 ) -> Iterator[RawRecord]:
     """Yield the records of one shard in the order of the files.
 

@@ -1,8 +1,8 @@
-"""What a manifest may say about how a local source's files are read."""
+"""What a manifest may say about a source, and about how a local one's files are read."""
 
 import codecs
 import csv
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from msgspec.structs import fields, force_setattr
 
@@ -16,31 +16,36 @@ TextRecords = Literal["file", "paragraph", "line"]
 _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 
-class ReadOptions(Record, frozen=True, kw_only=True):
+class SourceOptions(Record, frozen=True, kw_only=True):
+    """The ``options`` of one kind of source, with a default for each."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def from_manifest(cls, options: dict[str, Any]) -> Self:
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(known)):
+            raise ConfigError(
+                f"options.{unknown[0]}: unknown; a {cls.kind} source knows {', '.join(known)}"
+            )
+        return cls(**{key: value for key, value in options.items() if value is not None})
+
+
+class ReadOptions(SourceOptions, frozen=True, kw_only=True):
     """Options of a local source. ``delimiter`` is the comma of .csv or the tab of .tsv if null."""
 
+    kind = "local"
     encoding: str = "utf-8"
     text_records: TextRecords = "file"
     delimiter: str | None = None
 
     def __post_init__(self) -> None:
-        """Check every value; the encoding is given its one name."""
         force_setattr(self, "encoding", _encoding(self.encoding))
         if self.text_records not in get_args(TextRecords):
             known = ", ".join(get_args(TextRecords))
             raise ConfigError(f"options.text_records: {self.text_records!r} is none of {known}")
         if self.delimiter is not None:
             _check_delimiter(self.delimiter)
-
-    @classmethod
-    def from_manifest(cls, options: dict[str, Any]) -> "ReadOptions":
-        """Take over a local source's options; an unknown one is refused."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(options) - set(known)):
-            raise ConfigError(
-                f"options.{unknown[0]}: unknown; a local source knows {', '.join(known)}"
-            )
-        return cls(**{key: value for key, value in options.items() if value is not None})
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "ReadOptions":

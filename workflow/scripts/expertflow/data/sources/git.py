@@ -32,7 +32,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import DataError
+from expertflow.core.files import replacing, sha256_file
+from expertflow.data.read import describe
+from expertflow.data.records import SourceLock
+from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.git_identities import Contributors
 from expertflow.data.sources.git_objects import (
     BATCH_IDS,
@@ -43,10 +49,53 @@ from expertflow.data.sources.git_objects import (
     batches,
 )
 from expertflow.data.sources.git_options import GitOptions
-from expertflow.data.sources.git_process import run_git
-from expertflow.data.sources.git_store import Store, first_tags, head, names_by_commit, opened
+from expertflow.data.sources.git_store import (
+    Store,
+    first_tags,
+    head,
+    names_by_commit,
+    open_store,
+    run_git,
+)
+from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 
-__all__ = ["extract_commits", "head"]
+
+def location(source: SourceSpec) -> str:
+    return str(source.path)
+
+
+def look_up(source: SourceSpec) -> Found:
+    path = _path(source)
+    if path.is_file():
+        return Found("found", path.stat().st_size)
+    return Found("found" if path.is_dir() else "missing")
+
+
+def pin(source: SourceSpec, pins: Pins) -> Pinned:
+    path = _path(source)
+    ref = GitOptions.from_manifest(source.options).ref
+    if not path.exists():
+        raise DataError(f"no repository at {path}; correct the source's path")
+    identity = {"path": str(path), "options": source.options}
+    return Pinned(revision=head(path, ref=ref), identity=identity)
+
+
+def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
+    """Write the records of a repository's commits into ``directory``."""
+    path, output = _path(source), directory / "records.jsonl"
+    if head(path, ref=GitOptions.from_manifest(source.options).ref) != lock.revision:
+        raise DataError(f"{path}: moved on since the workflow started; run again to follow")
+    skipped: Counter[str] = Counter()
+    with replacing(output) as partial, partial.open("w", encoding="utf-8") as stream:
+        for commit in extract_commits(path, options=source.options, skipped=skipped):
+            stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
+    counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
+    file = describe(output, sha256=sha256_file(output), options={})
+    return Fetched([replace(file, notes=(f"commits left out: {counts}",) if counts else ())])
+
+
+def _path(source: SourceSpec) -> Path:
+    return Path(str(source.path)).expanduser()
 
 
 def extract_commits(
@@ -64,7 +113,7 @@ def extract_commits(
     chosen = GitOptions.from_manifest(options)
     counts: Counter[str] = Counter() if skipped is None else skipped
     n_records = 0
-    with opened(repository, ref=chosen.ref) as store:
+    with open_store(repository, ref=chosen.ref) as store:
         with closing(HistoryReader(store.git_dir, chosen)) as reader:
             for record in _History(store, reader, counts).records():
                 n_records += 1

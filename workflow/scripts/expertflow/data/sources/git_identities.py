@@ -31,7 +31,6 @@ class Contributors:
         self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
 
     def meet(self, commit: Commit) -> None:
-        """Note all people whom a commit names."""
         self._add(commit.author)
         if commit.committer.e_mail.lower() not in _SITES:
             self._add(commit.committer)
@@ -39,12 +38,10 @@ class Contributors:
             self._add(Person(name.strip(), e_mail.strip()))
 
     def label(self, person: Person) -> str | None:
-        """Name a person by number; nobody is null."""
         number = self._numbers.get(_key(person))
         return f"Contributor {number}" if number else None
 
     def hide(self, text: str, *, is_message: bool = False) -> str:
-        """Put numbers in the place of names, and pseudonyms in that of e-mail addresses."""
         if is_message:
             text = _TRAILER.sub(self._hide_trailer, text)
         return self._hide_names(replace_emails(text)[0], is_message=is_message)

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git_options import GitOptions
-from expertflow.data.sources.git_process import BIG_FILE_BYTES, ENDED_EARLY, Pipe
+from expertflow.data.sources.git_store import BIG_FILE_BYTES, ENDED_EARLY, Pipe
 
 Item = TypeVar("Item")
 CHUNK_BYTES = 1 << 16
@@ -106,12 +106,10 @@ class HistoryReader:
         self._sentinel = b"end of commit " + secrets.token_hex(16).encode() + b"\n"
 
     def close(self) -> None:
-        """End the commands."""
         for pipe in (self._cat, self._touched, self._sizes, self._patch):
             pipe.close()
 
     def commits(self, commit_ids: Sequence[str]) -> Iterator[Commit]:
-        """Read commits, in their order."""
         for batch in batches(commit_ids):
             stdout = self._cat.ask("".join(f"{commit_id}\n" for commit_id in batch).encode())
             for commit_id in batch:
@@ -198,7 +196,6 @@ class HistoryReader:
                 index, rest = index + 1, rest.removeprefix(self._sentinel)
 
     def _big_paths(self, touched: Touched) -> list[bytes]:
-        """Ask which files are too big to be loaded."""
         found: dict[bytes, None] = {}
         for batch in batches(touched.loaded):
             stdout = self._sizes.ask(b"".join(blob + b"\n" for blob, _ in batch))
@@ -240,7 +237,6 @@ class HistoryReader:
 
 
 def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Cut what is asked for into batches of ``BATCH_IDS``."""
     for start in range(0, len(items), BATCH_IDS):
         yield items[start : start + BATCH_IDS]
 

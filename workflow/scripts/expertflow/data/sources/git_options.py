@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from typing import Any, Literal
 
-from msgspec.structs import fields
-
-from expertflow.core.errors import DataError
-from expertflow.core.records import Record
+from expertflow.core.errors import ConfigError
+from expertflow.data.formats.options import SourceOptions
 
 # The endings of the files in which each language is written.
 LANGUAGES = {
@@ -41,7 +39,7 @@ LANGUAGES = {
 }
 
 
-class GitOptions(Record, frozen=True, kw_only=True):
+class GitOptions(SourceOptions, frozen=True, kw_only=True):
     """Which commits to take, and how much of them.
 
     ``since`` and ``until`` are ISO 8601 and compared with the author's date (UTC unless they say
@@ -51,6 +49,7 @@ class GitOptions(Record, frozen=True, kw_only=True):
     out; one that is renamed counts twice. ``max_commits`` takes the last ones of the walk.
     """
 
+    kind = "git"
     ref: str = "HEAD"
     paths: Sequence[str] = ()
     languages: Sequence[str] = ()
@@ -63,36 +62,26 @@ class GitOptions(Record, frozen=True, kw_only=True):
     max_commits: int | None = None
     pseudonymise: bool = True
 
-    @classmethod
-    def from_manifest(cls, options: dict[str, Any]) -> "GitOptions":
-        """Check the ``options`` of a manifest's git source."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(options) - set(known)):
-            raise DataError(f"options.{unknown[0]}: unknown; a git source knows {', '.join(known)}")
-        result = cls(**{key: value for key, value in options.items() if value is not None})
-        result._check()
-        return result
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         if self.merges not in ("skip", "keep"):
-            raise DataError(f"options.merges: {self.merges!r} is neither 'skip' nor 'keep'")
+            raise ConfigError(f"options.merges: {self.merges!r} is neither 'skip' nor 'keep'")
         if not isinstance(self.pseudonymise, bool):
-            raise DataError(f"options.pseudonymise: {self.pseudonymise!r} must be true or false")
+            raise ConfigError(f"options.pseudonymise: {self.pseudonymise!r} must be true or false")
         for key in ("paths", "languages", "authors"):
             value = getattr(self, key)
             if isinstance(value, str) or not all(isinstance(part, str) for part in value):
-                raise DataError(f"options.{key}: {value!r} must be a list of texts")
+                raise ConfigError(f"options.{key}: {value!r} must be a list of texts")
         if unknown := [name for name in self.languages if name not in LANGUAGES]:
             known = ", ".join(LANGUAGES)
-            raise DataError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
+            raise ConfigError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
         if magic := [path for path in self.paths if self.languages and path.startswith(":")]:
-            raise DataError(
+            raise ConfigError(
                 f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
             )
         for key in ("max_diff_bytes", "max_files", "max_commits"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
-                raise DataError(f"options.{key}: {value!r} must be a whole number of at least 1")
+                raise ConfigError(f"options.{key}: {value!r} must be a whole number of at least 1")
         self.takes_date(None)  # refuses what is no date
 
     def takes_date(self, when: datetime | None) -> bool:
@@ -104,7 +93,7 @@ class GitOptions(Record, frozen=True, kw_only=True):
         return (since is None or when >= since) and (until is None or when <= until)
 
     def endings(self) -> tuple[str, ...]:
-        """Return the endings of the files that are taken; none means all files."""
+        """Return the endings of the files that are taken, none for all files."""
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
     def pathspecs(self) -> tuple[str, ...]:
@@ -131,7 +120,7 @@ def _moment(text: Any, key: str, of_day: time) -> datetime | None:
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise DataError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
+        raise ConfigError(f"options.{key}: {text!r} is no date like 2025-01-31") from error
     if len(str(text)) == len("2025-01-31"):
         moment = datetime.combine(moment, of_day)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Open a repository or a bundle: its objects and refs, behind a git directory of our own.
+"""Open a repository or a bundle, apart from all settings: of the user, the machine, the repository.
 
 A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows
 or start programs. So the objects are read through an empty git directory in a temporary place that
@@ -7,21 +7,129 @@ commands that open no object.
 """
 
 import contextlib
+import io
+import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record
-from expertflow.data.sources.git_process import Pipe, run_git
 
+# A file larger than this counts as binary: git neither loads it nor compares its lines.
+BIG_FILE_BYTES = 1 << 20
+# Settings that would let files of others change what is run or read.
+_SAFE = (
+    *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
+    *("-c", "core.attributesFile=/dev/null", "-c", "core.commitGraph=false"),
+    *("-c", "core.multiPackIndex=false", "-c", f"core.bigFileThreshold={BIG_FILE_BYTES}"),
+    *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
+)
+ENDED_EARLY = "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
 # Names are read in milliseconds; a setting that includes a pipe would make git wait for ever.
 TIMEOUT_S = 120.0
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-class Store(Record, frozen=True, kw_only=True):
+class Pipe:
+    """A git command that answers question by question; it starts with the first one."""
+
+    def __init__(self, git_dir: Path, *arguments: str) -> None:
+        self._command = _command(git_dir, *arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: bytes) -> io.BufferedReader:
+        """Send one question; return where the answer is read.
+
+        Raises:
+            DataError: git gave up, as it does when an object is missing or damaged.
+        """
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise DataError(ENDED_EARLY) from error
+        return cast(io.BufferedReader, self._process.stdout)
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self._process = None
+
+
+def run_git(
+    git_dir: Path | None,
+    *arguments: str,
+    failure: str,
+    stdin: bytes = b"",
+    timeout_s: float | None = None,
+) -> str:
+    """Run one git command apart from all user settings and hooks; return what it prints.
+
+    Bytes that are no UTF-8 become lone surrogates.
+
+    Raises:
+        DataError: ``failure`` and git's last line, or git is missing.
+    """
+    try:
+        done = subprocess.run(
+            _command(git_dir, *arguments),
+            env=_environment(),
+            input=stdin,
+            capture_output=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except FileNotFoundError as error:
+        raise DataError("git: the program is missing; install git") from error
+    except subprocess.TimeoutExpired as error:
+        raise DataError(f"{failure} (git gave no answer in {timeout_s:.0f} s)") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        said = "".join(sign if sign.isprintable() else "?" for sign in said)
+        raise DataError(f"{failure} ({said})" if said else failure)
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def _command(git_dir: Path | None, *arguments: str) -> list[str]:
+    # As a bare repository: attributes and submodules of a working tree must not change a diff.
+    place = (f"--git-dir={git_dir}", "-c", "core.bare=true") if git_dir else ()
+    return ["git", *_SAFE, *place, *arguments]
+
+
+def _environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    return kept | {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_GRAFT_FILE": os.devnull,
+        "GIT_NO_LAZY_FETCH": "1",
+        # Older git knows no GIT_NO_LAZY_FETCH; with no protocol allowed its fetch fails at once,
+        # before it starts a program that the repository names.
+        "GIT_ALLOW_PROTOCOL": "none",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C",
+    }
+
+
+class Store(NamedTuple):
     """Objects to read, and commits by the full name of the ref that points at them.
 
     ``shallow`` are commits whose parents a shallow clone left out. ``walked`` is the branch or tag
@@ -36,10 +144,7 @@ class Store(Record, frozen=True, kw_only=True):
 
 
 def head(repository: Path, *, ref: str = "HEAD") -> str:
-    """Return the id of the commit that pins all content: that of ``ref``.
-
-    A bundle's id is read from its header, without unpacking it.
-    """
+    """Return the commit id of ``ref``, which pins all content."""
     missing = f"{repository}: {ref} is no commit there; set options.ref to a branch, tag or commit"
     if ref.startswith("-"):
         raise DataError(f"options.ref: {ref!r} is no name of a branch, tag or commit")
@@ -55,7 +160,7 @@ def head(repository: Path, *, ref: str = "HEAD") -> str:
 
 
 @contextlib.contextmanager
-def opened(repository: Path, *, ref: str) -> Iterator[Store]:
+def open_store(repository: Path, *, ref: str) -> Iterator[Store]:
     """Open a repository; a bundle is unpacked for as long as it is read."""
     tip = head(repository, ref=ref)
     with tempfile.TemporaryDirectory(prefix="git-") as directory:
@@ -132,13 +237,7 @@ def _beside(place: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
     full = said("rev-parse", "--symbolic-full-name", ref).strip()
     listed = said("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
-    return Store(
-        git_dir=git_dir,
-        tip=tip,
-        walked=_short(full),
-        refs=_peeled(_names(listed), git_dir),
-        shallow=frozenset(boundary),
-    )
+    return Store(git_dir, tip, _short(full), _peeled(_names(listed), git_dir), frozenset(boundary))
 
 
 def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
@@ -154,7 +253,7 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
         usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
         full = next(iter(usual + branches), None)
     names = {name: found for name, found in heads.items() if _short(name)}
-    return Store(git_dir=git_dir, tip=tip, walked=_short(full or ""), refs=_peeled(names, git_dir))
+    return Store(git_dir, tip, _short(full or ""), _peeled(names, git_dir))
 
 
 def _peeled(names: dict[str, str], git_dir: Path) -> dict[str, str]:

@@ -18,20 +18,19 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.core.records import Record
 from expertflow.data import cache
-from expertflow.data.cache import cached_revision as cached_revision
-from expertflow.data.records import DataFile
+from expertflow.data.read import describe
+from expertflow.data.records import DataFile, SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub_errors
-from expertflow.data.sources.local import describe
+from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 
 log = logging.getLogger(__name__)
 DEFAULT_SHARDS = 4
@@ -43,7 +42,7 @@ DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
 NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
-class Snapshot(Record, frozen=True, kw_only=True):
+class Snapshot(NamedTuple):
     """A commit of a data set: the sizes of its files by path, and the folder of those here.
 
     ``is_listed`` is false where only the files here are known, not what the commit holds.
@@ -54,14 +53,39 @@ class Snapshot(Record, frozen=True, kw_only=True):
     is_listed: bool
 
     def missing(self, paths: Iterable[str]) -> list[str]:
-        """List which of these files are not here yet."""
         return [path for path in paths if not (self.folder / path).exists()]
 
 
-def fetch(source: SourceSpec) -> tuple[str, str | None, list[DataFile]]:
-    """Find a data set in the caches or bring it there.
+def location(source: SourceSpec) -> str:
+    return str(source.id)
 
-    Return its commit, the licence that its card states, and its Arrow files.
+
+def look_up(source: SourceSpec) -> Found:
+    prepared = cache.find_source(source)
+    if prepared is not None:
+        split = source.split or "train"
+        n_bytes = sum(path.stat().st_size for path in prepared.files(split))
+        return Found("prepared", n_bytes, prepared.n_records_by_split.get(split))
+    commit = cache.cached_revision(str(source.id), source.revision)
+    folder = cache.snapshot_folder(str(source.id), commit) if commit else None
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
+    if all(path.name == cache.CARD for path in files):
+        return Found("missing")
+    return Found("downloaded", sum(path.stat().st_size for path in files))
+
+
+def pin(source: SourceSpec, pins: Pins) -> Pinned:
+    """Pin the manifest's revision, not the commit that it has today.
+
+    A cached commit would change the lock by the download itself, and all that was just made would
+    be made again.
+    """
+    identity = {"id": source.id, "config": source.config, "split": source.split}
+    return Pinned(n_shards=DEFAULT_SHARDS, revision=source.revision, identity=identity)
+
+
+def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
+    """Find a data set in the caches or bring it there, as Arrow files.
 
     Raises:
         DataError: the hub cannot be reached, or the data set, revision, config or split is unknown.
@@ -80,7 +104,6 @@ def fetch(source: SourceSpec) -> tuple[str, str | None, list[DataFile]]:
     if split not in prepared.n_records_by_split:
         raise DataError(f"source {source.name}: {_no_split(source, prepared.n_records_by_split)}")
     log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
-    licence = cache.card_licence(cache.card_data(repository, prepared.commit))
     files = [_arrow_file(path, notes) for path in prepared.files(split)]
     there, stated = sum(file.n_records or 0 for file in files), prepared.n_records_by_split[split]
     if there != stated:
@@ -88,7 +111,8 @@ def fetch(source: SourceSpec) -> tuple[str, str | None, list[DataFile]]:
             f"{prepared.folder}: {there} of {stated} records are there; delete the folder and"
             " fetch again"
         )
-    return prepared.commit, licence, files
+    licence = cache.card_licence(cache.card_data(repository, prepared.commit))
+    return Fetched(files, revision=prepared.commit, card_licence=licence)
 
 
 def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
@@ -123,7 +147,7 @@ def _open_snapshot(source: SourceSpec) -> Snapshot:
     from huggingface_hub import HfApi
 
     repository, revision = str(source.id), source.revision or "main"
-    commit = cached_revision(repository, revision)
+    commit = cache.cached_revision(repository, revision)
     if (known := _cached_snapshot(repository, commit)) and known.is_listed:
         return known
 
@@ -139,7 +163,7 @@ def _open_snapshot(source: SourceSpec) -> Snapshot:
         if not hub_errors.is_unreachable(error):
             raise
         unreachable = error
-    found = _cached_snapshot(repository, commit or cached_revision(repository, revision))
+    found = _cached_snapshot(repository, commit or cache.cached_revision(repository, revision))
     if found is None:
         raise unreachable or DataError(f"{repository} holds no files")
     if not found.is_listed and (lost := missing_parts(found.n_bytes_by_path)):
@@ -165,9 +189,9 @@ def _cached_snapshot(repository: str, commit: str | None) -> Snapshot | None:
     except CachedRepoTreeNotFoundError:
         here = sorted(path for path in folder.rglob("*") if path.is_file())
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in here}
-        return Snapshot(folder=folder, n_bytes_by_path=sizes, is_listed=False) if sizes else None
+        return Snapshot(folder, sizes, is_listed=False) if sizes else None
     sizes = {file.path: int(file.size) for file in files if _is_inside(file.path)}
-    snapshot = Snapshot(folder=folder, n_bytes_by_path=sizes, is_listed=True)
+    snapshot = Snapshot(folder, sizes, is_listed=True)
     return None if snapshot.missing(sizes.keys() & DESCRIPTIONS) else snapshot
 
 
@@ -226,7 +250,6 @@ def _download(repository: str, snapshot: Snapshot, missing: list[str]) -> None:
 
 @contextmanager
 def _reported(what: str, snapshot: Snapshot, missing: list[str]) -> Iterator[None]:
-    """Log every now and then how much of a download is here."""
     sizes = {path: snapshot.n_bytes_by_path[path] for path in missing}
     blobs, done = snapshot.folder.parents[1] / "blobs", threading.Event()
 

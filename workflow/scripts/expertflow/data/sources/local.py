@@ -1,36 +1,72 @@
-"""Files on this machine, by path or glob: which there are, and what is in them."""
+"""Files on this machine, by path or glob. They stay where they are."""
 
 import glob
 from pathlib import Path
-from typing import Any
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats import delimited, lines, tables
-from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import SUFFIXES, sniff
-from expertflow.data.read import BLOCK_BYTES, can_be_cut
-from expertflow.data.records import Compression, DataFile, FileFormat, LockedFile
+from expertflow.core.files import sha256_file
+from expertflow.data.formats.options import ReadOptions
+from expertflow.data.formats.streams import sniff
+from expertflow.data.read import can_be_cut, describe, format_of
+from expertflow.data.records import LockedFile, SourceLock
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 
 SHARD_BYTES = 32 << 20
 LARGE_SHARD_BYTES = 128 << 20
 MANY_SHARDS = 16
 MAX_SHARDS = 200
-FORMATS: dict[str, FileFormat] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".txt": "text",
-    ".md": "text",
-    ".text": "text",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
 
 
-def find_files(pattern: str, *, source: str) -> list[Path]:
+def location(source: SourceSpec) -> str:
+    return str(source.path)
+
+
+def look_up(source: SourceSpec) -> Found:
+    paths = _matches(str(source.path))
+    if not paths:
+        return Found("missing")
+    n_records = None
+    if all(path.suffix == ".parquet" for path in paths):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            n_records = sum(int(pq.ParquetFile(path).metadata.num_rows) for path in paths)
+        except pa.ArrowInvalid:
+            n_records = None
+    return Found("found", sum(path.stat().st_size for path in paths), n_records)
+
+
+def pin(source: SourceSpec, pins: Pins) -> Pinned:
+    ReadOptions.from_manifest(source.options)
+    files = []
+    for path in find_files(str(source.path)):
+        file_format, compression = format_of(path)
+        file = LockedFile(
+            path=str(path),
+            format=file_format,
+            compression=compression,
+            n_bytes=path.stat().st_size,
+            sha256=pins.hash_file(path),
+        )
+        files.append(file)
+    return Pinned(n_shards=count_shards(tuple(files)), files=tuple(files))
+
+
+def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
+    files = []
+    for locked in lock.files:
+        path = Path(locked.path)
+        if not path.is_file():
+            raise DataError(f"{path}: gone since the workflow started; put it back and run again")
+        if sha256_file(path) != locked.sha256:
+            raise DataError(f"{path}: changed since the workflow started; run again to take it in")
+        files.append(describe(path, sha256=locked.sha256, options=source.options))
+    return Fetched(files)
+
+
+def find_files(pattern: str) -> list[Path]:
     """List the files that a source's ``path`` names, sorted; a path that exists is no pattern.
 
     Raises:
@@ -39,41 +75,23 @@ def find_files(pattern: str, *, source: str) -> list[Path]:
     """
     literal = Path(pattern).expanduser()
     if literal.is_dir():
-        raise DataError(
-            f"source {source}: {pattern} is a directory; name its files, e.g. {literal}/*.jsonl"
-        )
-    paths = [literal]
-    if not literal.exists():
-        found = glob.glob(str(literal), recursive=True)  # noqa: PTH207
-        paths = sorted({Path(path) for path in found if Path(path).is_file()})
+        raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
+    paths = _matches(pattern)
     if not paths:
-        raise DataError(f"source {source}: no file at {pattern}; correct the source's path")
+        raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
-        try:
-            if path.stat().st_size == 0:
-                raise DataError(f"{path} is empty; remove it or fill it")
-            sniff(path, *format_of(path))
-        except DataError as error:
-            raise DataError(f"source {source}: {error}") from error
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty; remove it or fill it")
+        sniff(path, *format_of(path))
     return paths
 
 
-def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
-    """Tell format and compression from a file's name.
-
-    Raises:
-        DataError: the name ends in no known way.
-    """
-    name = Path(path.name.lower())
-    compression = SUFFIXES.get(name.suffix)
-    kind = FORMATS.get(name.with_suffix("").suffix if compression else name.suffix)
-    if kind is None or (compression and kind in ("parquet", "arrow")):
-        known = ", ".join(FORMATS)
-        raise DataError(
-            f"{path} is none of {known} (texts also with {' or '.join(SUFFIXES)}); convert it, or"
-            " correct path"
-        )
-    return kind, compression
+def _matches(pattern: str) -> list[Path]:
+    literal = Path(pattern).expanduser()
+    if literal.exists():
+        return [] if literal.is_dir() else [literal]
+    found = glob.glob(str(literal), recursive=True)  # noqa: PTH207
+    return sorted({Path(path) for path in found if Path(path).is_file()})
 
 
 def count_shards(files: tuple[LockedFile, ...]) -> int:
@@ -89,36 +107,3 @@ def count_shards(files: tuple[LockedFile, ...]) -> int:
         for file in files
     )
     return max(1, min(MAX_SHARDS, -(-n_bytes // shard_bytes), n_pieces))
-
-
-def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
-    """Look into a raw file; records are counted where that costs no parsing.
-
-    Raises:
-        DataError: it cannot be opened as what its name says.
-    """
-    reading = ReadOptions.among(options)
-    kind, compression = format_of(path)
-    notes = sniff(path, kind, compression)
-    n_records: int | None = None
-    n_newlines: tuple[int, ...] = ()
-    n_bytes = path.stat().st_size
-    if kind in ("parquet", "arrow"):
-        n_records = tables.count_rows(path, kind)
-    elif kind == "jsonl" and compression is None:
-        n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
-    elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
-        raise lines.too_long(path)
-    file = DataFile(
-        path=str(path),
-        format=kind,
-        compression=compression,
-        n_bytes=n_bytes,
-        n_records=n_records,
-        sha256=sha256,
-        n_newlines=n_newlines,
-        notes=notes,
-    )
-    if kind in ("csv", "tsv"):
-        delimited.check_header(file, options=reading)
-    return file

@@ -7,7 +7,7 @@ from random import Random
 from expertflow.core.files import replacing
 from expertflow.data.sources.generated.generator import write_records
 from expertflow.data.sources.git import extract_commits
-from expertflow.data.sources.git_process import run_git
+from expertflow.data.sources.git_store import run_git
 
 # 2024-01-01 09:00 UTC; every commit is some minutes or hours after the one before it.
 FIRST_SECOND = 1_704_099_600

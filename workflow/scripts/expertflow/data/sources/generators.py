@@ -1,0 +1,61 @@
+"""Data sets made by a program: the generators in ``generated``, each a module of its own.
+
+They are imported by name, so that editing one of them does not touch the others' data: the lock
+holds the digest of the one that is used.
+"""
+
+import importlib
+import re
+from pathlib import Path
+
+from expertflow.core.errors import ConfigError
+from expertflow.core.files import replacing, sha256_file
+from expertflow.data.read import describe
+from expertflow.data.records import Artefact, SourceLock
+from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.git_store import head
+from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
+
+PACKAGE = "expertflow.data.sources.generated"
+# How a module says that it is a generator, without being imported.
+GENERATOR = re.compile(r"^(def generate\(|generate = )", re.MULTILINE)
+
+
+def location(source: SourceSpec) -> str:
+    return str(source.generator)
+
+
+def look_up(source: SourceSpec) -> Found:
+    return Found("generated", n_records=source.n_documents)
+
+
+def pin(source: SourceSpec, pins: Pins) -> Pinned:
+    files = Path(__file__).with_name("generated").glob("*.py")
+    known = sorted(path.stem for path in files if GENERATOR.search(path.read_text("utf-8")))
+    if source.generator not in known:
+        raise ConfigError(f"no generator {source.generator!r}; use one of {', '.join(known)}")
+    identity = {
+        "generator": source.generator,
+        "n_documents": source.n_documents,
+        "seed": source.seed,
+        "code": pins.digest_generator(source.generator),
+    }
+    return Pinned(identity=identity)
+
+
+def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
+    """Run a generator into ``directory``."""
+    with replacing(directory) as partial:
+        partial.mkdir(parents=True)
+        made: dict[str, Path] = importlib.import_module(f"{PACKAGE}.{source.generator}").generate(
+            n_documents=int(source.n_documents or 0), seed=int(source.seed or 0), directory=partial
+        )
+        paths = {name: directory / path.relative_to(partial) for name, path in made.items()}
+    artefacts = {}
+    for name, path in paths.items():
+        # A repository is pinned by its head: how git packs objects is git's.
+        content = sha256_file(path) if path.is_file() else head(path)
+        artefacts[name] = Artefact(path=str(path), sha256=content)
+    records = directory / "records.jsonl"
+    file = describe(records, sha256=sha256_file(records), options={})
+    return Fetched([file], artefacts=artefacts)

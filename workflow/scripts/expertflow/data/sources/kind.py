@@ -1,0 +1,55 @@
+"""What a kind of source does; each is a module with the functions of ``SourceModule``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from msgspec import Struct, field
+
+from expertflow.data.records import Artefact, DataFile, LockedFile, SourceLock
+from expertflow.data.settings import SourceSpec
+
+
+class Pins(NamedTuple):
+    """How content is pinned: the hash of a file, and the digest of a generator's code."""
+
+    hash_file: Callable[[Path], str]
+    digest_generator: Callable[[str], str]
+
+
+class Pinned(Struct, frozen=True):
+    """What pins a source's content, and how many jobs prepare it where the manifest is silent."""
+
+    n_shards: int = 1
+    revision: str | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    files: tuple[LockedFile, ...] = ()
+
+
+class Fetched(Struct, frozen=True):
+    """A source's records on this disk; a revision replaces that of the lock."""
+
+    files: list[DataFile]
+    revision: str | None = None
+    card_licence: str | None = None
+    artefacts: dict[str, Artefact] = field(default_factory=dict)
+
+
+class Found(NamedTuple):
+    """What is here of a source before it is fetched."""
+
+    status: Literal["prepared", "downloaded", "found", "missing", "generated"]
+    n_bytes: int | None = None
+    n_records: int | None = None
+
+
+class SourceModule(Protocol):
+    """A kind of source; errors of ``pin`` are told with the source's name in front."""
+
+    def location(self, source: SourceSpec) -> str: ...
+
+    def look_up(self, source: SourceSpec) -> Found: ...
+
+    def pin(self, source: SourceSpec, pins: Pins) -> Pinned: ...
+
+    def fetch(self, source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched: ...
