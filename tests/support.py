@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from expertflow.core.records import write_record
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec, Training
@@ -26,31 +27,12 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
 def plan_spec(**changes: Any) -> PlanSpec:
-    """Give training settings for a test, with changes."""
+    """Return training settings for a test, with changes."""
     settings: dict[str, Any] = {
         "method": "full", "lora": None, "batch_size": 4, "gradient_accumulation_steps": 1,
-        "num_train_epochs": 1.0, "max_steps": None, "target_tokens": None, "min_epochs": None,
-        "max_epochs": None, "learning_rate": 1e-3, "lr_scheduler_type": "cosine",
-        "lr_decay_ratio": 0.1,
-        "warmup_ratio": 0.1, "warmup_steps_min": 10, "warmup_steps_max": 1000,
-        "override_min_warmup": True, "weight_decay": 0.0, "max_grad_norm": 1.0, "adam_beta1": 0.9,
-        "adam_beta2": 0.999, "adam_epsilon": 1e-8, "optim": "adamw_torch_fused",
-        "label_smoothing_factor": 0.0, "max_loss": None, "attention": None,
-        "torch_compile": None, "deterministic": False, "load_best_model_at_end": False,
-        "patience": None, "min_delta": 0.0, "report_to": "none", "world_size": 1,
-        "parallel": "ddp", "bf16": True, "fp16": False,
-        "use_tf32": True, "use_sdpa": True, "gradient_checkpointing": None,
-        "save_steps": 5, "save_every_minutes": 10.0,
-        "save_total_limit": 2, "eval_steps": None, "logging_steps": 5, "n_threads": 1,
-        "collection_interval_seconds": 0.5, "track_per_step_metrics": True,
-        "loader": None, "dataloader_num_workers": 0, "dataloader_prefetch_factor": 2,
-        "dataloader_persistent_workers": False, "group_by_length": True,
-        "gpu_memory_threshold_small_gb": 5.5, "gpu_memory_threshold_medium_gb": 11.0,
-        "gpu_memory_threshold_large_gb": 22.0, "seed": 1, "hardware": "cpu", "gpu_table": (),
-        "prices": {},
-        "price_usd_per_hour": None, "price_as_of": None, "billing_minutes": None,
-        "max_usd": None, "max_hours": None,
-        "system": None, "claims": (), "compare": (),
+        "learning_rate": 1e-3, "save_steps": 5, "logging_steps": 5, "n_threads": 1,
+        "collection_interval_seconds": 0.5, "dataloader_prefetch_factor": 2, "seed": 1,
+        "hardware": "cpu",
     }  # fmt: skip
     origins = dict.fromkeys(Training.__struct_fields__, "manifest")
     return PlanSpec(**{**settings, "origins": origins, **changes})
@@ -122,7 +104,7 @@ def write_tiny_run(
     facts = _write_tiny_model(folder / "base_model")
     method = "full" if lora is None else "lora"
     settings = {"method": method, "lora": lora, "max_steps": n_steps, **changes}
-    plan = plan_training(
+    draft = PlanDraft(
         expert="tiny",
         spec=plan_spec(**settings),
         packing=packing,
@@ -130,6 +112,7 @@ def write_tiny_run(
         n_params=20_000,
         gpu=None,
     )
+    plan = plan_training(draft)
     staging = plan_staging(
         expert="tiny",
         spec=StageSpec(scratch=None),

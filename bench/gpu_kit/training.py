@@ -16,6 +16,7 @@ from support import plan_spec
 from expertflow.core.files import read_json_lines
 from expertflow.core.records import Record, from_json
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec
@@ -99,10 +100,11 @@ def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
 
 
 def _resolved(work: Work, spec: Any, packing: PackingRecord) -> TrainPlan:
-    return plan_training(
+    draft = PlanDraft(
         expert="kit", spec=spec, packing=packing, facts=SIZES[work.model].facts,
         n_params=work.sizes["n_parameters"], gpu=work.gpu(),
     )  # fmt: skip
+    return plan_training(draft)
 
 
 class Session:

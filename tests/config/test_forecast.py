@@ -14,7 +14,7 @@ from expertflow.config.house import House
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
 from expertflow.data.records import DataFile, SourceRecord
-from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.records import CostPlan
 
 CONFIG = {
     "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,

@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from test_resolve import PACKING, QWEN_06B, card, plan
+from plan_fixtures import card, plan, reasons_of, seq
 
 from expertflow.core.errors import ConfigError
-from expertflow.plan.calibrated import calibration_key
-from expertflow.plan.cost import Work, billed_hours
-from expertflow.plan.cost_records import Calibration
-from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.plan.resolve import plan_training
+from expertflow.plan.cost import billed_hours, count_best_saves, count_evals, count_saves
+from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.plan.tuned import calibration_key
 
 MEASURED = Calibration(
     expert="e", hardware="cpu", key="", n_warmup_steps=10, n_timed_steps=30, n_timings=30,
@@ -22,23 +20,14 @@ MEASURED = Calibration(
 
 
 def calibrated(name: str | None, *, mean_s: float = 0.5, **changes: Any) -> TrainPlan:
-    from support import LORA, plan_spec
-
     gpu = card(name) if name else None
     prior = plan(gpu, **{k: v for k, v in changes.items() if not k.startswith("max_")})
-    spec: PlanSpec = plan_spec(
-        **{"method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,
-           **changes}
-    )  # fmt: skip
     measured = replace(MEASURED, step_s_mean=mean_s, key=calibration_key(prior, "qwen3"))
-    return plan_training(
-        expert="e", spec=spec, packing=PACKING, facts=QWEN_06B, n_params=596_049_920, gpu=gpu,
-        calibration=measured,
-    )  # fmt: skip
+    return plan(gpu, calibration=measured, **changes)
 
 
 def test_fp16_is_priced_at_the_fp16_peak() -> None:
-    small = plan(card("RTX 2060"), replace(PACKING, sequence_length_tokens=512))
+    small = plan(card("RTX 2060"), seq(512))
     assert small.precision == "fp16"
     assert small.cost.predicted_hours is not None
     flops = small.predicted_tokens * small.flops_per_token_hardware
@@ -94,34 +83,26 @@ def test_a_calibration_on_a_card_gives_its_mfu() -> None:
 
 def test_a_calibration_of_another_run_is_left_out_and_said() -> None:
     other = replace(MEASURED, key="H100 SXM; something else")
-    from support import plan_spec
-
-    made = plan_training(
-        expert="e", spec=plan_spec(), packing=PACKING, facts=QWEN_06B, n_params=596_049_920,
-        gpu=None, calibration=other,
-    )  # fmt: skip
+    made = plan(None, calibration=other)
     assert not made.cost.calibrated and made.cost.predicted_hours is None
     assert "of another run (H100 SXM) and is left out" in made.cost.reason
 
 
 def test_saves_come_by_steps_or_by_time() -> None:
-    work = Work(
-        flops_model=1.0, flops_hardware=1.0, n_steps=1000, save_steps=300, save_every_minutes=1.0,
-        eval_steps=300, precision="bf16",
-    )  # fmt: skip
-    assert work.n_saves(0.1) == 4
-    assert work.n_saves(1.0) == 17
-    assert work.n_evals == 5
+    made = plan(None, max_steps=1000, save_steps=300, save_every_minutes=1.0, eval_steps=300)
+    assert count_saves(made, 0.1) == 4
+    assert count_saves(made, 1.0) == 17
+    assert count_evals(made) == 5
 
 
 @pytest.mark.parametrize("save_steps", [1, 7, 100, 300, 1000])
 @pytest.mark.parametrize("step_s", [0.25, 0.5, 7.0, 64.0, 100.0])
 def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> None:
-    work = Work(
-        flops_model=1.0, flops_hardware=1.0, n_steps=1000, save_steps=save_steps,
-        save_every_minutes=1.0, eval_steps=30, precision="bf16", saves_best=True,
+    made = plan(
+        None, max_steps=1000, save_steps=save_steps, save_every_minutes=1.0, eval_steps=30,
+        load_best_model_at_end=True,
     )  # fmt: skip
-    for best, n_expected in ((False, work.n_saves(step_s)), (True, None)):
+    for best, n_expected in ((False, count_saves(made, step_s)), (True, None)):
         n_saves, saved_at = 0, 0
         for step in range(1, 1001):
             overdue = (step - saved_at) * step_s > 60
@@ -131,7 +112,7 @@ def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> No
         if n_expected is not None:
             assert n_saves == n_expected
         else:
-            assert n_saves <= work.n_saves(step_s) + work.n_saves_best_max
+            assert n_saves <= count_saves(made, step_s) + count_best_saves(made)
 
 
 def test_saves_of_the_best_are_in_the_high_end() -> None:
@@ -151,15 +132,14 @@ def test_the_reason_says_what_the_quartiles_were_taken_of(monkeypatch: pytest.Mo
 def test_a_budget_of_cents_is_told_in_cents() -> None:
     with pytest.raises(ConfigError, match=r"max_usd is 0\.001 and the plan needs \$0\.\d*[1-9]"):
         plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
-    [reason] = [r for r in plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01).reasons
-                if r.setting == "max_usd"]  # fmt: skip
+    reason = reasons_of(plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01))["max_usd"]
     assert "$0.00," not in reason.because and "is $0.000" in reason.because
 
 
 def test_the_demo_leaves_out_budgets_that_nothing_can_be_held_against() -> None:
     made = plan(None, max_usd=5.0, max_hours=1.0, may_drop_budgets=True)
-    told = [r.because for r in made.reasons if r.setting in ("max_usd", "max_hours")]
-    assert len(told) == 2 and all(words.startswith("left out: the demo") for words in told)
+    for key in ("max_usd", "max_hours"):
+        assert reasons_of(made)[key].because.startswith("left out: the demo")
     with pytest.raises(ConfigError, match="max_hours is"):
         calibrated(None, max_hours=0.001, may_drop_budgets=True)
 
@@ -180,11 +160,8 @@ def test_a_budget_is_held_against_the_middle_and_warned_of_at_the_high_end() -> 
     cost = plan(card("H100 SXM")).cost
     assert cost.predicted_hours is not None and cost.predicted_hours_high is not None
     between = (cost.predicted_hours + cost.predicted_hours_high) / 2
-    [reason] = [r for r in plan(card("H100 SXM"), max_hours=between).reasons
-                if r.setting == "max_hours"]  # fmt: skip
-    assert "above it at the high end" in reason.because
-    [calm] = [r for r in plan(card("H100 SXM"), max_hours=99.0).reasons
-              if r.setting == "max_hours"]  # fmt: skip
-    assert "above" not in calm.because
+    for hours, is_warned in ((between, True), (99.0, False)):
+        reason = reasons_of(plan(card("H100 SXM"), max_hours=hours))["max_hours"]
+        assert ("above it at the high end" in reason.because) is is_warned
     with pytest.raises(ConfigError, match="max_hours is"):
         plan(card("H100 SXM"), max_hours=cost.predicted_hours * 0.9)

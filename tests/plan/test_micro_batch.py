@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 from msgspec.structs import replace
+from plan_fixtures import QWEN_06B, card, draft_of, plan, seq
 from support import ROOT, plan_spec
-from test_resolve import PACKING, QWEN_06B, card, plan, seq
 
 from expertflow.core.errors import HardwareError
-from expertflow.plan.cost_records import USABLE_FRACTION, MemoryLine, MemoryTrace
-from expertflow.plan.draft import Draft
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.micro_batch import BUSY_TOKENS, choose_micro_batch
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryTrace, TrainPlan
 from expertflow.plan.settings import LoraSpec
 
 GIB = 1 << 30
@@ -31,11 +30,17 @@ def traced(kept: int, checkpointed: int, n_tokens: int = 1024) -> MemoryTrace:
     return MemoryTrace(precision="bf16", lines=lines)
 
 
-def chosen(trace: MemoryTrace, length: int = 1024, **changes: object) -> tuple[int, bool, str]:
-    spec = plan_spec(**{"batch_size": None, "optim": "adamw_8bit", **changes})
-    draft = Draft("e", spec, seq(length), QWEN_06B, 0, RTX_2060, trace)
-    micro, checkpoint = choose_micro_batch(draft, "fp16")
-    return micro, checkpoint, next(r.because for r in draft.reasons if r.setting == "batch_size")
+def chosen(
+    trace: MemoryTrace, length: int = 1024, **changes: object
+) -> tuple[int, bool, PlanDraft]:
+    settings = {"batch_size": None, "optim": "adamw_8bit", **changes}
+    draft = draft_of(RTX_2060, packing=seq(length), n_params=0, trace=trace, **settings)
+    micro, checkpoint = choose_micro_batch(draft)
+    return micro, checkpoint, draft
+
+
+def because(draft: PlanDraft, setting: str = "batch_size") -> str:
+    return draft.reasons[setting].because
 
 
 def repository_on_a_2060(**changes: object) -> TrainPlan:
@@ -58,8 +63,7 @@ def test_a_6_gb_card_gets_four_rows_in_system_bs_setting() -> None:
     assert made.global_batch_sequences == 8
 
 
-@pytest.mark.parametrize("expert", ["repository"])
-def test_a_6_gb_card_gets_four_rows_by_a_traced_step(expert: str, tmp_path: Path) -> None:
+def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
     from transformers import Qwen3Config
 
     from expertflow.train.trace.memory import trace_memory
@@ -77,8 +81,9 @@ def test_a_6_gb_card_gets_four_rows_by_a_traced_step(expert: str, tmp_path: Path
         tmp_path, spec, gpu=RTX_2060, attention="packed", sequence_length_tokens=1024,
         supervised_fraction=0.3,
     )  # fmt: skip
-    draft = Draft(expert, spec, seq(1024), shape, 596_049_920, RTX_2060, trace)
-    assert choose_micro_batch(draft, "fp16") == (4, True)
+    settings = {"method": "lora", "lora": lora, "batch_size": None}
+    draft = draft_of(RTX_2060, packing=seq(1024), trace=trace, **settings)
+    assert choose_micro_batch(draft) == (4, True)
 
 
 def test_starcoder2_in_4_bits_gets_four_rows_by_the_cards_size() -> None:
@@ -88,15 +93,15 @@ def test_starcoder2_in_4_bits_gets_four_rows_by_the_cards_size() -> None:
 
 
 def test_without_checkpointing_the_most_rows_are_taken() -> None:
-    micro, checkpoint, reason = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))
+    micro, checkpoint, draft = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))
     assert (micro, checkpoint) == (8, False)
-    assert "most rows that fit without" in reason
+    assert "most rows that fit without" in because(draft)
 
 
 def test_a_card_that_would_idle_checkpoints_just_enough() -> None:
-    micro, checkpoint, reason = chosen(traced(kept=GIB, checkpointed=GIB // 100))
+    micro, checkpoint, draft = chosen(traced(kept=GIB, checkpointed=GIB // 100))
     assert (micro * 1024, checkpoint) == (BUSY_TOKENS, True)
-    assert "judgement" in reason
+    assert "judgement" in because(draft)
 
 
 def test_checkpointing_that_brings_no_more_rows_stays_off() -> None:
@@ -110,8 +115,8 @@ def test_short_rows_are_not_held_to_a_number_that_16_do_not_reach() -> None:
 
 def test_the_reason_names_the_bytes_of_this_and_the_next_micro_batch() -> None:
     """1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step."""
-    reason = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))[2]
-    assert "predicted 5.0 of 5.6 GiB, and 7.8 with 16 rows" in reason
+    draft = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))[2]
+    assert "predicted 5.0 of 5.6 GiB, and 7.8 with 16 rows" in because(draft)
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -132,18 +137,16 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
     with pytest.raises(HardwareError, match=f"batch_size 12 needs .* has 5.6; set it {ways}"):
         chosen(traced(GIB, GIB), batch_size=12)
     # 3 rows of 1 GiB and 1 of model: 5.32 GiB of 5.59, above 92 % and below all of it.
-    assert "to the brim" in chosen(traced(GIB, GIB), batch_size=3)[2]
+    assert "to the brim" in because(chosen(traced(GIB, GIB), batch_size=3)[2])
     with pytest.raises(HardwareError, match="one row of 1024 tokens"):
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
 
 
 def test_the_reason_for_checkpointing_names_the_bytes_without() -> None:
     """12 rows of 1 GiB and 1 GiB of model, 8 % and 1 GiB of reserve."""
-    spec = plan_spec(batch_size=12, optim="adamw_8bit")
-    trace = traced(kept=GIB, checkpointed=GIB // 100)
-    draft = Draft("e", spec, seq(1024), QWEN_06B, 0, RTX_2060, trace)
-    choose_micro_batch(draft, "fp16")
-    assert draft.reasons[-1].because == "needed to fit: predicted 15.0 GiB without"
+    draft = chosen(traced(kept=GIB, checkpointed=GIB // 100), batch_size=12)[2]
+    expected = "needed to fit: predicted 15.0 GiB without"
+    assert because(draft, "gradient_checkpointing") == expected
 
 
 def test_what_is_chosen_fits() -> None:
@@ -161,8 +164,7 @@ def test_a_row_that_does_not_fit_names_the_way_out() -> None:
 
 
 def test_the_cpu_has_its_default() -> None:
-    draft = Draft("e", plan_spec(batch_size=None), PACKING, QWEN_06B, 0, None)
-    assert choose_micro_batch(draft, "fp32") == (8, False)
+    assert choose_micro_batch(draft_of(None, batch_size=None)) == (8, False)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +177,7 @@ def test_the_cpu_has_its_default() -> None:
 def test_a_smaller_micro_batch_that_spares_the_recomputation_is_named(
     kept: int, advice: str
 ) -> None:
-    spec = plan_spec(batch_size=16, optim="adamw_8bit")
-    trace = traced(kept, 16 << 20)
-    draft = Draft("e", spec, seq(1024), QWEN_06B, 0, RTX_2060, trace)
-    assert choose_micro_batch(draft, "fp16") == (16, True)
-    reason = next(r.because for r in draft.reasons if r.setting == "gradient_checkpointing")
+    micro, checkpoint, draft = chosen(traced(kept, 16 << 20), batch_size=16)
+    assert (micro, checkpoint) == (16, True)
+    reason = because(draft, "gradient_checkpointing")
     assert ("fits without" in reason) is bool(advice) and reason.endswith(advice)

@@ -4,13 +4,17 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support import LORA, plan_spec
-from test_resolve import PACKING, QWEN_06B, TABLE, card, plan
+from plan_fixtures import TABLE, card, plan, seq
+from support import LORA
 
-from expertflow.plan.cost_records import HardwareChoice, HardwareOption, MemoryLine, MemoryTrace
-from expertflow.plan.options import options_table
-from expertflow.plan.records import TrainPlan
-from expertflow.plan.resolve import plan_training
+from expertflow.plan.records import (
+    HardwareChoice,
+    HardwareOption,
+    MemoryLine,
+    MemoryTrace,
+    TrainPlan,
+)
+from expertflow.plan.show import options_table
 
 PRICES = {
     "H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"},
@@ -118,7 +122,7 @@ def test_of_equally_dear_options_the_one_of_fewer_cards_is_the_cheapest() -> Non
 
 def test_precision_and_checkpointing_are_those_of_the_other_card() -> None:
     made = plan(
-        card("H100 SXM"), replace(PACKING, sequence_length_tokens=512), gpu_table=tuple(TABLE),
+        card("H100 SXM"), seq(512), gpu_table=tuple(TABLE),
         compare=(HardwareChoice(name="RTX 2060", n_gpus=1),), gradient_checkpointing=False,
     )  # fmt: skip
     option = named(made, "RTX 2060")
@@ -151,13 +155,6 @@ def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:
     )  # fmt: skip
     trace = MemoryTrace(precision="bf16", lines=(line, replace(line, checkpoint_activations=True)))
     wanted = tuple(HardwareChoice(name=name, n_gpus=1) for name in ("RTX 2060", "RTX 4090"))
-    spec = plan_spec(
-        method="lora", lora=LORA, batch_size=None, gradient_accumulation_steps=None,
-        compare=wanted, gpu_table=tuple(TABLE),
-    )  # fmt: skip
-    made = plan_training(
-        expert="e", spec=spec, packing=PACKING, facts=QWEN_06B, n_params=596_049_920,
-        gpu=card("H100 SXM"), trace=trace,
-    )  # fmt: skip
+    made = plan(card("H100 SXM"), trace=trace, compare=wanted, gpu_table=tuple(TABLE))
     assert "memory as traced for H100 SXM" in named(made, "RTX 2060").remark
     assert "traced" not in named(made, "RTX 4090").remark

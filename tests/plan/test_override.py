@@ -8,9 +8,8 @@ from support import LORA, write_tiny_run
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
-from expertflow.plan.cost_records import ClaimCheck
 from expertflow.plan.override import FOLLOWS, QUOTING, TAKEN_OVER, override
-from expertflow.plan.records import Reason, TrainPlan
+from expertflow.plan.records import ClaimCheck, Reason, TrainPlan
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import ModelRecord
 

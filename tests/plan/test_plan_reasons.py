@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from test_resolve import PACKING, card, plan
+from plan_fixtures import PACKING, card, plan, reasons_of
 
 from expertflow.core.records import from_json, to_json
-from expertflow.plan.records import Reason, TrainPlan
-from expertflow.plan.schedule import warmup_reason
+from expertflow.plan.reasons import SYSTEMS, source_values
+from expertflow.plan.records import TrainPlan
 from expertflow.plan.show import plan_text
-from expertflow.plan.source_systems import SYSTEMS, source_values, with_source_values
 from expertflow.tokens.records import LengthChoice
 
 AUTO = {
@@ -18,10 +17,6 @@ AUTO = {
     "dataloader_num_workers", "n_threads", "n_warmup_steps", "save_steps", "eval_steps",
     "sequence_length_tokens", "collection_interval_seconds", "torch_compile", "attention",
 }  # fmt: skip
-
-
-def reasons(made: TrainPlan) -> dict[str, Reason]:
-    return {reason.setting: reason for reason in made.reasons}
 
 
 def choice(length: int, n_over: int) -> LengthChoice:
@@ -34,7 +29,7 @@ def choice(length: int, n_over: int) -> LengthChoice:
 def test_everything_auto_has_its_sentence() -> None:
     for name in (None, "H100 SXM"):
         packing = replace(PACKING, length_reason="as max_seq_length says")
-        made = reasons(plan(card(name) if name else None, packing))
+        made = reasons_of(plan(card(name) if name else None, packing))
         assert set(made) >= AUTO
         assert all(len(made[setting].because) > 10 for setting in AUTO)
 
@@ -56,7 +51,7 @@ def test_no_setting_is_explained_twice() -> None:
     ],
 )
 def test_the_replaced_set_up_is_quoted(letter: str, setting: str, value: str) -> None:
-    made = reasons(plan(card("H100 SXM"), system=f"{letter}: a set-up"))
+    made = reasons_of(plan(card("H100 SXM"), system=f"{letter}: a set-up"))
     assert made[setting].source_value == value
 
 
@@ -70,12 +65,6 @@ def test_set_up_bs_warm_up_is_worked_out_for_these_steps() -> None:
     assert source_values("B: x", n_steps=500)["n_warmup_steps"].startswith("50 = ")
 
 
-def test_a_value_that_is_there_stays() -> None:
-    kept = Reason(setting="precision", value="bf16", because="x", source_value="fp8")
-    [reason] = with_source_values([kept], "A: x", n_steps=1)
-    assert reason.source_value == "fp8"
-
-
 def test_every_quoted_setting_is_one_of_the_plan() -> None:
     named = {reason.setting for reason in plan(card("H100 SXM")).reasons}
     for letter, values in SYSTEMS.items():
@@ -85,7 +74,7 @@ def test_every_quoted_setting_is_one_of_the_plan() -> None:
 def test_the_length_says_what_other_choices_would_do() -> None:
     choices = (choice(512, 40), choice(1024, 5), choice(2048, 0), choice(4096, 0), choice(8192, 0))
     packing = replace(PACKING, length_reason="the shortest that holds all", choices=choices)
-    because = reasons(plan(None, packing))["sequence_length_tokens"].because
+    because = reasons_of(plan(None, packing))["sequence_length_tokens"].because
     assert because == (
         "the shortest that holds all; 1024: 5 documents are longer, 10,000 tokens in them, rows"
         " 97.0% full; 2048: no document is longer, rows 97.0% full; 4096: no document is longer,"
@@ -94,7 +83,7 @@ def test_the_length_says_what_other_choices_would_do() -> None:
 
 
 def saves(**changes: Any) -> str:
-    return reasons(plan(card("H100 SXM"), **changes))["save_steps"].because
+    return reasons_of(plan(card("H100 SXM"), **changes))["save_steps"].because
 
 
 def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
@@ -108,19 +97,6 @@ def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
     often = saves(save_steps=1, save_every_minutes=30.0)
     assert "save_steps of the manifest, and every 30 minutes" in often
     assert "seconds" in often.partition("loses at most ")[2]
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "words"),
-    [
-        (66, 7, "0.1 x 66 steps = 6.6, rounded; warmup_steps_min 10 gives way to the ratio"),
-        (66, 10, "0.1 x 66 steps = 6.6; warmup_steps_min is 10"),
-        (600, 60, "0.1 x 600 steps = 60, rounded"),
-        (20_000, 1000, "0.1 x 20000 steps = 2e+03; warmup_steps_max is 1000"),
-    ],
-)
-def test_warm_up_says_which_rule_won(steps: int, warmup: int, words: str) -> None:
-    assert warmup_reason(steps, warmup, ratio=0.1, minimum=10, maximum=1000) == words
 
 
 def test_a_plan_can_be_read() -> None:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plan_fixtures import card, plan
 from support import SCRIPTS
-from test_resolve import card, plan
 
 from expertflow.core.records import write_record
 

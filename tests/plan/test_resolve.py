@@ -1,58 +1,12 @@
-from pathlib import Path
-from typing import Any
+"""What a plan resolves to, and what it is predicted to take."""
 
 import pytest
-import yaml
 from msgspec.structs import replace
-from support import LORA, ROOT, plan_spec
+from plan_fixtures import QWEN_06B, SPLIT, TABLE, card, plan, reasons_of, seq
 
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.probe import resolve_gpu
-from expertflow.hardware.records import GpuFacts
-from expertflow.plan.memory import total_bytes
-from expertflow.plan.records import ModelFacts, TrainPlan
-from expertflow.plan.resolve import plan_training
-from expertflow.tokens.records import LengthHistogram, LengthSuggestion, PackedSplit, PackingRecord
-
-GPUS = ROOT / "config" / "hardware" / "gpus.yaml"
-TABLE: list[dict[str, Any]] = yaml.safe_load(GPUS.read_text())["gpus"]
-QWEN_06B = ModelFacts(
-    n_layers=28, hidden_size=1024, n_heads=16, n_kv_heads=8, head_dim=128, intermediate_size=3072,
-    vocab_size=151936, tie_word_embeddings=True, model_type="qwen3",
-)  # fmt: skip
-SPLIT = PackedSplit(
-    path="p", sha256="s", n_documents=20_000, n_documents_split=0, n_documents_truncated=0,
-    n_documents_dropped=0, n_tokens_in=10**7, n_tokens=10**7, n_tokens_dropped=0,
-    n_supervised_tokens=3 * 10**6, n_target_tokens=3 * 10**6, n_padding_tokens=0,
-    n_sequences=4883, n_sequences_lower_bound=4883, sum_len_sq=512 * 10**7,
-)  # fmt: skip
-PACKING = PackingRecord(
-    expert="e", packing="bfd", overflow="split", sequence_length_tokens=2048, length_reason="",
-    seed=0, engines={}, engine_fallbacks=(), tokenizer_sha256="", n_special_text_documents=0,
-    n_dropped_held_out=0, n_dropped_by_reason={}, samples=(), train=SPLIT, held_out=SPLIT,
-    histogram=LengthHistogram(edges=(0, 1), counts=(1,), p50=1, p90=1, p99=1, max=1), choices=(),
-    suggestion=LengthSuggestion(sequence_length_tokens=2048, reason=""),
-)  # fmt: skip
-
-
-def plan(
-    gpu: GpuFacts | None,
-    packing: PackingRecord = PACKING,
-    facts: ModelFacts = QWEN_06B,
-    **changes: Any,
-) -> TrainPlan:
-    spec = plan_spec(**{"method": "lora", "lora": LORA, "batch_size": None,
-                        "gradient_accumulation_steps": None, **changes})  # fmt: skip
-    return plan_training(
-        expert="e", spec=spec, packing=packing, facts=facts, n_params=596_049_920, gpu=gpu
-    )
-
-
-def card(name: str) -> GpuFacts:
-    facts = gpu_by_name(name, TABLE)
-    assert facts is not None
-    return facts
 
 
 def test_the_micro_batch_follows_the_memory() -> None:
@@ -71,10 +25,6 @@ def test_tiers_decide_where_memory_cannot_be_predicted(name: str, rows: int) -> 
     assert made.batch_size == rows
     assert made.predicted_peak_bytes is None
     assert "starcoder2" in made.predicted_peak_reason
-
-
-def seq(length: int) -> PackingRecord:
-    return replace(PACKING, sequence_length_tokens=length)
 
 
 def test_a_card_without_bf16_trains_in_fp16() -> None:
@@ -115,12 +65,12 @@ def test_a_price_is_found_by_the_cards_name() -> None:
 def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
     made = plan(card("H100 SXM"), seq(512), world_size=n_cards)
     assert made.global_batch_sequences == rows
-    told = {reason.setting: reason for reason in made.reasons}
+    told = reasons_of(made)
     assert told["gradient_accumulation_steps"].because.endswith(f" are {rows}")
     assert told["batch_size"].value == str(made.batch_size)
     assert told["gradient_checkpointing"].value == str(made.gradient_checkpointing)
     assert made.memory is not None
-    assert total_bytes(made.memory) == made.predicted_peak_bytes
+    assert made.memory.total_bytes == made.predicted_peak_bytes
 
 
 def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
@@ -169,4 +119,3 @@ def test_cards_are_looked_up_by_their_exact_name() -> None:
 
 def test_every_row_of_the_table_names_its_source() -> None:
     assert all(row["source"] for row in TABLE)
-    assert Path(ROOT / "config/hardware/prices.yaml").is_file()

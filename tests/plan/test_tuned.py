@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from plan_fixtures import PACKING, card, draft_of, seq
 from support import LORA, plan_spec
-from test_resolve import PACKING, QWEN_06B, card
 
 from expertflow.core.errors import HardwareError
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
-from expertflow.plan.tuned import Tuning, settings_of, tuning_key
-from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
+from expertflow.plan.tuned import (
+    TunedSettings,
+    Tuning,
+    TuningRecord,
+    TuningTrial,
+    settings_of,
+    tuning_key,
+)
 
 FILE = "results/e/tuning.json"
 H100 = card("H100 SXM")
@@ -25,10 +31,8 @@ def spec(**changes: Any) -> PlanSpec:
 def plan(settings: PlanSpec, record: TuningRecord | None = None, **more: Any) -> TrainPlan:
     cpu = more.pop("cpu", None)
     tuning = None if record is None else Tuning(record=record, cpu=cpu, trace=lambda _: None)
-    given: dict[str, Any] = {"packing": PACKING, "gpu": H100, **more}
-    return plan_training(
-        expert="e", spec=settings, facts=QWEN_06B, n_params=596_049_920, tuning=tuning, **given
-    )
+    draft = draft_of(more.pop("gpu", H100), **more)
+    return plan_training(replace(draft, spec=settings), tuning=tuning)
 
 
 DEFAULT = settings_of(plan(spec()))
@@ -100,7 +104,7 @@ def test_memory_is_predicted_for_what_was_taken() -> None:
 
 def test_what_is_predicted_not_to_fit_is_refused() -> None:
     small = card("RTX 2060")
-    packing = replace(PACKING, sequence_length_tokens=512)
+    packing = seq(512)
     before = plan(spec(), gpu=small, packing=packing)
     rows = before.global_batch_sequences
     greedy = replace(
@@ -149,7 +153,7 @@ def test_a_micro_batch_of_the_manifest_stays_with_its_accumulation() -> None:
     ("changes", "says"),
     [
         ({"gpu": card("RTX 4090")}, "H100 SXM, not RTX 4090"),
-        ({"packing": replace(PACKING, sequence_length_tokens=1024)}, "rows of 2048 tokens, not"),
+        ({"packing": seq(1024)}, "rows of 2048 tokens, not"),
         ({"spec": spec(method="full", lora=None)}, "parameters, not qwen3 of"),
         ({"spec": spec(batch_size=4, gradient_accumulation_steps=1)}, "16 rows a step, not 4"),
         ({"spec": spec(lora=replace(LORA, dropout=0.25))}, "dropout 0.25 on"),

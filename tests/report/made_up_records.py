@@ -20,8 +20,15 @@ from expertflow.data.records import (
 )
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import ClaimCheck, CostPlan, HardwareOption, MemoryParts
-from expertflow.plan.records import ModelFacts, Reason, TrainPlan
+from expertflow.plan.records import (
+    ClaimCheck,
+    CostPlan,
+    HardwareOption,
+    MemoryParts,
+    ModelFacts,
+    Reason,
+    TrainPlan,
+)
 from expertflow.plan.settings import LoraSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import Staged, StageSpec, StagingRecord

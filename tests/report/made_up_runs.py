@@ -7,8 +7,7 @@ from made_up_profile import make_profile, not_profiled
 from msgspec.structs import replace
 
 from expertflow.evaluate.records import Published
-from expertflow.plan.cost_records import CostPlan
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import CostPlan, TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import (

@@ -15,8 +15,7 @@ from support import LORA, SCRIPTS, plan_spec, write_tiny_run
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.records import read_record, to_json
 from expertflow.hardware import gpu_table
-from expertflow.plan.cost_records import Calibration
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
 from expertflow.studies.calibrate import (
     CalibrationJob,
@@ -59,21 +58,22 @@ def test_a_calibration_times_thirty_steps_and_leaves_nothing_else(calibrated: Pa
 
 
 def test_the_plan_goes_by_it(calibrated: Path) -> None:
+    from expertflow.plan.draft import PlanDraft
     from expertflow.plan.resolve import plan_training
     from expertflow.tokens.records import PackingRecord
     from expertflow.train.records import ModelRecord
 
     made = read_record(Calibration, calibrated / "calibration.json")
     model = read_record(ModelRecord, calibrated / "model.json")
-    planned = plan_training(
+    draft = PlanDraft(
         expert="tiny",
         spec=plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0),
         packing=read_record(PackingRecord, calibrated / "packing.json"),
         facts=model.facts,
         n_params=model.n_parameters,
         gpu=None,
-        calibration=made,
     )
+    planned = plan_training(draft, calibration=made)
     assert planned.cost.calibrated
     assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
@@ -205,7 +205,7 @@ def test_what_planning_and_training_import_is_imported_before(tmp_path: Path) ->
     code = (
         "import sys; from pathlib import Path; from expertflow.core import cli;"
         " from expertflow.plan.records import PlanSpec;"
-        " from expertflow.studies.planned import import_code;"
+        " from expertflow.studies.plan_expert import import_code;"
         " import_code(Path(sys.argv[1]), cli.spec_from_text(PlanSpec, sys.argv[2]));"
         " print('peft' in sys.modules, 'transformers.models.qwen3.modeling_qwen3' in sys.modules)"
     )

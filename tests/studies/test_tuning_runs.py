@@ -13,9 +13,9 @@ from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.hardware import probe
 from expertflow.plan.records import PlanSpec
-from expertflow.plan.tuning_records import TuningRecord
+from expertflow.plan.tuned import TuningRecord
 from expertflow.studies import tune_space
-from expertflow.studies.planned import planned
+from expertflow.studies.plan_expert import plan_expert
 from expertflow.studies.tune import TuneJob, tune
 from expertflow.train.trial import Trial, TrialResult
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_run_is_no_end(tiny: Path, tmp_path: Path) -> None:
     assert made.best is None and made.gain is None
     assert made.trials[0].outcome == "failed" and made.trials[0].reason == "a kernel is missing"
     write_record(tmp_path / "tuning.json", made)
-    plan = planned(
+    plan = plan_expert(
         expert="tiny", spec=plan_spec(**FREE), packing=tiny / "packing.json",
         model=tiny / "model.json", tuning=tmp_path / "tuning.json",
     )  # fmt: skip
@@ -220,7 +220,7 @@ def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".tuning").exists()
     sidecar = json.loads((tmp_path / ".tuning.json.fingerprint").read_text())
     assert sidecar["rule"] == "tune_expert"
-    plan = planned(
+    plan = plan_expert(
         expert="tiny", spec=spec, packing=tiny / "packing.json", model=tiny / "model.json",
         tuning=tmp_path / "tuning.json",
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from expertflow.plan.tuning_records import TunedSettings, TuningTrial
+from expertflow.plan.tuned import TunedSettings, TuningTrial
 from expertflow.studies.search import Search, Space
 from expertflow.studies.tune_space import threads_to_try
 from expertflow.train.trial import TrialResult

@@ -10,8 +10,8 @@ from support import LORA, plan_spec
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import MemoryTrace
 from expertflow.plan.memory import step_bytes_at
+from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention, loss
 from expertflow.train.trace import memory as trace_memory

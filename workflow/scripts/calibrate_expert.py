@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.plan.records import PlanSpec
 from expertflow.studies.calibrate import CalibrationJob, calibrate
-from expertflow.studies.planned import import_code, planned
+from expertflow.studies.plan_expert import import_code, plan_expert
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     )
     import_code(job.model, job.spec)
     began_s = time.perf_counter()
-    plan = planned(**job.pick("spec", "expert", "packing", "model", "tuning"))
+    plan = plan_expert(**job.pick("spec", "expert", "packing", "model", "tuning"))
     paths = job.pick("packing", "model", "rows", "scratch", "code")
     result = calibrate(CalibrationJob(plan=plan, began_s=began_s, **paths))
     if result is not None:

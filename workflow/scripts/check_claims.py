@@ -10,10 +10,9 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.records import read_record
-from expertflow.plan.arithmetic import check_claims
-from expertflow.plan.cost_records import Claim
-from expertflow.plan.records import TrainPlan
-from expertflow.plan.resolve import speed_of
+from expertflow.plan.claims import check_claims
+from expertflow.plan.cost import speed_of
+from expertflow.plan.records import Claim, TrainPlan
 from expertflow.plan.show import claim_lines
 
 FLAGS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from expertflow.core import cli
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.show import plan_text
-from expertflow.studies.planned import planned
+from expertflow.studies.plan_expert import plan_expert
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         tuning={"type": Path, "help": "tuning.json, where the manifest names one"},
         output="plan.json to write",
     )
-    plan = planned(**job.pick("expert", "spec", "packing", "model", "calibration", "tuning"))
+    plan = plan_expert(**job.pick("expert", "spec", "packing", "model", "calibration", "tuning"))
     job.write(plan)
     print(plan_text(plan), file=sys.stderr)
 

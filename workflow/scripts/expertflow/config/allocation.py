@@ -9,7 +9,7 @@ from typing import Any
 from expertflow.config.guard import fail, one_line
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.records import read_part
-from expertflow.plan.cost_records import CostPlan
+from expertflow.plan.records import CostPlan
 
 # The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
 # a job that is ended too early is queued for again. A job asked for longer costs nothing more.

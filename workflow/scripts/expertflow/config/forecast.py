@@ -16,8 +16,7 @@ from expertflow.core.records import Record, read_part
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
-from expertflow.plan.cost_records import CostPlan
-from expertflow.plan.records import PlanSpec
+from expertflow.plan.records import CostPlan, PlanSpec
 from expertflow.plan.switches import choose_precision
 
 

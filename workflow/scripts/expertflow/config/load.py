@@ -21,9 +21,9 @@ from expertflow.core.settings import json_schema, without_auto
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import template_fields
-from expertflow.plan.contradictions import check_settings
-from expertflow.plan.origins import setting_origins
+from expertflow.plan.records import Origin
 from expertflow.plan.settings import TrainingSection
+from expertflow.plan.switches import check_settings
 
 SUFFIXES = (".yaml", ".yml", ".json")
 INTEGER = re.compile(r"[+-]?\d+")
@@ -143,11 +143,14 @@ def load_expert(
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
     check_contradictions(result, where=where, bundled=bundled)
     demos = [demo] if config["preset"] == "demo" else []
-    result["setting_origins"] = setting_origins(
-        manifest=manifest.get("training", {}),
-        overlays=[layer.get("training") or {} for layer in (*demos, config, own)],
-        command_line=_told_training(name, told or {}),
-    )
+    overlays = [layer.get("training") or {} for layer in (*demos, config, own)]
+    layers: list[tuple[Origin, Collection[str]]] = [
+        ("manifest", manifest.get("training", {})),
+        *(("overlay", overlay) for overlay in overlays),
+        ("command line", _told_training(name, told or {})),
+    ]
+    # The last to name a setting wins.
+    result["setting_origins"] = {key: origin for origin, keys in layers for key in keys}
     return result
 
 

@@ -26,9 +26,7 @@ from expertflow.data.settings import (
 )
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
-from expertflow.plan.cost_records import Claim, HardwareChoice
-from expertflow.plan.origins import Origin
-from expertflow.plan.records import PlanSpec
+from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec
 from expertflow.plan.settings import Training, TrainingSection
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import StageSpec

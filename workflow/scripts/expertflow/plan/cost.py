@@ -16,49 +16,14 @@ from typing import Any
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.arithmetic import check_cost, time_words
-from expertflow.plan.cost_records import Calibration, CostPlan
-from expertflow.plan.records import PlanSpec, Precision
+from expertflow.plan.claims import Speed, time_words
+from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
 
 MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
 # What a calibrated prediction may be off by besides the spread of the steps; a target, not a law.
 CALIBRATED_BAND = 0.05
-
-
-class Work(Record, frozen=True, kw_only=True):
-    """What a run does, however fast; FLOPs are those of all steps together."""
-
-    flops_model: float
-    flops_hardware: float
-    n_steps: int
-    save_steps: int
-    save_every_minutes: float
-    eval_steps: int
-    precision: Precision
-    saves_best: bool = False
-
-    @property
-    def n_evals(self) -> int:
-        """Count evaluations: one before the first step, those that are due, one at the end."""
-        return 1 + math.ceil(self.n_steps / self.eval_steps)
-
-    def n_saves(self, step_s: float) -> int:
-        """Count saves: those that are due by steps or by time, and one at the end.
-
-        Each save, whatever it is due by, sets the clock back: time begins anew with every block of
-        ``save_steps``.
-        """
-        by_time = math.floor(self.save_every_minutes * 60 / step_s) + 1
-        n_blocks, rest = divmod(self.n_steps, self.save_steps)
-        return n_blocks * math.ceil(self.save_steps / by_time) + math.ceil(rest / by_time)
-
-    @property
-    def n_saves_best_max(self) -> int:
-        """Count the saves that come on top if every evaluation is the best so far."""
-        if not self.saves_best:
-            return 0
-        due = range(self.eval_steps, self.n_steps, self.eval_steps)
-        return sum(step % self.save_steps != 0 for step in due)
+# Sums of our own figures differ by rounding of floats alone.
+EXACT = 1e-6
 
 
 class Price(Record, frozen=True, kw_only=True):
@@ -83,8 +48,33 @@ def billed_hours(hours: float, billing_minutes: float | None) -> float:
     return math.ceil(hours * 60 / billing_minutes - 1e-9) * billing_minutes / 60
 
 
+def count_evals(plan: TrainPlan) -> int:
+    """Count evaluations: one before the first step, those that are due, one at the end."""
+    return 1 + math.ceil(plan.n_steps / plan.eval_steps)
+
+
+def count_saves(plan: TrainPlan, step_s: float) -> int:
+    """Count saves: those that are due by steps or by time, and one at the end.
+
+    Each save, whatever it is due by, sets the clock back: time begins anew with every block of
+    ``save_steps``.
+    """
+    by_time = math.floor(plan.save_every_minutes * 60 / step_s) + 1
+    n_blocks, rest = divmod(plan.n_steps, plan.save_steps)
+    return n_blocks * math.ceil(plan.save_steps / by_time) + math.ceil(rest / by_time)
+
+
+def count_best_saves(plan: TrainPlan) -> int:
+    """Count the saves that come on top if every evaluation is the best so far."""
+    if not plan.load_best_model_at_end:
+        return 0
+    return sum(
+        s % plan.save_steps != 0 for s in range(plan.eval_steps, plan.n_steps, plan.eval_steps)
+    )
+
+
 def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> float | None:
-    """Give the card's dense peak at a precision; null where no source gives it."""
+    """Return the card's dense peak at a precision; null where no source gives it."""
     if gpu is None:
         return None
     tf32 = gpu.peak_tf32_flops_per_s if use_tf32 else None
@@ -103,7 +93,7 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
 
 
 def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
-    """Give the price of the hardware that is planned for: the machine's own, else by its cards."""
+    """Return the price of the hardware that is planned for: the machine's, else by its cards."""
     if spec.price_usd_per_hour is None:
         return price_of(spec, gpu, spec.world_size)
     return Price(
@@ -114,10 +104,9 @@ def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
 
 
 def plan_cost(
-    *,
     spec: PlanSpec,
-    gpu: GpuFacts | None,
-    work: Work,
+    plan: TrainPlan,
+    *,
     calibration: Calibration | None = None,
     ignored: str | None = None,
 ) -> CostPlan:
@@ -130,81 +119,24 @@ def plan_cost(
     Raises:
         ConfigError: the prediction is above the manifest's budget.
     """
-    price = planned_price(spec, gpu)
-    peak = peak_flops_per_s(gpu, work.precision, use_tf32=spec.use_tf32)
+    peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
+    low: float | None
+    middle: float | None
+    high: float | None
     if calibration is not None:
-        cost = _calibrated(calibration, work, whole_peak, price)
+        (low, middle, high), parts = _measured_hours(calibration, plan, whole_peak)
     else:
-        cost = _prior(gpu, work, whole_peak, spec.world_size, price, ignored)
-    check_cost(cost)
-    _keep_budget(cost, spec, whole_peak)
-    return cost
-
-
-def prior_hours(work: Work, peak: float | None) -> tuple[float, float, float] | None:
-    """Give low, middle and high hours of the steps; null without a peak."""
-    if peak is None:
-        return None
-    low, middle, high = (
-        work.flops_hardware / (peak * share) / 3600 for share in (MFU_HIGH, MFU_MIDDLE, MFU_LOW)
-    )
-    return low, middle, high
-
-
-def _prior(
-    gpu: GpuFacts | None,
-    work: Work,
-    peak: float | None,
-    n_cards: int,
-    price: Price,
-    ignored: str | None,
-) -> CostPlan:
-    low, middle, high = prior_hours(work, peak) or (None, None, None)
-    reason = _prior_reason(gpu, work, peak, n_cards)
-    return _priced(
-        price,
-        (low, middle, high),
-        reason=reason if ignored is None else f"{reason}; {ignored}",
-        mfu_fraction=None if peak is None else MFU_MIDDLE * work.flops_model / work.flops_hardware,
-        step_hours=middle,
-    )
-
-
-def _calibrated(measured: Calibration, work: Work, peak: float | None, price: Price) -> CostPlan:
-    n_saves = work.n_saves(measured.step_s)
-    saves = n_saves * measured.save_s / 3600
-    evals = work.n_evals * measured.eval_s / 3600
-    startup = measured.startup_s / 3600
-    # Steps that now and then take much longer are in the mean, and in no quartile.
-    slow_s = max(measured.step_s_high, measured.step_s_mean)
-    seconds = (measured.step_s_low, measured.step_s, slow_s)
-    low, steps, high = (work.n_steps * each / 3600 for each in seconds)
-    rest = saves + evals + startup
-    hours = steps + rest
-    low = (min(low, steps) + rest) * (1 - CALIBRATED_BAND)
-    most = rest + work.n_saves_best_max * measured.save_s / 3600
-    high = (max(high, steps) + most) * (1 + CALIBRATED_BAND)
-    mfu = None if peak is None else work.flops_model / (steps * 3600 * peak)
-    return _priced(
-        price,
-        (low, hours, high),
-        reason=_calibrated_reason(measured, work, n_saves),
-        calibrated=True,
-        mfu_fraction=mfu,
-        step_hours=steps,
-        save_hours=saves,
-        eval_hours=evals,
-        startup_hours=startup,
-    )
-
-
-def _priced(
-    price: Price, hours: tuple[float | None, float | None, float | None], **parts: Any
-) -> CostPlan:
-    """Price low, middle and high hours; ``parts`` are the other fields of the result."""
-    low, middle, high = hours
-    return CostPlan(
+        flops = plan.flops_per_token_hardware * plan.predicted_tokens
+        low, middle, high = prior_hours(flops, whole_peak) or (None, None, None)
+        reason = _prior_reason(plan, peak)
+        parts = {
+            "reason": reason if ignored is None else f"{reason}; {ignored}",
+            "mfu_fraction": None if peak is None else MFU_MIDDLE * _model_flops(plan) / flops,
+            "step_hours": middle,
+        }
+    price = planned_price(spec, plan.gpu)
+    cost = CostPlan(
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,
         predicted_hours=middle,
@@ -216,9 +148,77 @@ def _priced(
         billing_minutes=price.billing_minutes,
         **parts,
     )
+    check_cost(cost)
+    _check_budget(cost, spec, peak)
+    return cost
 
 
-def _calibrated_reason(measured: Calibration, work: Work, n_saves: int) -> str:
+def prior_hours(flops: float, peak: float | None) -> tuple[float, float, float] | None:
+    """Return low, middle and high hours of so many hardware FLOPs; null without a peak."""
+    if peak is None:
+        return None
+    low, middle, high = (flops / (peak * share) / 3600 for share in (MFU_HIGH, MFU_MIDDLE, MFU_LOW))
+    return low, middle, high
+
+
+def _model_flops(plan: TrainPlan) -> float:
+    return plan.flops_per_token_model * plan.predicted_tokens
+
+
+def _prior_reason(plan: TrainPlan, peak: float | None) -> str:
+    if plan.gpu is None:
+        return "no estimate on a CPU: its peak is not known; calibrate: true measures its speed"
+    if peak is None:
+        return (
+            f"no estimate: the {plan.precision} peak of {plan.gpu.name} is not known; calibrate:"
+            " true measures its speed"
+        )
+    again = plan.flops_per_token_hardware * plan.predicted_tokens / _model_flops(plan)
+    recomputed = (
+        f"; checkpointing computes {again - 1:.0%} more, which takes its time and is no model FLOP"
+        if again > 1
+        else ""
+    )
+    n_cards = plan.world_size
+    shared = f"; {n_cards} cards, taken to share the work perfectly" if n_cards > 1 else ""
+    return (
+        f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision} peak,"
+        f" uncalibrated{recomputed}; start-up, saves and evaluation not included, as nothing was"
+        f" measured{shared}"
+    )
+
+
+def _measured_hours(
+    measured: Calibration, plan: TrainPlan, peak: float | None
+) -> tuple[tuple[float, float, float], dict[str, Any]]:
+    """Return low, middle and high hours, and the other fields of the cost."""
+    n_saves = count_saves(plan, measured.step_s)
+    saves = n_saves * measured.save_s / 3600
+    evals = count_evals(plan) * measured.eval_s / 3600
+    startup = measured.startup_s / 3600
+    # Steps that now and then take much longer are in the mean, and in no quartile.
+    slow_s = max(measured.step_s_high, measured.step_s_mean)
+    seconds = (measured.step_s_low, measured.step_s, slow_s)
+    low, steps, high = (plan.n_steps * each / 3600 for each in seconds)
+    rest = saves + evals + startup
+    most = rest + count_best_saves(plan) * measured.save_s / 3600
+    hours = (
+        (min(low, steps) + rest) * (1 - CALIBRATED_BAND),
+        steps + rest,
+        (max(high, steps) + most) * (1 + CALIBRATED_BAND),
+    )
+    return hours, {
+        "reason": _measured_reason(measured, plan, n_saves),
+        "calibrated": True,
+        "mfu_fraction": None if peak is None else _model_flops(plan) / (steps * 3600 * peak),
+        "step_hours": steps,
+        "save_hours": saves,
+        "eval_hours": evals,
+        "startup_hours": startup,
+    }
+
+
+def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> str:
     slow = measured.step_s_mean > measured.step_s_high
     some = f"; some took much longer, for a mean of {measured.step_s_mean:.4g} s" if slow else ""
     band = "the lower quartile to that mean" if slow else "the quartiles"
@@ -226,29 +226,34 @@ def _calibrated_reason(measured: Calibration, work: Work, n_saves: int) -> str:
     if measured.n_timings != measured.n_timed_steps:
         # Whole epochs where those are short; on a card, what lies between two log lines.
         over = f"the means of {measured.n_timings} stretches of {over} in all"
-    best = work.n_saves_best_max
+    best = count_best_saves(plan)
     more = f"; up to {best} more saves, of the best so far, are in the high end" if best else ""
     return (
-        f"calibrated on {measured.hardware}: {work.n_steps:,} steps of {measured.step_s:.4g} s"
+        f"calibrated on {measured.hardware}: {plan.n_steps:,} steps of {measured.step_s:.4g} s"
         f" (quartiles {measured.step_s_low:.4g} to {measured.step_s_high:.4g} s over"
         f" {over}{some}), {n_saves} x {measured.save_s:.3g} s of saving,"
-        f" {work.n_evals} x {measured.eval_s:.3g} s of evaluation, and"
+        f" {count_evals(plan)} x {measured.eval_s:.3g} s of evaluation, and"
         f" {measured.startup_s:.3g} s that happen once; the band is {band} and"
         f" {CALIBRATED_BAND:.0%}{more}"
     )
 
 
-def _keep_budget(cost: CostPlan, spec: PlanSpec, peak: float | None) -> None:
+def _check_budget(cost: CostPlan, spec: PlanSpec, peak: float | None) -> None:
     for value, budget, key in (
         (cost.predicted_hours, spec.max_hours, "max_hours"),
         (cost.predicted_usd, spec.max_usd, "max_usd"),
     ):
-        if budget is not None and value is None and not spec.may_drop_budgets:
+        if budget is None or (value is None and spec.may_drop_budgets):
+            continue
+        if value is None:
+            lacks = "no price is configured for it"
+            if cost.predicted_hours is None and peak is None:
+                lacks = "the speed of this hardware is not known (calibrate: true measures it)"
             raise ConfigError(
-                f"training.{key} is set and nothing can be held against it:"
-                f" {_lacks(cost, peak)}; give what is missing, or set {key} to null"
+                f"training.{key} is set and nothing can be held against it: {lacks}; give what is"
+                f" missing, or set {key} to null"
             )
-        if value is not None and budget is not None and value > budget:
+        if value > budget:
             raise ConfigError(
                 f"training.{key} is {budget:g} and the plan needs {amount_words(key, value)}; raise"
                 " it, or train fewer tokens"
@@ -256,35 +261,68 @@ def _keep_budget(cost: CostPlan, spec: PlanSpec, peak: float | None) -> None:
 
 
 def amount_words(key: str, value: float) -> str:
-    """Say what a budget of this name is spent on: ``0.011 hours (40 seconds)``, ``$0.0011``."""
+    """Write what a budget of this name is spent on: ``0.011 hours (40 seconds)``, ``$0.0011``."""
     if key == "max_usd":
         return f"${value:.2f}" if value >= 1 else f"${value:.3g}"
     return f"{value:.4g} hours ({time_words(value)})"
 
 
-def _lacks(cost: CostPlan, peak: float | None) -> str:
-    if cost.predicted_hours is None and peak is None:
-        return "the speed of this hardware is not known (calibrate: true measures it)"
-    return "no price is configured for it"
+def speed_of(plan: TrainPlan) -> Speed:
+    """Return what claims about one card like this one are held against."""
+    hours, tokens_per_s = plan.cost.step_hours, None
+    if hours is not None:
+        tokens_per_s = plan.predicted_tokens / (hours * 3600) / plan.world_size
+    return Speed(
+        hardware=plan.hardware,
+        flops_per_token=plan.flops_per_token_model,
+        peak_flops_per_s=peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32),
+        tokens_per_s=tokens_per_s,
+    )
 
 
-def _prior_reason(gpu: GpuFacts | None, work: Work, peak: float | None, n_cards: int) -> str:
-    if gpu is None:
-        return "no estimate on a CPU: its peak is not known; calibrate: true measures its speed"
-    if peak is None:
-        return (
-            f"no estimate: the {work.precision} peak of {gpu.name} is not known; calibrate: true"
-            " measures its speed"
-        )
-    again = work.flops_hardware / work.flops_model
-    recomputed = (
-        f"; checkpointing computes {again - 1:.0%} more, which takes its time and is no model FLOP"
-        if again > 1
-        else ""
-    )
-    shared = f"; {n_cards} cards, taken to share the work perfectly" if n_cards > 1 else ""
-    return (
-        f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {gpu.name}'s dense {work.precision} peak,"
-        f" uncalibrated{recomputed}; start-up, saves and evaluation not included, as nothing was"
-        f" measured{shared}"
-    )
+def check_cost(cost: CostPlan) -> None:
+    """Hold a plan's own figures against each other.
+
+    Raises:
+        AssertionError: they do not agree, which is a fault of this program.
+    """
+    parts = (cost.step_hours, cost.save_hours, cost.eval_hours, cost.startup_hours)
+    total = sum(part for part in parts if part is not None)
+    if cost.predicted_hours is not None and not _is_same(total, cost.predicted_hours):
+        raise AssertionError(f"the parts add up to {total} h, not {cost.predicted_hours} h")
+    band = (cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high)
+    dollars = (cost.predicted_usd_low, cost.predicted_usd, cost.predicted_usd_high)
+    for hours, usd in zip(band, dollars, strict=True):
+        _check_usd(cost, hours, usd)
+    known = [hours for hours in band if hours is not None]
+    if len(known) not in (0, 3) or known != sorted(known):
+        raise AssertionError(f"the band of hours is {band}")
+
+
+def _check_usd(cost: CostPlan, hours: float | None, usd: float | None) -> None:
+    if hours is None or cost.price_usd_per_hour is None:
+        if usd is not None:
+            raise AssertionError(f"${usd} without hours or a price")
+        return
+    spare = (cost.billing_minutes or 0.0) / 60
+    low = hours * cost.price_usd_per_hour * (1 - EXACT)
+    high = (hours + spare) * cost.price_usd_per_hour * (1 + EXACT)
+    if usd is None or not low <= usd <= high:
+        raise AssertionError(f"{hours} h at ${cost.price_usd_per_hour} an hour are not ${usd}")
+
+
+def check_speed(cost: CostPlan, speed: Speed) -> None:
+    """Hold a plan's MFU against its tokens a second.
+
+    Raises:
+        AssertionError: they do not agree, which is a fault of this program.
+    """
+    if speed.tokens_per_s is None or speed.peak_flops_per_s is None:
+        return
+    implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
+    if cost.mfu_fraction is None or not _is_same(implied, cost.mfu_fraction):
+        raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
+
+
+def _is_same(one: float, other: float) -> bool:
+    return abs(one - other) <= EXACT * max(abs(one), abs(other))

@@ -1,17 +1,22 @@
 """A plan in the making: what it is made of, and the reasons so far."""
 
+from typing import TypeVar
+
 from msgspec import Struct, field
 
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import Calibration, MemoryParts, MemoryTrace
-from expertflow.plan.flops import adapter_weights, unknown_targets
-from expertflow.plan.memory import GRADIENT_BYTES, Step, predict_memory, total_bytes
-from expertflow.plan.records import ModelFacts, PlanSpec, Reason
+from expertflow.plan.flops import FlopsPerToken, adapter_weights, flops_per_token, unknown_targets
+from expertflow.plan.records import MemoryTrace, ModelFacts, PlanSpec, Precision, Reason
+from expertflow.plan.switches import choose_precision
 from expertflow.tokens.records import PackingRecord
 
+T = TypeVar("T")
+# Adapters and all gradients are in fp32.
+GRADIENT_BYTES = 4
 
-class Draft(Struct):
-    """What the plan is made of, and the reasons collected on the way.
+
+class PlanDraft(Struct, kw_only=True):
+    """What the plan is made of, and the reasons collected on the way, by setting.
 
     ``by_hand``: a resolved plan is resolved again with changes made by hand, where what is asked
     for is taken and no memory is predicted.
@@ -24,13 +29,21 @@ class Draft(Struct):
     n_params: int
     gpu: GpuFacts | None
     trace: MemoryTrace | None = None
-    calibration: Calibration | None = None
-    reasons: list[Reason] = field(default_factory=list)
     by_hand: bool = False
+    reasons: dict[str, Reason] = field(default_factory=dict)
 
-    def because(self, setting: str, value: object, reason: str) -> None:
-        """Note why a setting has its value."""
-        self.reasons.append(Reason(setting=setting, value=str(value), because=reason))
+    def note(self, setting: str, value: T, because: str) -> T:
+        """Note why a setting has its value, instead of an earlier reason; return the value."""
+        self.reasons[setting] = Reason(setting=setting, value=str(value), because=because)
+        return value
+
+    @property
+    def precision(self) -> Precision:
+        return choose_precision(self.spec, self.gpu, by_hand=self.by_hand)[0]
+
+    @property
+    def memory_total_bytes(self) -> int | None:
+        return self.gpu.memory_total_bytes if self.gpu else None
 
     @property
     def n_trainable(self) -> int:
@@ -39,38 +52,24 @@ class Draft(Struct):
         if lora is None:
             return self.n_params
         if self.trace is not None and self.trace.lines and unknown_targets(self.facts, lora):
-            # Adapters and their gradients are in fp32.
             return self.trace.lines[0].gradient_bytes // GRADIENT_BYTES
         return adapter_weights(self.facts, lora)
 
     @property
+    def n_params_total(self) -> int:
+        return self.n_params + (0 if self.spec.lora is None else self.n_trainable)
+
+    @property
     def supervised_fraction(self) -> float:
-        """Give the share of packed tokens that are targets."""
+        """Return the share of packed tokens that are targets."""
         return self.packing.train.n_target_tokens / self.packing.train.n_tokens
 
-    def memory_parts(
-        self, micro_batch: int, precision: str, checkpoint: bool
-    ) -> MemoryParts | None:
-        """Predict of what the peak of a micro-batch consists; null where that cannot be done."""
-        if self.by_hand:
-            return None
-        spec = self.spec
-        adapter = 0 if spec.lora is None else self.n_trainable
-        step = Step(
-            method=spec.method,
-            lora=spec.lora,
-            precision=precision,
-            optim=spec.optim,
-            n_shares=spec.world_size if spec.parallel == "fsdp" else 1,
-            n_params_total=self.n_params + adapter,
-            n_params_trainable=self.n_trainable,
-            n_tokens=micro_batch * self.packing.sequence_length_tokens,
+    def flops(self, *, checkpoint: bool) -> FlopsPerToken:
+        train = self.packing.train
+        return flops_per_token(
+            self.facts,
+            lora=self.spec.lora,
+            mean_context_tokens=train.sum_len_sq / (2 * train.n_tokens),
             supervised_fraction=self.supervised_fraction,
             checkpoint_activations=checkpoint,
         )
-        return predict_memory(self.facts, step, self.trace)
-
-    def peak_bytes(self, micro_batch: int, precision: str, checkpoint: bool) -> int | None:
-        """Predict the peak memory of a micro-batch; null where that cannot be done."""
-        parts = self.memory_parts(micro_batch, precision, checkpoint)
-        return None if parts is None else total_bytes(parts)

@@ -21,7 +21,7 @@ Source: checked in tests against torch's FlopCounterMode.
 """
 
 from expertflow.core.records import Record
-from expertflow.plan.records import ModelFacts, Reason
+from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
 
 # Types of model by their MLP, as transformers builds them.
@@ -49,26 +49,21 @@ def linear_weights(facts: ModelFacts) -> int:
 
 
 def mlp_matrices(model_type: str) -> int:
-    """Give the matrices of a layer's MLP; a type that is not known is taken to be gated."""
+    """Return the matrices of a layer's MLP; a type that is not known is taken to be gated."""
     return 2 if model_type in PLAIN_MLP else 3
 
 
-def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> list[Reason]:
-    """Say what the count of FLOPs takes for granted of a model; empty where all is known."""
+def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
+    """Return what the count of FLOPs takes for granted of a model; empty where all is known."""
     doubts = []
     if facts.model_type not in GATED_MLP | PLAIN_MLP:
         doubts.append(f"FLOPs are those of a gated MLP; model type {facts.model_type} is not known")
-    unknown = unknown_targets(facts, lora)
-    if unknown:
+    if unknown := unknown_targets(facts, lora):
         doubts.append(f"adapters of {', '.join(unknown)} are not in it: their shapes are not known")
-    if not doubts:
-        return []
-    words = "; ".join(doubts)
-    return [Reason(setting="flops_per_token_model", value="approximate", because=words)]
+    return "; ".join(doubts)
 
 
 def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]:
-    """Give the adapted linear maps whose shapes are not known."""
     known = _shapes(facts)
     return () if lora is None else tuple(name for name in lora.targets if name not in known)
 
@@ -90,13 +85,12 @@ def weights_run_twice(facts: ModelFacts, lora: LoraSpec | None) -> int:
 
 
 def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
-    """List the widths, in and out, of a layer's adapted linear maps."""
     shapes = _shapes(facts)
     return [shapes[name] for name in lora.targets if name in shapes]
 
 
 def _shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
-    """Give the widths, in and out, of a layer's linear maps by their names."""
+    """Return the widths, in and out, of a layer's linear maps by their names."""
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
     if facts.model_type == "gpt_neox":

@@ -14,14 +14,13 @@ each gathers whole for a moment (a layer, the embeddings) is not counted.
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 from expertflow.core.format import GIB
-from expertflow.core.records import Record
-from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import MemoryLine, MemoryParts, MemoryTrace
+from expertflow.plan.draft import GRADIENT_BYTES, PlanDraft
 from expertflow.plan.flops import linear_weights
-from expertflow.plan.records import ModelFacts
-from expertflow.plan.settings import LoraSpec, Optim
+from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryParts
+from expertflow.plan.settings import Optim
 
 # Gated-MLP decoders, like those that the figures below were taken on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
@@ -31,11 +30,10 @@ LOSS_CHUNK_ROWS = {True: 1024, False: 256}
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 NF4_BYTES = 0.52
-GRADIENT_BYTES = 4
 MOMENT_BYTES: dict[Optim, int] = {"adamw_torch_fused": 8, "adamw_torch": 8, "adamw_8bit": 2}
 
 
-class LayerBytes(Record, frozen=True, kw_only=True):
+class LayerBytes(NamedTuple):
     """Bytes per token, layer and unit of width: all kept, checkpointed, one layer at its peak."""
 
     kept: int
@@ -44,88 +42,78 @@ class LayerBytes(Record, frozen=True, kw_only=True):
 
 
 # Layers of trained fp32 weights hand on fp32; adapters take fp32 copies of their inputs.
-FULL = LayerBytes(kept=84, checkpointed=4, at_peak=101)
-ADAPTER = LayerBytes(kept=78, checkpointed=2, at_peak=122)
-DORA = LayerBytes(kept=117, checkpointed=2, at_peak=172)
+FULL, ADAPTER, DORA = LayerBytes(84, 4, 101), LayerBytes(78, 2, 122), LayerBytes(117, 2, 172)
 
 
-class Step(Record, frozen=True, kw_only=True):
-    """A micro-batch forward and backward, as far as its bytes depend on it.
-
-    ``n_shares`` is the number of processes that the model is shared out to.
-    """
-
-    method: str
-    lora: LoraSpec | None
-    precision: str
-    optim: Optim
-    n_shares: int
-    n_params_total: int
-    n_params_trainable: int
-    n_tokens: int
-    supervised_fraction: float
-    checkpoint_activations: bool
-
-
-def predict_memory(facts: ModelFacts, step: Step, trace: MemoryTrace | None) -> MemoryParts | None:
-    """Predict of what the peak of one step consists; null where nothing is known of the model."""
-    line = _traced(step, trace)
-    moments = MOMENT_BYTES[step.optim] * step.n_params_trainable
-    if line is not None:
+def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> MemoryParts | None:
+    """Predict what the peak of a micro-batch consists of; null where that cannot be done."""
+    if draft.by_hand:
+        return None
+    spec, facts, n_trained = draft.spec, draft.facts, draft.n_trainable
+    n_tokens = micro_batch * draft.packing.sequence_length_tokens
+    if (line := _traced_line(draft, checkpoint=checkpoint)) is not None:
         model, gradients = float(line.model_bytes), float(line.gradient_bytes)
-        worst = step_bytes_at(line, step.n_tokens)
+        step_bytes = int(step_bytes_at(line, n_tokens))
     elif facts.model_type in KNOWN_ARCHITECTURES:
-        frozen = step.n_params_total - step.n_params_trainable
+        frozen = draft.n_params_total - n_trained
         # Only the layers' linear maps are in 4 bits: not the embedding, the head and the norms.
-        n_nf4 = min(frozen, linear_weights(facts)) if step.method == "qlora" else 0
-        model = n_nf4 * NF4_BYTES + (frozen - n_nf4) * WEIGHT_BYTES[step.precision]
-        model += step.n_params_trainable * WEIGHT_BYTES["fp32"]
-        gradients = float(GRADIENT_BYTES * step.n_params_trainable)
-        worst = _prior_step_bytes(facts, step)
+        n_nf4 = min(frozen, linear_weights(facts)) if spec.method == "qlora" else 0
+        model = n_nf4 * NF4_BYTES + (frozen - n_nf4) * WEIGHT_BYTES[draft.precision]
+        model += n_trained * WEIGHT_BYTES["fp32"]
+        gradients = float(GRADIENT_BYTES * n_trained)
+        step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
         return None
-    model_bytes = int(model / step.n_shares)
-    optimizer_bytes = int((gradients + moments) / step.n_shares)
-    used = model_bytes + optimizer_bytes + int(worst)
+    n_shares = spec.world_size if spec.parallel == "fsdp" else 1
+    model_bytes = int(model / n_shares)
+    optimizer_bytes = int((gradients + MOMENT_BYTES[spec.optim] * n_trained) / n_shares)
+    used = model_bytes + optimizer_bytes + step_bytes
     return MemoryParts(
         model_bytes=model_bytes,
         optimizer_bytes=optimizer_bytes,
-        step_bytes=int(worst),
+        step_bytes=step_bytes,
         reserve_bytes=RESERVE_BYTES + int(RESERVE_FRACTION * used),
     )
 
 
-def total_bytes(parts: MemoryParts) -> int:
-    """Add up the parts: the predicted peak."""
-    return parts.model_bytes + parts.optimizer_bytes + parts.step_bytes + parts.reserve_bytes
+def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int | None:
+    parts = predict_memory(draft, micro_batch, checkpoint=checkpoint)
+    return None if parts is None else parts.total_bytes
 
 
-def peak_reason(facts: ModelFacts, trace: MemoryTrace | None, gpu: GpuFacts | None) -> str:
-    """Say in a line what the predicted peak rests on, or why there is none."""
+def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> bool | None:
+    """Return whether a micro-batch fits the card; null where nothing can be predicted."""
+    total, peak = draft.memory_total_bytes, peak_bytes(draft, micro_batch, checkpoint=checkpoint)
+    return None if total is None or peak is None else peak <= USABLE_FRACTION * total
+
+
+def peak_reason(draft: PlanDraft) -> str:
+    """Return in a line what the predicted peak rests on, or why there is none."""
+    trace, model_type = draft.trace, draft.facts.model_type
     if trace is not None and trace.lines:
         return (
             "live bytes of the training's own step, traced without data, layers uncompiled;"
             f" {RESERVE_BYTES / GIB:g} GiB and {RESERVE_FRACTION:.0%} for allocator and context"
             " are a judgement"
         )
-    why = "not traced on a CPU" if gpu is None else "no step was traced"
+    why = "not traced on a CPU" if draft.gpu is None else "no step was traced"
     if trace is not None and trace.hindrance is not None:
         why = f"no step was traced ({trace.hindrance})"
-    if facts.model_type in KNOWN_ARCHITECTURES:
+    if model_type in KNOWN_ARCHITECTURES:
         return f"prior from per-layer figures, {why}"
-    return f"no figures for the architecture {facts.model_type}, {why}"
+    return f"no figures for the architecture {model_type}, {why}"
 
 
-def _traced(step: Step, trace: MemoryTrace | None) -> MemoryLine | None:
-    """Give the traced line for a step; fp16 takes as many bytes as bf16."""
-    if trace is None or (step.precision == "fp32") != (trace.precision == "fp32"):
+def _traced_line(draft: PlanDraft, *, checkpoint: bool) -> MemoryLine | None:
+    """Return the traced line for a step; fp16 takes as many bytes as bf16."""
+    trace = draft.trace
+    if trace is None or (draft.precision == "fp32") != (trace.precision == "fp32"):
         return None
-    matching = (x for x in trace.lines if x.checkpoint_activations == step.checkpoint_activations)
-    return next(matching, None)
+    return next((x for x in trace.lines if x.checkpoint_activations == checkpoint), None)
 
 
 def step_bytes_at(line: MemoryLine, n_tokens: int) -> float:
-    """Give the bytes on the straight line between traced points, or the last such line's end."""
+    """Return the bytes on the straight line between traced points, or the last such line's end."""
     pairs = list(pairwise(zip(line.n_tokens, line.step_bytes, strict=True)))
     holding = (pair for pair in pairs if n_tokens <= pair[1][0])
     (from_tokens, from_bytes), (to_tokens, to_bytes) = next(holding, pairs[-1])
@@ -133,15 +121,15 @@ def step_bytes_at(line: MemoryLine, n_tokens: int) -> float:
     return max(0.0, from_bytes + slope * (n_tokens - from_tokens))
 
 
-def _prior_step_bytes(facts: ModelFacts, step: Step) -> float:
-    full = step.lora is None
-    figures = FULL if full else DORA if step.lora and step.lora.use_dora else ADAPTER
+def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> float:
+    facts, lora, precision = draft.facts, draft.spec.lora, draft.precision
+    figures = FULL if lora is None else DORA if lora.use_dora else ADAPTER
     layers = facts.n_layers * figures.kept
-    if step.checkpoint_activations:
+    if checkpoint:
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
-    wide = 2 if step.precision == "fp32" else 1
-    activations = step.n_tokens * facts.hidden_size * wide * layers
-    rows = min(step.n_tokens * step.supervised_fraction, LOSS_CHUNK_ROWS[full])
+    wide = 2 if precision == "fp32" else 1
+    activations = n_tokens * facts.hidden_size * wide * layers
+    rows = min(n_tokens * draft.supervised_fraction, LOSS_CHUNK_ROWS[lora is None])
     # Autocast keeps half copies of trained weights until the forward pass is over.
-    copies = 2 * step.n_params_trainable if full and step.precision != "fp32" else 0
+    copies = 2 * draft.n_trainable if lora is None and precision != "fp32" else 0
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size

@@ -11,10 +11,11 @@ from typing import NoReturn
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import GIB, gib
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import USABLE_FRACTION
-from expertflow.plan.draft import Draft
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.memory import is_predicted_to_fit, peak_bytes
 
 CPU_MICRO_BATCH = 8
+WANTED_GLOBAL_BATCH = 16
 ROWS = (1, 2, 4, 8, 16)
 # Tokens of a micro-batch from which on a card is taken to be busy. A judgement: each token does
 # about one FLOP a byte of half-precision weights, and the cards of the table do 154 to 419 in the
@@ -22,7 +23,53 @@ ROWS = (1, 2, 4, 8, 16)
 BUSY_TOKENS = 4096
 
 
-def choose_micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
+def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
+    """Choose micro-batch, accumulation, and whether activations are checkpointed.
+
+    Raises:
+        HardwareError: one row does not fit the card.
+    """
+    micro, checkpoint = choose_micro_batch(draft)
+    spec = draft.spec
+    if spec.gradient_accumulation_steps is not None:
+        value = spec.gradient_accumulation_steps
+        reason = spec.told("gradient_accumulation_steps")
+    elif spec.batch_size is not None:
+        value, reason = 1, "the manifest sets the micro-batch and no accumulation"
+    else:
+        micro, checkpoint = _shared(draft, micro, checkpoint)
+        value = max(1, round(WANTED_GLOBAL_BATCH / (micro * spec.world_size)))
+        shared = f" x {spec.world_size}" if spec.world_size > 1 else ""
+        reason = (
+            f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
+            f" {micro * value * spec.world_size}"
+        )
+    return micro, draft.note("gradient_accumulation_steps", value, reason), checkpoint
+
+
+def _shared(draft: PlanDraft, micro: int, checkpoint: bool) -> tuple[int, bool]:
+    """Lower an automatic micro-batch so that all processes together take the wanted batch.
+
+    To a power of two, so that it can be halved when memory runs out.
+    """
+    spec = draft.spec
+    most = max(1, WANTED_GLOBAL_BATCH // spec.world_size)
+    if micro <= most:
+        return micro, checkpoint
+    lower = 1 << (most.bit_length() - 1)
+    because = (
+        f"{spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
+        f" {micro} would fit each"
+    )
+    draft.note("batch_size", lower, because)
+    if checkpoint and spec.gradient_checkpointing is None:
+        if is_predicted_to_fit(draft, lower, checkpoint=False):
+            because = "not needed: activations of so few rows are predicted to fit"
+            checkpoint = draft.note("gradient_checkpointing", False, because)
+    return lower, checkpoint
+
+
+def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
     """Choose the rows of a micro-batch, and whether activations are checkpointed.
 
     Raises:
@@ -30,74 +77,64 @@ def choose_micro_batch(draft: Draft, precision: str) -> tuple[int, bool]:
     """
     spec, gpu = draft.spec, draft.gpu
     if spec.batch_size is not None:
-        return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size, precision)
+        return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size)
     if gpu is None:
         checkpoint = bool(spec.gradient_checkpointing)
-        draft.because("batch_size", CPU_MICRO_BATCH, "default on a CPU")
-        draft.because("gradient_checkpointing", checkpoint, _checkpoint_reason(draft, checkpoint))
+        draft.note("batch_size", CPU_MICRO_BATCH, "default on a CPU")
+        _note_checkpoint(draft, CPU_MICRO_BATCH, checkpoint)
         return CPU_MICRO_BATCH, checkpoint
-    if gpu.memory_total_bytes is None or draft.peak_bytes(1, precision, False) is None:
+    if is_predicted_to_fit(draft, 1, checkpoint=False) is None:
         return _micro_batch_by_tier(draft, gpu)
-    return _micro_batch_by_memory(draft, precision)
+    return _micro_batch_by_memory(draft)
 
 
-def _checkpoint_of_given(draft: Draft, micro: int, precision: str) -> bool:
+def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
     """Decide on checkpointing for a micro-batch of the manifest."""
-    spec, gpu = draft.spec, draft.gpu
+    spec = draft.spec
     checkpoint = bool(spec.gradient_checkpointing)
     reason = spec.told("batch_size")
-    if gpu is not None:
+    if draft.gpu is not None:
         if spec.gradient_checkpointing is None:
-            checkpoint = not _fits(draft, micro, precision, checkpoint=False)
-        if draft.peak_bytes(micro, precision, checkpoint) is not None:
-            reason = f"{reason}; {_sizes(draft, micro, precision, checkpoint)}"
-            if not _fits(draft, micro, precision, checkpoint=checkpoint):
-                _refuse_given(draft, micro, precision, checkpoint=checkpoint)
+            checkpoint = not _fits(draft, micro, checkpoint=False)
+        if peak_bytes(draft, micro, checkpoint=checkpoint) is not None:
+            reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
+            if not _fits(draft, micro, checkpoint=checkpoint):
+                _refuse_given(draft, micro, checkpoint=checkpoint)
                 reason = f"{reason}; it is predicted to fill the card to the brim"
-    draft.because("batch_size", micro, reason)
-    without = draft.peak_bytes(micro, precision, False)
-    reason = _checkpoint_reason(draft, checkpoint, without_bytes=without)
+    draft.note("batch_size", micro, reason)
+    sparing = ""
     if checkpoint and spec.gradient_checkpointing is None:
-        reason += _sparing(draft, micro, precision)
-    draft.because("gradient_checkpointing", checkpoint, reason)
+        plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
+        if plain and _tokens(draft, plain[-1]) >= BUSY_TOKENS:
+            sparing = (
+                f"; batch_size {plain[-1]} with gradient_accumulation_steps"
+                f" {micro // plain[-1]} times as many fits without"
+            )
+    _note_checkpoint(draft, micro, checkpoint, sparing)
     return checkpoint
 
 
-def _sparing(draft: Draft, micro: int, precision: str) -> str:
-    """Say which smaller micro-batch would keep the card busy and spare the computing again."""
-    plain = [n for n in _fitting(draft, precision, checkpoint=False) if micro % n == 0]
-    if not plain or _tokens(draft, plain[-1]) < BUSY_TOKENS:
-        return ""
-    rows, times = plain[-1], micro // plain[-1]
-    return (
-        f"; batch_size {rows} with gradient_accumulation_steps {times} times as many fits without"
-    )
-
-
-def _refuse_given(draft: Draft, micro: int, precision: str, *, checkpoint: bool) -> None:
+def _refuse_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
     """Refuse a micro-batch of the manifest that is predicted to need more than the whole card.
 
     Raises:
         HardwareError: it does.
     """
-    total = draft.gpu.memory_total_bytes if draft.gpu else None
-    peak = draft.peak_bytes(micro, precision, checkpoint)
-    if total is None or peak is None or peak <= total:
+    total, peak = draft.memory_total_bytes, peak_bytes(draft, micro, checkpoint=checkpoint)
+    if draft.gpu is None or total is None or peak is None or peak <= total:
         return
-    fewer = (
-        n for n in range(micro - 1, 0, -1) if _fits(draft, n, precision, checkpoint=checkpoint)
-    )
+    fewer = (n for n in range(micro - 1, 0, -1) if _fits(draft, n, checkpoint=checkpoint))
     rows = next(fewer, None)
     if rows is None:
-        _refuse(draft, precision, checkpoint=checkpoint)
+        _refuse(draft, checkpoint=checkpoint)
     raise HardwareError(
-        f"training.batch_size {micro} needs {gib(peak)} and"
-        f" {draft.gpu.name if draft.gpu else 'cpu'} has {total / GIB:.1f}; set it to auto, or to"
+        f"training.batch_size {micro} needs {gib(peak)} and {draft.gpu.name} has"
+        f" {total / GIB:.1f}; set it to auto, or to"
         f" {rows} or less with gradient_accumulation_steps {-(-micro // rows)} times as many"
     )
 
 
-def _micro_batch_by_tier(draft: Draft, gpu: GpuFacts) -> tuple[int, bool]:
+def _micro_batch_by_tier(draft: PlanDraft, gpu: GpuFacts) -> tuple[int, bool]:
     """Go by the card's size where memory cannot be predicted."""
     spec = draft.spec
     size_gb = (gpu.memory_total_bytes or 0) / 1e9
@@ -109,17 +146,17 @@ def _micro_batch_by_tier(draft: Draft, gpu: GpuFacts) -> tuple[int, bool]:
     )
     micro = next(rows for threshold, rows in tiers if size_gb >= threshold)
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
-    draft.because("batch_size", micro, reason)
+    draft.note("batch_size", micro, reason)
     checkpoint = spec.gradient_checkpointing is not False
-    draft.because("gradient_checkpointing", checkpoint, "on, as memory cannot be predicted")
+    draft.note("gradient_checkpointing", checkpoint, "on, as memory cannot be predicted")
     return micro, checkpoint
 
 
-def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
+def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
     """Take what keeps the card busy, without checkpointing where that fits."""
     wanted = draft.spec.gradient_checkpointing
-    plain = _fitting(draft, precision, checkpoint=False) if wanted is not True else []
-    again = _fitting(draft, precision, checkpoint=True) if wanted is not False else []
+    plain = _fitting(draft, checkpoint=False) if wanted is not True else []
+    again = _fitting(draft, checkpoint=True) if wanted is not False else []
     busy = min(n for n in ROWS if n == ROWS[-1] or _tokens(draft, n) >= BUSY_TOKENS)
     if plain and (plain[-1] >= busy or not again or again[-1] <= plain[-1]):
         micro, checkpoint, why = plain[-1], False, "the most rows that fit without checkpointing"
@@ -129,43 +166,40 @@ def _micro_batch_by_memory(draft: Draft, precision: str) -> tuple[int, bool]:
         if again[-1] > busy:
             why = f"{_tokens(draft, busy):,} tokens, enough to keep a card busy (a judgement)"
     else:
-        _refuse(draft, precision, checkpoint=wanted is not False)
-    draft.because("batch_size", micro, f"{why}; {_sizes(draft, micro, precision, checkpoint)}")
-    without = draft.peak_bytes(micro, precision, False)
-    reason = _checkpoint_reason(draft, checkpoint, without_bytes=without)
+        _refuse(draft, checkpoint=wanted is not False)
+    draft.note("batch_size", micro, f"{why}; {_sizes(draft, micro, checkpoint)}")
+    _note_checkpoint(draft, micro, checkpoint)
     if checkpoint and plain and wanted is None:
         reason = (
             f"without it no more than {_tokens(draft, plain[-1]):,} tokens fit; below"
             f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgement)"
         )
-    draft.because("gradient_checkpointing", checkpoint, reason)
+        draft.note("gradient_checkpointing", checkpoint, reason)
     return micro, checkpoint
 
 
-def _fitting(draft: Draft, precision: str, *, checkpoint: bool) -> list[int]:
-    return [n for n in ROWS if _fits(draft, n, precision, checkpoint=checkpoint)]
+def _fitting(draft: PlanDraft, *, checkpoint: bool) -> list[int]:
+    return [n for n in ROWS if _fits(draft, n, checkpoint=checkpoint)]
 
 
-def _tokens(draft: Draft, n_rows: int) -> int:
+def _tokens(draft: PlanDraft, n_rows: int) -> int:
     return n_rows * draft.packing.sequence_length_tokens
 
 
-def _fits(draft: Draft, micro: int, precision: str, *, checkpoint: bool) -> bool:
-    total = draft.gpu.memory_total_bytes if draft.gpu else None
-    peak = draft.peak_bytes(micro, precision, checkpoint)
-    return total is None or peak is None or peak <= USABLE_FRACTION * total
+def _fits(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
+    return is_predicted_to_fit(draft, micro, checkpoint=checkpoint) is not False
 
 
-def _sizes(draft: Draft, micro: int, precision: str, checkpoint: bool) -> str:
-    """Say what a micro-batch is predicted to need, and what twice of it would."""
-    total = draft.gpu.memory_total_bytes if draft.gpu else None
-    now, twice = (draft.peak_bytes(n, precision, checkpoint) or 0 for n in (micro, 2 * micro))
+def _sizes(draft: PlanDraft, micro: int, checkpoint: bool) -> str:
+    """Return what a micro-batch is predicted to need, and what twice of it would."""
+    total = draft.memory_total_bytes
+    now, twice = (peak_bytes(draft, n, checkpoint=checkpoint) or 0 for n in (micro, 2 * micro))
     of = "" if total is None else f" of {total / GIB:.1f}"
     return f"predicted {now / GIB:.1f}{of} GiB, and {twice / GIB:.1f} with {2 * micro} rows"
 
 
-def _refuse(draft: Draft, precision: str, *, checkpoint: bool) -> NoReturn:
-    needed = (draft.peak_bytes(1, precision, checkpoint) or 0) / GIB
+def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
+    needed = (peak_bytes(draft, 1, checkpoint=checkpoint) or 0) / GIB
     ways = "use a larger card, method qlora, a smaller model, or a shorter max_seq_length"
     if not checkpoint:
         ways = f"set gradient_checkpointing to auto, or {ways}"
@@ -175,11 +209,14 @@ def _refuse(draft: Draft, precision: str, *, checkpoint: bool) -> NoReturn:
     )
 
 
-def _checkpoint_reason(draft: Draft, checkpoint: bool, without_bytes: int | None = None) -> str:
+def _note_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str = "") -> None:
     if draft.spec.gradient_checkpointing is not None:
-        return draft.spec.told("gradient_checkpointing")
-    if draft.gpu is None:
-        return "off by default on a CPU"
-    if checkpoint:
-        return f"needed to fit: predicted {(without_bytes or 0) / GIB:.1f} GiB without"
-    return "not needed: activations are predicted to fit"
+        reason = draft.spec.told("gradient_checkpointing")
+    elif draft.gpu is None:
+        reason = "off by default on a CPU"
+    elif checkpoint:
+        without = (peak_bytes(draft, micro, checkpoint=False) or 0) / GIB
+        reason = f"needed to fit: predicted {without:.1f} GiB without"
+    else:
+        reason = "not needed: activations are predicted to fit"
+    draft.note("gradient_checkpointing", checkpoint, reason + more)

@@ -6,16 +6,15 @@ kept. What a manifest may not ask for is refused here too, and so is what would 
 
 from typing import Any
 
-from msgspec.structs import asdict, fields, replace
+from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import SettingInfo, list_settings
-from expertflow.plan.contradictions import check_settings
-from expertflow.plan.cost_records import CostPlan
-from expertflow.plan.draft import Draft
-from expertflow.plan.records import ModelFacts, PlanSpec, Reason, TrainPlan
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.records import CostPlan, ModelFacts, Origin, PlanSpec, Reason, TrainPlan
 from expertflow.plan.resolve import resolve_settings
 from expertflow.plan.settings import LoraSpec, Training
+from expertflow.plan.switches import check_settings
 from expertflow.tokens.records import PackingRecord
 
 LORA = {f"lora_{setting.name}": setting for setting in list_settings(LoraSpec)}
@@ -27,8 +26,6 @@ TAKEN_OVER = "taken over from the plan that was changed by hand"
 BUDGETS = ("max_hours", "max_usd")
 NOT_HELD = "not held: settings were changed by hand, so nothing is predicted"
 FOLLOWS = "follows from what was given by hand"
-# What of a cost still holds.
-PRICE = ("price_usd_per_hour", "price_as_of", "billing_minutes")
 
 
 def flags() -> dict[str, SettingInfo]:
@@ -49,16 +46,26 @@ def override(
         return plan
     spec = _spec(plan, changes)
     check_settings(spec, name=_flag)
-    n_params = plan.n_params_total - (plan.n_params_trainable if plan.lora is not None else 0)
-    draft = Draft(plan.expert, spec, packing, facts, n_params, plan.gpu, by_hand=True)
+    draft = PlanDraft(
+        expert=plan.expert,
+        spec=spec,
+        packing=packing,
+        facts=facts,
+        n_params=plan.n_params_total - (plan.n_params_trainable if plan.lora is not None else 0),
+        gpu=plan.gpu,
+        by_hand=True,
+    )
     new = resolve_settings(draft)
-    _check_effect(new, draft, changes)
+    for name, value in changes.items():
+        if name not in LORA and getattr(new, name) != value:
+            why = draft.reasons.get(name, draft.reasons["precision"]).because
+            raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")
     return replace(
         new,
         may_halve_micro_batch=plan.may_halve_micro_batch and "batch_size" not in changes,
         predicted_peak_reason="settings were changed by hand, so nothing is predicted",
         cost=_cost(plan, new),
-        reasons=_reasons(plan, new, draft, changes),
+        reasons=_reasons(plan, new, draft.reasons, changes),
     )
 
 
@@ -76,24 +83,10 @@ def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
         asked |= {name: DEFAULTS[name] for name in LENGTH}
     asked |= {name: value for name, value in changes.items() if name not in LORA}
     asked["lora"] = _lora(plan, changes)
-    return PlanSpec(
-        **asked,
-        origins={**plan.origins, **dict.fromkeys(_own(changes), "command line")},
-        hardware=plan.hardware,
-        gpu_table=(),
-        prices={},
-        price_usd_per_hour=None,
-        price_as_of=None,
-        billing_minutes=None,
-        system=None,
-        claims=(),
-        compare=(),
-    )
-
-
-def _own(changes: dict[str, Any]) -> set[str]:
-    """Name the settings that are changed; those of an adapter are one."""
-    return {"lora" if name in LORA else name for name in changes}
+    # The settings of an adapter are one.
+    given = {"lora" if name in LORA else name for name in changes}
+    told: dict[str, Origin] = dict.fromkeys(given, "command line")
+    return PlanSpec(**asked, origins={**plan.origins, **told}, hardware=plan.hardware)
 
 
 def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
@@ -112,24 +105,13 @@ def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
     return LoraSpec(**wanted)
 
 
-def _check_effect(plan: TrainPlan, draft: Draft, changes: dict[str, Any]) -> None:
-    """Refuse what the plan's rules do not take.
-
-    Raises:
-        ConfigError: gives their reason.
-    """
-    because = {reason.setting: reason.because for reason in draft.reasons}
-    for name, value in changes.items():
-        if name not in LORA and getattr(plan, name) != value:
-            why = because.get(name) or because["precision"]
-            raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")
-
-
 def _reasons(
-    old: TrainPlan, new: TrainPlan, draft: Draft, changes: dict[str, Any]
+    old: TrainPlan, new: TrainPlan, drafted: dict[str, Reason], changes: dict[str, Any]
 ) -> tuple[Reason, ...]:
     """Return the reasons that still hold, and new ones for what was changed and what follows."""
-    drafted = {reason.setting: reason for reason in draft.reasons}
+    is_longer = (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
+    # Worked out from the length of the run.
+    counts = ("n_steps", "n_warmup_steps") if is_longer else ()
     reasons = []
     for reason in old.reasons:
         setting = reason.setting
@@ -141,7 +123,7 @@ def _reasons(
             reason = found
         elif setting in BUDGETS:
             reason = replace(reason, because=NOT_HELD)
-        elif value != reason.value or (found and _is_count(setting) and _moved(old, new)):
+        elif value != reason.value or (found and setting in counts):
             reason = Reason(setting=setting, value=value, because=FOLLOWS)
         elif setting in QUOTING:
             reason = replace(reason, because=TAKEN_OVER)
@@ -153,25 +135,20 @@ def _reasons(
     return (*reasons, *sorted(given, key=lambda reason: reason.setting))
 
 
-def _is_count(setting: str) -> bool:
-    """Tell whether a value is worked out from the length of the run."""
-    return setting in ("n_steps", "n_warmup_steps")
-
-
-def _moved(old: TrainPlan, new: TrainPlan) -> bool:
-    return (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
-
-
 def _cost(old: TrainPlan, new: TrainPlan) -> CostPlan:
     """Keep the price alone, as nothing is predicted."""
-    kept = {name: value for name, value in asdict(old.cost).items() if name in PRICE}
-    nulls: dict[str, Any] = {f.name: None for f in fields(CostPlan) if f.name not in kept}
+    price, as_of = old.cost.price_usd_per_hour, old.cost.price_as_of
     reason = "settings were changed by hand, so nothing is predicted and no budget is held"
     if new.world_size != old.world_size:
         # Whether the price was one card's times their number or a machine's is not known here.
-        kept |= {"price_usd_per_hour": None, "price_as_of": None}
+        price, as_of = None, None
         reason += f"; the price was for world_size {old.world_size} and is dropped"
-    return CostPlan(**{**nulls, **kept, "calibrated": False, "reason": reason})
+    return CostPlan(
+        price_usd_per_hour=price,
+        price_as_of=as_of,
+        billing_minutes=old.cost.billing_minutes,
+        reason=reason,
+    )
 
 
 def _flag(setting: str) -> str:

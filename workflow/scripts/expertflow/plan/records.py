@@ -1,22 +1,198 @@
-"""What the plan says: every setting resolved, each with its reason, and what it should cost."""
+"""What a plan is made from and what it says: settings with reasons, time, money, memory, claims."""
 
 from typing import Any, Literal
 
+from msgspec import field
+
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import (
-    Claim,
-    ClaimCheck,
-    CostPlan,
-    HardwareChoice,
-    HardwareOption,
-    MemoryParts,
-)
-from expertflow.plan.origins import ORIGIN_WORDS, Origin
 from expertflow.plan.settings import Loader, Training
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
+# Where the value of a setting comes from. An overlay is a demo block, or the configuration's file.
+Origin = Literal["manifest", "command line", "overlay", "default", "computed", "tuned"]
+ORIGIN_WORDS: dict[Origin, str] = {
+    "manifest": "of the manifest",
+    "command line": "of the command line",
+    "overlay": "of the demo block or config.yaml",
+    "default": "by default",
+    "computed": "as computed",
+    "tuned": "as tuned",
+}
+
+# Of a card's memory, what a prediction may fill; a judgement, as no card has confirmed one.
+USABLE_FRACTION = 0.92
+
+
+class Claim(Record, frozen=True, kw_only=True):
+    """What somebody says a run takes, in the words of their log; null where nothing is said.
+
+    ``duration`` is a text such as ``46:47``, ``parts_hours`` what a total is said to be made of.
+    ``hardware`` is one card of this kind. ``gain_percent`` is the least that fewer saves
+    (``n_saves_after`` in place of ``n_saves``) are said to gain of ``hours``. ``n_warmup_steps`` is
+    what ``max(warmup_steps_min, int(warmup_ratio x n_steps))`` is said to give.
+    """
+
+    text: str
+    hardware: str | None = None
+    n_steps: int | None = None
+    n_documents: int | None = None
+    n_epochs: float | None = None
+    batch_size: int | None = None
+    steps_per_s: float | None = None
+    tokens_per_step: float | None = None
+    duration: str | None = None
+    hours: float | None = None
+    usd_per_hour: float | None = None
+    usd: float | None = None
+    parts_hours: tuple[float, ...] = ()
+    n_saves: int | None = None
+    n_saves_after: int | None = None
+    minutes_per_save: float | None = None
+    gain_percent: float | None = None
+    n_warmup_steps: int | None = None
+    warmup_ratio: float | None = None
+    warmup_steps_min: int | None = None
+
+
+class HardwareChoice(Record, frozen=True, kw_only=True):
+    """So many cards of one kind, to be compared with others."""
+
+    name: str
+    n_gpus: int
+
+
+class Calibration(Record, frozen=True, kw_only=True):
+    """What a short run of the same plan on the same card took.
+
+    ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles;
+    where an epoch has few steps, of the means over whole epochs. ``n_timings`` counts what the
+    quartiles were taken of: steps, such epochs, or on a card the stretches between two log lines,
+    whose steps share a time. ``step_s_mean`` tells of steps that took much
+    longer than the rest. ``startup_s`` is all that happens
+    once: the start, loading, compiling, what the first steps took longer, writing the model.
+    ``peak_memory_bytes`` is null on a CPU. The key names what the figures hold for.
+    """
+
+    expert: str
+    hardware: str
+    key: str
+    n_warmup_steps: int
+    n_timed_steps: int
+    n_timings: int
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    step_s_mean: float
+    save_s: float
+    eval_s: float
+    startup_s: float
+    tokens_per_step: float
+    peak_memory_bytes: int | None
+
+
+class CostPlan(Record, frozen=True, kw_only=True):
+    """What a run should cost. Hours and dollars are null where speed or price is unknown.
+
+    The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
+    measured are null and not in it. ``calibrated`` tells whether the band is a measured one.
+    ``mfu_fraction`` is that of the steps in the middle prediction. Dollars are those of the hours,
+    each rounded up to ``billing_minutes`` where there are any.
+    """
+
+    price_usd_per_hour: float | None = None
+    price_as_of: str | None = None
+    predicted_hours: float | None = None
+    predicted_hours_low: float | None = None
+    predicted_hours_high: float | None = None
+    predicted_usd: float | None = None
+    predicted_usd_low: float | None = None
+    predicted_usd_high: float | None = None
+    reason: str
+    calibrated: bool = False
+    mfu_fraction: float | None = None
+    step_hours: float | None = None
+    save_hours: float | None = None
+    eval_hours: float | None = None
+    startup_hours: float | None = None
+    billing_minutes: float | None = None
+
+
+class HardwareOption(Record, frozen=True, kw_only=True):
+    """What the same work should take on other hardware.
+
+    ``remark`` says what is unknown, or why it does not fit. ``usd_per_hour`` is the price of all
+    its cards.
+    """
+
+    name: str
+    n_gpus: int
+    fits: bool | None = None
+    micro_batch_size: int | None = None
+    checkpoint_activations: bool | None = None
+    hours: float | None = None
+    hours_low: float | None = None
+    hours_high: float | None = None
+    usd_per_hour: float | None = None
+    price_as_of: str | None = None
+    usd: float | None = None
+    usd_low: float | None = None
+    usd_high: float | None = None
+    remark: str
+
+
+class ClaimCheck(Record, frozen=True, kw_only=True):
+    """A claim held against its own arithmetic: what it says, and what follows from its numbers."""
+
+    text: str
+    holds: bool
+    finding: str
+
+
+class MemoryParts(Record, frozen=True, kw_only=True):
+    """Of what the predicted peak consists, in bytes; they add up to it.
+
+    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment.
+    """
+
+    model_bytes: int
+    optimizer_bytes: int
+    step_bytes: int
+    reserve_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.model_bytes + self.optimizer_bytes + self.step_bytes + self.reserve_bytes
+
+
+class MemoryLine(Record, frozen=True, kw_only=True):
+    """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
+
+    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment, at each of
+    ``n_tokens``, ascending. The peak is the highest of some lines over the tokens, bent down only
+    where the loss begins to take more than one chunk; whole rows on both sides of that are among
+    the points, so a straight line between two points is not too low for whole rows.
+    ``gradient_bytes`` are those that stay.
+    """
+
+    checkpoint_activations: bool
+    model_bytes: int
+    gradient_bytes: int
+    n_tokens: tuple[int, ...]
+    step_bytes: tuple[int, ...]
+
+
+class MemoryTrace(Record, frozen=True, kw_only=True):
+    """What a step without data or device showed.
+
+    ``precision`` is the one that was traced; fp16 takes as many bytes as bf16. Where no step could
+    be traced there are no lines, and ``hindrance`` says why.
+    """
+
+    precision: str
+    lines: tuple[MemoryLine, ...]
+    hindrance: str | None = None
 
 
 class ModelFacts(Record, frozen=True, kw_only=True):
@@ -43,16 +219,16 @@ class PlanSpec(Training, frozen=True, kw_only=True):
     ``origins`` says where settings come from that are not defaults.
     """
 
-    origins: dict[str, Origin]
+    origins: dict[str, Origin] = field(default_factory=dict)
     hardware: str
-    gpu_table: tuple[dict[str, Any], ...]
-    prices: dict[str, dict[str, Any]]
-    price_usd_per_hour: float | None
-    price_as_of: str | None
-    billing_minutes: float | None
-    system: str | None
-    claims: tuple[Claim, ...]
-    compare: tuple[HardwareChoice, ...]
+    gpu_table: tuple[dict[str, Any], ...] = ()
+    prices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    price_usd_per_hour: float | None = None
+    price_as_of: str | None = None
+    billing_minutes: float | None = None
+    system: str | None = None
+    claims: tuple[Claim, ...] = ()
+    compare: tuple[HardwareChoice, ...] = ()
     # The demo is on the CPU whatever the manifest is for: a budget cannot be held there.
     may_drop_budgets: bool = False
 
@@ -69,11 +245,6 @@ class Reason(Record, frozen=True, kw_only=True):
     because: str
     origin: Origin = "computed"
     source_value: str | None = None
-
-
-def make_reason(setting: str, value: object, because: str) -> Reason:
-    """Return the reason for a value of any type, which is shown as text."""
-    return Reason(setting=setting, value=str(value), because=because)
 
 
 class TrainPlan(Training, frozen=True, kw_only=True):

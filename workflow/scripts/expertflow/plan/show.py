@@ -1,13 +1,11 @@
 """Lay a plan out as text: settings with reasons, memory, cost, other hardware, claims."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from expertflow.core.format import gib
-from expertflow.plan.arithmetic import usd_words
-from expertflow.plan.cost_records import ClaimCheck, CostPlan
-from expertflow.plan.options import options_table, short_time
-from expertflow.plan.records import Reason, TrainPlan
+from expertflow.plan.claims import usd_words
+from expertflow.plan.records import ClaimCheck, CostPlan, HardwareOption, Reason, TrainPlan
 from expertflow.plan.settings import LoraSpec
 
 WIDTH = 100
@@ -150,3 +148,60 @@ def claim_lines(check: ClaimCheck) -> Iterator[str]:
     yield textwrap.fill(
         check.finding, WIDTH - 2, initial_indent=f"  {mark}", subsequent_indent=" " * 8
     )
+
+
+def options_table(plan: TrainPlan) -> str:
+    """Lay the options out as text, the quickest and the cheapest marked; empty without any."""
+    if not plan.options:
+        return ""
+    head = ("hardware", "fits", "rows", "time", "$/h", "dollars", "remark")
+    rows = [head, *(_row(option, plan.options) for option in plan.options)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+    return "\n".join("  ".join(_cells(row, widths)).rstrip() for row in rows)
+
+
+def _cells(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+    for i, width in enumerate(widths):
+        yield row[i].ljust(width) if i < 2 else row[i].rjust(width)
+    yield row[-1]
+
+
+def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[str, ...]:
+    marks = []
+    for key, word in (("hours", "quickest"), ("usd", "cheapest")):
+        known = [o for o in options if o.fits is not False and getattr(o, key) is not None]
+        # One alone is no comparison. Of equals, fewer cards: sharing is never perfect.
+        best = min(known, key=lambda o: (round(getattr(o, key), 9), o.n_gpus), default=None)
+        if len(known) > 1 and option is best:
+            marks.append(word)
+    fits = {True: "yes", False: "no", None: "unknown"}[option.fits]
+    rate = "-" if option.usd_per_hour is None else f"{option.usd_per_hour:.2f}"
+    return (
+        f"{option.n_gpus} x {option.name}",
+        fits,
+        "-" if option.micro_batch_size is None else str(option.micro_batch_size),
+        _band(short_time, option.hours, option.hours_low, option.hours_high),
+        rate,
+        _band(_usd, option.usd, option.usd_low, option.usd_high),
+        "; ".join(filter(None, (*marks, option.remark))),
+    )
+
+
+def _usd(usd: float) -> str:
+    return f"{usd:.2f}" if usd >= 0.1 else f"{usd:.2g}"
+
+
+def _band(
+    show: Callable[[float], str], middle: float | None, low: float | None, high: float | None
+) -> str:
+    if middle is None:
+        return "-"
+    band = "" if low is None or high is None else f" ({show(low)} to {show(high)})"
+    return f"{show(middle)}{band}"
+
+
+def short_time(hours: float) -> str:
+    """Give hours in the unit that shows two digits of them."""
+    if hours >= 1:
+        return f"{hours:.2f} h"
+    return f"{hours * 60:.1f} min" if hours * 60 >= 1 else f"{hours * 3600:.1f} s"

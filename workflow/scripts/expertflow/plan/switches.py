@@ -1,102 +1,169 @@
-"""Choose precision, attention, compilation and what several processes do, each with its reason."""
+"""Choose precision, attention, compilation, processes and the loader, each with its reason.
+
+Settings that are fine alone and wrong together are refused.
+"""
+
+from collections.abc import Callable, Iterator
 
 from expertflow.core.errors import ConfigError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import (
-    Attention,
-    PlanSpec,
-    Precision,
-    Reason,
-    TrainPlan,
-    make_reason,
-)
+from expertflow.plan.records import Attention, PlanSpec, Precision
+from expertflow.plan.settings import Loader, Training
+
+
+def check_settings(training: Training, name: Callable[[str], str]) -> None:
+    """Refuse contradictions; ``name`` turns a setting into what the user knows it by.
+
+    Raises:
+        ConfigError: names the settings and the fix.
+    """
+    for setting, problem in _contradictions(training):
+        raise ConfigError(f"{name(setting)} {problem}")
+
+
+def _contradictions(training: Training) -> Iterator[tuple[str, str]]:
+    low, high = training.warmup_steps_min, training.warmup_steps_max
+    if training.bf16 and training.fp16:
+        yield "bf16", "and fp16 are both true; set one false"
+    if low > high:
+        yield "warmup_steps_min", f"{low} is above warmup_steps_max {high}; lower it"
+    if training.max_steps is not None and not training.override_min_warmup:
+        if low >= training.max_steps:
+            yield (
+                "warmup_steps_min",
+                f"{low} is not below max_steps {training.max_steps}; lower it, or set"
+                " override_min_warmup true",
+            )
+    if training.target_tokens is not None and training.max_steps is not None:
+        yield "target_tokens", "and max_steps are both set; drop one"
+    for key in ("min_epochs", "max_epochs"):
+        if training.target_tokens is None and getattr(training, key) is not None:
+            yield key, "bounds target_tokens, which is not set; set it, or use num_train_epochs"
+    if training.lora is not None and "lm_head" in training.lora.targets:
+        yield "lora.targets", "names lm_head, which the loss reads directly; leave it out"
+    if not training.use_sdpa and training.attention not in (None, "eager"):
+        yield "use_sdpa", f"is false and attention is {training.attention}; drop one"
+    if training.min_delta and training.patience is None:
+        yield "min_delta", "has no effect without patience; set patience, or drop it"
+    if training.parallel == "fsdp" and training.optim == "adamw_8bit":
+        fix = "fsdp cannot share out the states of optim adamw_8bit; use adamw_torch_fused"
+        yield "parallel", fix
 
 
 def choose_precision(
     spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
-) -> tuple[Precision, Reason]:
+) -> tuple[Precision, str]:
     """Resolve what products are computed in: what was asked for, where the card has it.
 
     A CPU trains in half precision only where that is asked for ``by_hand``.
     """
-    value: Precision
     if gpu is None and not by_hand:
-        value, reason = "fp32", "the CPU trains in full precision"
-    elif spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
-        value, reason = "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
-    elif spec.bf16:
-        value, reason = "bf16", spec.told("bf16")
-    elif spec.fp16:
-        value, reason = "fp16", f"{spec.told('fp16')}, with a loss scaler"
-    else:
-        value, reason = "fp32", "neither bf16 nor fp16 is set"
-    return value, make_reason("precision", value, reason)
+        return "fp32", "the CPU trains in full precision"
+    if spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
+        return "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
+    if spec.bf16:
+        return "bf16", spec.told("bf16")
+    if spec.fp16:
+        return "fp16", f"{spec.told('fp16')}, with a loss scaler"
+    return "fp32", "neither bf16 nor fp16 is set"
 
 
-def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, Reason]:
+def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
     """Resolve whether fp32 products are rounded to TF32, where the card can."""
-    value = spec.use_tf32 and gpu is not None and gpu.peak_tf32_flops_per_s is not None
     if gpu is None:
-        reason = "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
-    elif gpu.peak_tf32_flops_per_s is None:
-        reason = f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
-    else:
-        reason = spec.told("use_tf32")
-    return value, make_reason("use_tf32", value, reason)
+        return False, "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
+    if gpu.peak_tf32_flops_per_s is None:
+        return False, f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
+    return spec.use_tf32, spec.told("use_tf32")
 
 
-def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, Reason]:
+def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, str]:
     """Resolve the attention route.
 
     Raises:
         ConfigError: the kernel that is insisted on does not run on a CPU.
     """
-    value: Attention
-    if spec.attention is not None:
-        value, reason = spec.attention, spec.told("attention")
-    elif not spec.use_sdpa:
-        value, reason = "eager", "use_sdpa is false"
-    else:
-        value, reason = "packed", "documents of a row are isolated by their lengths"
-    if value == "varlen" and gpu is None:
+    if spec.attention == "varlen" and gpu is None:
         raise ConfigError("training.attention varlen needs a CUDA card; use auto, or sdpa")
-    return value, make_reason("attention", value, reason)
+    if spec.attention is not None:
+        return spec.attention, spec.told("attention")
+    if not spec.use_sdpa:
+        return "eager", "use_sdpa is false"
+    return "packed", "documents of a row are isolated by their lengths"
 
 
 def choose_compile(
     spec: PlanSpec, gpu: GpuFacts | None, *, attention: Attention, packing: str
-) -> tuple[bool, Reason]:
+) -> tuple[bool, str]:
     """Compile the layers where shapes are fixed and the card is worth it."""
     if spec.torch_compile is not None:
-        value, reason = spec.torch_compile, spec.told("torch_compile")
-    elif gpu is None:
-        value, reason = False, "the CPU gains less than compiling takes"
-    elif packing == "none":
-        value, reason = False, "unpacked rows are cut to many lengths, each to be compiled for"
-    elif spec.method == "qlora":
-        value, reason = False, "4-bit layers are not compiled"
-    elif attention not in ("packed", "varlen"):
-        value, reason = False, f"attention {attention} is there to compare with"
-    else:
-        value, reason = True, "all rows are of one length, so each kind of layer is compiled once"
-    return value, make_reason("torch_compile", value, reason)
+        return spec.torch_compile, spec.told("torch_compile")
+    if gpu is None:
+        return False, "the CPU gains less than compiling takes"
+    if packing == "none":
+        return False, "unpacked rows are cut to many lengths, each to be compiled for"
+    if spec.method == "qlora":
+        return False, "4-bit layers are not compiled"
+    if attention not in ("packed", "varlen"):
+        return False, f"attention {attention} is there to compare with"
+    return True, "all rows are of one length, so each kind of layer is compiled once"
 
 
-def check_parallel(spec: PlanSpec | TrainPlan, name: str = "training.parallel") -> Reason:
-    """Say what the processes share; ``name`` is what the user knows the setting by.
+def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[str, str]:
+    """Return what the processes share; ``name`` is what the user knows the setting by.
 
     Raises:
-        ConfigError: 4-bit weights and 8-bit moments cannot be shared out.
+        ConfigError: 4-bit weights cannot be shared out.
     """
     if spec.world_size == 1:
-        return make_reason("parallel", "none", "world_size is 1")
+        return "none", "world_size is 1"
     if spec.parallel == "fsdp" and spec.method == "qlora":
         raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
-    if spec.parallel == "fsdp" and spec.optim == "adamw_8bit":
-        raise ConfigError(
-            f"{name} fsdp cannot share out the states of optim adamw_8bit; use adamw_torch_fused"
-        )
     held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
-    return make_reason(
-        "parallel", spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"
-    )
+    return spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"
+
+
+def choose_loader(spec: PlanSpec, packing: str) -> dict[str, tuple[object, str]]:
+    """Resolve what brings batches: one thread, unless workers are asked for where they help.
+
+    Returns each setting's value and reason.
+    """
+    wanted = spec.dataloader_num_workers
+    kind, why = _choose_loader_kind(spec, packing)
+    n_workers = wanted if kind == "workers" else 0
+    ahead, keeps = spec.dataloader_prefetch_factor, spec.dataloader_persistent_workers
+    workers_why = spec.told("dataloader_num_workers")
+    if kind == "thread":
+        unused = f"; dataloader_num_workers {wanted} is not used" if wanted else ""
+        workers_why = f"the thread needs none{unused}"
+    chosen: dict[str, tuple[object, str]] = {
+        "loader": (kind, why),
+        "dataloader_num_workers": (n_workers, workers_why),
+        "dataloader_prefetch_factor": (ahead, spec.told("dataloader_prefetch_factor")),
+        "dataloader_persistent_workers": (keeps, spec.told("dataloader_persistent_workers")),
+    }
+    if kind == "workers" and not n_workers:
+        why = "no workers: every batch is made when it is asked for"
+        chosen["dataloader_prefetch_factor"] = (0, why)
+    if not n_workers:
+        why = "there are no worker processes to keep from one epoch to the next"
+        chosen["dataloader_persistent_workers"] = (False, why)
+    return chosen
+
+
+def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, str]:
+    """Group rows by length where rows differ in length."""
+    if packing != "none":
+        return False, f"packing {packing}: rows are all of one length"
+    return spec.group_by_length, spec.told("group_by_length")
+
+
+def _choose_loader_kind(spec: PlanSpec, packing: str) -> tuple[Loader, str]:
+    if spec.loader is not None:
+        return spec.loader, spec.told("loader")
+    if packing != "none":
+        reason = "one thread: packed rows need no worker processes, measured slower with them"
+        return "thread", reason
+    if n_workers := spec.dataloader_num_workers:
+        return "workers", f"unpacked rows, and dataloader_num_workers is {n_workers}"
+    return "thread", "one thread: no dataloader_num_workers are asked for"

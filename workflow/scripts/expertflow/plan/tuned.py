@@ -1,19 +1,78 @@
-"""Take over what a search found fastest, where it is of this run and left open there."""
+"""What a calibration or a search holds for, and what a plan takes over of the latter."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Literal
 
 from msgspec.structs import replace
 
 from expertflow.core.records import Record
-from expertflow.plan.cost_records import MemoryTrace
-from expertflow.plan.draft import Draft
-from expertflow.plan.records import PlanSpec, Reason, TrainPlan
-from expertflow.plan.settings import LoraSpec
-from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
+from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
+from expertflow.plan.settings import Loader, LoraSpec
 
 # What is less apart than this is a tie.
 TIE_FRACTION = 0.02
+
+
+class TunedSettings(Record, frozen=True, kw_only=True):
+    """What was searched. All choices have the same global batch, so they learn the same."""
+
+    batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    attention: str
+    torch_compile: bool
+    n_threads: int | None
+    loader: Loader
+    dataloader_num_workers: int
+
+
+class TuningTrial(Record, frozen=True, kw_only=True):
+    """One choice of settings, and what became of it.
+
+    ``predicted_peak_bytes`` is null where nothing could be predicted, as on a CPU. ``tokens_per_s``
+    is null unless steps were timed. ``reason`` says why a choice was left out or given up.
+    """
+
+    settings: TunedSettings
+    outcome: Literal["measured", "given up", "left out", "out of memory", "failed"]
+    reason: str | None
+    predicted_peak_bytes: int | None
+    peak_memory_bytes: int | None
+    tokens_per_s: float | None
+    step_s: float | None
+    startup_s: float | None
+    n_timed_steps: int
+
+
+class TuningRecord(Record, frozen=True, kw_only=True):
+    """tuning.json. ``key`` names what it holds for: card, model, method, row length, batch.
+
+    ``best`` is null where nothing could be run. ``default`` is what the plan would choose by itself
+    and ``gain`` how many times its speed the best has, measured again in turns at the end; null
+    with the default as the best where too few turns were timed, null with another where the default
+    could not be run.
+    ``was_cached``: whether trials of an earlier search were taken over.
+    """
+
+    expert: str
+    key: str
+    hardware: str
+    gpu_name: str | None
+    model: str
+    sequence_length_tokens: int
+    global_batch_sequences: int
+    best: TunedSettings | None
+    default: TunedSettings
+    default_tokens_per_s: float | None
+    best_tokens_per_s: float | None
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
+    trials: tuple[TuningTrial, ...]
+    search_s: float
+    was_cached: bool
+
+
 # Settings of a search, as manifests name them.
 SEARCHED = TunedSettings.__struct_fields__
 
@@ -40,37 +99,8 @@ class Chosen(Record, frozen=True, kw_only=True):
     overruled: dict[str, str]
 
 
-def with_tuning(
-    draft: Draft, plan: TrainPlan, tuning: Tuning | None, *, resolve: Callable[[Draft], TrainPlan]
-) -> tuple[TrainPlan, Chosen | None]:
-    """Resolve again with what a search found, where there is one; ``plan`` is made without."""
-    if tuning is None:
-        return plan, None
-    packing, model_type = draft.packing.packing, draft.facts.model_type
-    key = tuning_key(plan, model_type=model_type, packing=packing, cpu=tuning.cpu)
-    chosen = choose(tuning.record, plan, draft.spec, key=key)
-    if isinstance(chosen, str):
-        draft.because("tuned", draft.spec.tuned, chosen)
-        return plan, None
-    trace = draft.trace
-    if chosen.settings.attention != plan.attention:
-        trace = tuning.trace(chosen.settings.attention)
-    again = replace(draft, spec=chosen.spec, trace=trace, reasons=[])
-    # As the manifest's own spec has it: its micro-batch is still automatic, or not.
-    plan = replace(resolve(again), may_halve_micro_batch=plan.may_halve_micro_batch)
-    draft.reasons = again.reasons
-    draft.because("tuned", draft.spec.tuned, "counts where the manifest leaves a setting open")
-    return plan, chosen
-
-
-def explained(reasons: Iterable[Reason], chosen: Chosen | None) -> list[Reason]:
-    """Say of settings that a search decided that it did."""
-    if chosen is None:
-        return list(reasons)
-    return [_explained(reason, chosen) for reason in reasons]
-
-
-def _explained(reason: Reason, chosen: Chosen) -> Reason:
+def explain_tuned(reason: Reason, chosen: Chosen) -> Reason:
+    """Return the reason of a setting, which says so where a search decided on it."""
     if reason.setting in chosen.free:
         # Behind the micro-batch stands what memory is predicted for it.
         _, mark, sizes = reason.because.partition("; ")
@@ -81,6 +111,26 @@ def _explained(reason: Reason, chosen: Chosen) -> Reason:
     return reason
 
 
+def calibration_key(plan: TrainPlan, model_type: str) -> str:
+    """Name what decides how long a step of a plan takes, in words that can be compared."""
+    lora = plan.lora
+    adapter = "" if lora is None else f" r {lora.r}{' DoRA' if lora.use_dora else ''}"
+    parts = (
+        plan.hardware,
+        *_processes_and_model(plan, model_type),
+        f"{plan.method}{adapter}",
+        plan.optim,
+        f"rows of {plan.sequence_length_tokens} tokens",
+        f"{plan.batch_size} x {plan.gradient_accumulation_steps} rows a step",
+        plan.precision,
+        f"attention {plan.attention}",
+        f"compiled {plan.torch_compile}",
+        f"checkpointing {plan.gradient_checkpointing}",
+        f"threads {plan.n_threads}",
+    )
+    return "; ".join(parts)
+
+
 def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | None) -> str:
     """Name what a search holds for, in words that can be compared.
 
@@ -88,8 +138,7 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
     """
     parts = (
         f"cpu {cpu or 'of unknown name'}" if plan.gpu is None else plan.hardware,
-        f"{plan.world_size} x {plan.parallel}" if plan.world_size > 1 else "1 process",
-        f"{model_type} of {plan.n_params_total:,} parameters",
+        *_processes_and_model(plan, model_type),
         plan.method + _adapter(plan.lora),
         plan.optim,
         f"rows of {plan.sequence_length_tokens} tokens",
@@ -103,16 +152,36 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
     return "; ".join(part.replace(";", ",") for part in parts)
 
 
+def _processes_and_model(plan: TrainPlan, model_type: str) -> tuple[str, str]:
+    return (
+        f"{plan.world_size} x {plan.parallel}" if plan.world_size > 1 else "1 process",
+        f"{model_type} of {plan.n_params_total:,} parameters",
+    )
+
+
 def _adapter(lora: LoraSpec | None) -> str:
-    """Say of an adapter what decides how long a step takes."""
+    """Return what of an adapter decides how long a step takes."""
     if lora is None:
         return ""
     kind, targets = " DoRA" if lora.use_dora else "", " ".join(sorted(lora.targets))
     return f" r {lora.r}{kind} dropout {lora.dropout:g} on {targets}"
 
 
+def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
+    """Return the first part of a key that differs, and what stands there in the other."""
+    pairs = zip(theirs.split("; "), ours.split("; "), strict=False)
+    return next(((t, o) for t, o in pairs if t != o), (theirs, ours))
+
+
+def usable(calibration: Calibration | None, key: str) -> tuple[Calibration | None, str | None]:
+    """Return the calibration where it is of this plan, else null and why it is left out."""
+    if calibration is None or calibration.key == key:
+        return calibration, None
+    other, _ = _first_difference(calibration.key, key)
+    return None, f"the calibration that is there is of another run ({other}) and is left out"
+
+
 def settings_of(plan: TrainPlan) -> TunedSettings:
-    """Give those settings of a plan that a search varies."""
     return TunedSettings(**{name: getattr(plan, name) for name in SEARCHED})
 
 
@@ -142,18 +211,19 @@ def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]
 def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -> Chosen | str:
     """Choose by a search for a plan that was made without it, or say why the search is left out."""
     if record.key != key:
-        theirs, ours = record.key.split("; "), key.split("; ")
-        pairs = zip(theirs, ours, strict=False)
-        other = next((f"{t}, not {o}" for t, o in pairs if t != o), record.key)
-        return f"left out: it was tuned for another run ({other})"
+        other, own = _first_difference(record.key, key)
+        return f"left out: it was tuned for another run ({other}, not {own})"
     default, free = settings_of(plan), free_settings(spec)
     found = _picked(record, default, free)
     if found is None:
         return "left out: nothing that was tried and agrees with the manifest could be run"
+    named = {name: getattr(found, name) for name in SEARCHED if name in free}
+    if named.get("attention") == "packed":
+        named["attention"] = spec.attention
     n_tried = sum(trial.outcome in ("measured", "given up") for trial in record.trials)
     where = record.gpu_name or record.hardware
     return Chosen(
-        spec=replace(spec, **_named(found, spec, free)),
+        spec=replace(spec, **named),
         settings=found,
         because=f"{_place(record, found, default)} of {n_tried} on {where}{_gain(record, found)}",
         free=free,
@@ -161,35 +231,27 @@ def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -
     )
 
 
-def _picked(
-    record: TuningRecord, default: TunedSettings, free: frozenset[str]
-) -> TunedSettings | None:
-    """Give the best, or the fastest trial that agrees with a manifest that names more."""
-    if record.best is not None and agrees(record.best, default, free):
-        return record.best
-    rates = {
-        trial.settings: trial.tokens_per_s
-        for trial in measured(record.trials)
-        if trial.tokens_per_s and agrees(trial.settings, default, free)
-    }
-    if not rates:
-        return None
-    fastest = max(rates, key=lambda settings: rates[settings])
-    is_tie = rates.get(default, 0.0) * (1 + TIE_FRACTION) >= rates[fastest]
-    return default if is_tie else fastest
-
-
 def measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
     """Keep the trials whose steps were all timed."""
     return [trial for trial in trials if trial.outcome == "measured"]
 
 
-def _named(found: TunedSettings, spec: PlanSpec, free: frozenset[str]) -> dict[str, Any]:
-    """Give what a manifest would have to say to get these settings."""
-    named = {name: getattr(found, name) for name in SEARCHED if name in free}
-    if named.get("attention") == "packed":
-        named["attention"] = spec.attention
-    return named
+def _rates(record: TuningRecord) -> dict[TunedSettings, float]:
+    return {t.settings: t.tokens_per_s for t in measured(record.trials) if t.tokens_per_s}
+
+
+def _picked(
+    record: TuningRecord, default: TunedSettings, free: frozenset[str]
+) -> TunedSettings | None:
+    """Return the best, or the fastest trial that agrees with a manifest that names more."""
+    if record.best is not None and agrees(record.best, default, free):
+        return record.best
+    rates = {known: rate for known, rate in _rates(record).items() if agrees(known, default, free)}
+    if not rates:
+        return None
+    fastest = max(rates, key=lambda settings: rates[settings])
+    is_tie = rates.get(default, 0.0) * (1 + TIE_FRACTION) >= rates[fastest]
+    return default if is_tie else fastest
 
 
 def _place(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
@@ -201,35 +263,34 @@ def _place(record: TuningRecord, found: TunedSettings, default: TunedSettings) -
 
 
 def _gain(record: TuningRecord, found: TunedSettings) -> str:
-    """Say how much faster it is: by the pairs where it is the best, else by single trials."""
+    """Return how much faster it is: by the pairs where it is the best, else by single trials."""
     if found == record.default:
         return ""
     if found == record.best:
         if record.gain is None:
             return ""
-        between = (
-            "" if record.gain_low is None else f" [{record.gain_low:.2f}, {record.gain_high:.2f}]"
-        )
+        low, high = record.gain_low, record.gain_high
+        between = "" if low is None else f" [{low:.2f}, {high:.2f}]"
         return f", {record.gain:.2f} times the default{between}"
     ratio = _ratio(record, found)
     return "" if ratio is None else f", {ratio:.2f} times the default in one trial each"
 
 
 def _overruled(record: TuningRecord, found: TunedSettings, free: frozenset[str]) -> dict[str, str]:
-    """Say of settings that the manifest names where another value was faster in the search."""
-    trials = [trial for trial in measured(record.trials) if trial.tokens_per_s]
-    fastest = max(trials, key=lambda trial: trial.tokens_per_s or 0.0, default=None)
-    if fastest is None or (ratio := _ratio(record, fastest.settings)) is None:
+    """Return why settings of the manifest stay where another value was faster in the search."""
+    rates = _rates(record)
+    fastest = max(rates, key=lambda settings: rates[settings], default=None)
+    if fastest is None or (ratio := _ratio(record, fastest)) is None:
         return {}
     return {
         name: f"wins over tuning, whose fastest trial had {value} and {ratio:.2f} times the"
         " default's speed"
         for name in SEARCHED
-        if name not in free and (value := getattr(fastest.settings, name)) != getattr(found, name)
+        if name not in free and (value := getattr(fastest, name)) != getattr(found, name)
     }
 
 
 def _ratio(record: TuningRecord, settings: TunedSettings) -> float | None:
-    rates = {trial.settings: trial.tokens_per_s for trial in measured(record.trials)}
+    rates = _rates(record)
     mine, default = rates.get(settings), rates.get(record.default)
     return mine / default if mine and default else None

@@ -21,9 +21,8 @@ from expertflow.core.files import read_json_lines, remove
 from expertflow.core.records import Record, read_record, write_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.calibrated import calibration_key
-from expertflow.plan.cost_records import Calibration
-from expertflow.plan.records import TrainPlan
+from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from expertflow.core.format import GIB, gib
 from expertflow.core.records import Record
-from expertflow.plan.tuned import TIE_FRACTION, agrees, measured
-from expertflow.plan.tuning_records import TunedSettings, TuningTrial
+from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningTrial, agrees, measured
 from expertflow.train.trial import TrialResult
 
 # A trial below this share of the best so far is given up after its first steps.

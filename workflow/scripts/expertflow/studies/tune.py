@@ -15,12 +15,13 @@ from expertflow.core.files import remove
 from expertflow.core.records import Record
 from expertflow.hardware.probe import probe_machine
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.draft import Draft
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.plan.tuned import TIE_FRACTION, tuning_key
-from expertflow.plan.tuning_records import TunedSettings, TuningRecord, TuningTrial
+from expertflow.plan.resolve import plan_training
+from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
 from expertflow.studies.estimate import estimate
-from expertflow.studies.planned import cpu_name, drafted, plan_of
+from expertflow.studies.plan_expert import cpu_name, draft_plan
 from expertflow.studies.search import Search
 from expertflow.studies.tune_cache import Cache, Pair, cached
 from expertflow.studies.tune_space import space_of, with_settings
@@ -68,8 +69,8 @@ def tune(
         Interrupted: a signal came.
     """
     began_s = clock()
-    draft = drafted(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
-    plan = plan_of(draft)
+    draft = draft_plan(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
+    plan = plan_training(draft)
     _check(plan)
     packing, model_type = draft.packing.packing, draft.facts.model_type
     key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
@@ -192,11 +193,11 @@ def _check_card(gpu: GpuFacts) -> None:
         )
 
 
-def _predicted(draft: Draft, plan: TrainPlan, settings: TunedSettings) -> int | None:
+def _predicted(draft: PlanDraft, plan: TrainPlan, settings: TunedSettings) -> int | None:
     """Predict the peak, for the route of attention that was traced; null for another."""
     if draft.gpu is None or settings.attention != plan.attention:
         return None
-    return draft.peak_bytes(settings.batch_size, plan.precision, settings.gradient_checkpointing)
+    return peak_bytes(draft, settings.batch_size, checkpoint=settings.gradient_checkpointing)
 
 
 def _pairs(

@@ -11,7 +11,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, read_record, write_record
-from expertflow.plan.tuning_records import TunedSettings, TuningTrial
+from expertflow.plan.tuned import TunedSettings, TuningTrial
 
 log = logging.getLogger(__name__)
 

@@ -3,11 +3,9 @@
 from msgspec.structs import asdict, replace
 
 from expertflow.hardware.probe import probe_machine
-from expertflow.plan.cost_records import USABLE_FRACTION
-from expertflow.plan.draft import Draft
-from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.plan.tuned import free_settings, settings_of
-from expertflow.plan.tuning_records import TunedSettings
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.records import USABLE_FRACTION, PlanSpec, TrainPlan
+from expertflow.plan.tuned import TunedSettings, free_settings, settings_of
 from expertflow.studies.search import Space
 
 # Routes of attention besides the one that reads where documents end.
@@ -22,7 +20,7 @@ ON_CPU = {
 SAME_KERNEL = "packed calls the same kernel where it runs"
 
 
-def space_of(draft: Draft, plan: TrainPlan) -> Space:
+def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
     """Give what may be tried; what the manifest names stays as it is."""
     default, free = settings_of(plan), free_settings(draft.spec)
     gpu, is_packed = draft.gpu, draft.packing.packing != "none"

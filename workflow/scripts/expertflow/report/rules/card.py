@@ -1,6 +1,6 @@
 """Rules over the card's counters. Temperatures are never judged: the driver says when it is hot."""
 
-from expertflow.plan.cost_records import USABLE_FRACTION
+from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report.bottleneck import (
     KERNEL_BUSY_PERCENT,
     POWER_LOW_FRACTION,

@@ -1,7 +1,7 @@
 """Rules over wall time: parts that should stay small, and work that was done twice."""
 
 from expertflow.core.records import Record
-from expertflow.plan.cost_records import USABLE_FRACTION
+from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report.finding import Report, broken, finding, lasted, price
 from expertflow.report.format import duration, percent, size
 from expertflow.report.records import Finding

@@ -14,8 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from expertflow.core.errors import TrainingError
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost_records import MemoryLine, MemoryTrace
-from expertflow.plan.records import PlanSpec
+from expertflow.plan.records import MemoryLine, MemoryTrace, PlanSpec
 from expertflow.train.model.attention import KERNEL_CAPABILITY
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 from expertflow.train.trace.batch import n_targets_of_row, sample_batch

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import yaml
 from msgspec.structs import replace
+from plan_fixtures import card, plan
 from support import ROOT
-from test_resolve import card, plan
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
-from expertflow.plan.arithmetic import Speed, check_claims, check_cost, check_speed
-from expertflow.plan.claim_figures import parse_duration
-from expertflow.plan.cost_records import Claim, ClaimCheck
+from expertflow.plan.claims import Speed, check_claims, parse_duration
+from expertflow.plan.cost import check_cost, check_speed
+from expertflow.plan.records import Claim, ClaimCheck
 
 SPEED = Speed(
     hardware="H100 SXM", flops_per_token=3e9, peak_flops_per_s=989.5e12, tokens_per_s=100_000.0

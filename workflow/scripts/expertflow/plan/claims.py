@@ -1,19 +1,26 @@
 """Hold what a run is said to take against its own arithmetic.
 
 A progress bar's ``46:47`` is minutes and seconds; hours follow from steps and their rate, steps
-from documents, dollars from hours, a total from its parts. Our own figures are held to the same.
+from documents, dollars from hours, a total from its parts.
 """
 
+import math
+import re
 from collections.abc import Iterator
 
+from msgspec.structs import fields
+
+from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.plan.claim_figures import check_figures, parse_duration
-from expertflow.plan.cost_records import Claim, ClaimCheck, CostPlan
+from expertflow.plan.records import Claim, ClaimCheck
 
 # Figures in logs are rounded: within a tenth they agree. Judgement.
 TOLERANCE = 0.1
-# Sums of our own figures differ by rounding of floats alone.
-EXACT = 1e-6
+# What a claim may say 0 of; all its other figures are above 0.
+MAY_BE_ZERO = {
+    "usd_per_hour", "usd", "parts_hours", "n_saves_after", "gain_percent", "n_warmup_steps",
+    "warmup_ratio", "warmup_steps_min",
+}  # fmt: skip
 
 
 class Speed(Record, frozen=True, kw_only=True):
@@ -40,6 +47,48 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
         outcomes += _speed(claim, speed)
         found += [ClaimCheck(text=claim.text, holds=ok, finding=words) for ok, words in outcomes]
     return tuple(found)
+
+
+def check_figures(claim: Claim) -> None:
+    """Refuse figures that no run can have.
+
+    Raises:
+        ConfigError: one is negative, or 0 where it may not be, or a duration is of another form.
+    """
+    for field in fields(claim):
+        value = getattr(claim, field.name)
+        for figure in value if isinstance(value, tuple) else (value,):
+            if isinstance(figure, int | float):
+                _check_figure(field.name, figure)
+    if claim.duration is not None:
+        _check_figure("duration", parse_duration(claim.duration))
+
+
+def _check_figure(key: str, figure: float) -> None:
+    zero = key in MAY_BE_ZERO
+    if not math.isfinite(figure) or figure < 0 or (figure == 0 and not zero):
+        least = "at least 0" if zero else "above 0"
+        raise ConfigError(f"the claim's {key} is {figure:g}; give a number {least}, or none")
+
+
+def parse_duration(text: str) -> float:
+    """Give the hours of a duration as a progress bar prints it.
+
+    >>> parse_duration("1:30:00")
+    1.5
+
+    Raises:
+        ConfigError: it is not of the form 46:47 or 1:46:47.
+    """
+    if not re.fullmatch(r"(\d+:)?[0-5]?\d:[0-5]\d", text):
+        raise ConfigError(
+            f"duration {text!r} is neither minutes:seconds nor hours:minutes:seconds, both below"
+            " 60; write it as 46:47 or 1:46:47"
+        )
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part)
+    return seconds / 3600
 
 
 Outcomes = Iterator[tuple[bool, str]]
@@ -206,54 +255,3 @@ def usd_words(usd: float) -> str:
     if usd < 0.01:
         return f"${usd:.2g}"
     return f"${usd:.2f}" if usd < 10 else f"${usd:,.0f}"
-
-
-def check_cost(cost: CostPlan) -> None:
-    """Hold a plan's own figures against each other.
-
-    Raises:
-        AssertionError: they do not agree, which is a fault of this program.
-    """
-    parts = (cost.step_hours, cost.save_hours, cost.eval_hours, cost.startup_hours)
-    total = sum(part for part in parts if part is not None)
-    if cost.predicted_hours is not None and not _same(total, cost.predicted_hours):
-        raise AssertionError(f"the parts add up to {total} h, not {cost.predicted_hours} h")
-    for hours, usd in (
-        (cost.predicted_hours, cost.predicted_usd),
-        (cost.predicted_hours_low, cost.predicted_usd_low),
-        (cost.predicted_hours_high, cost.predicted_usd_high),
-    ):
-        _check_usd(cost, hours, usd)
-    band = (cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high)
-    known = [hours for hours in band if hours is not None]
-    if len(known) not in (0, 3) or known != sorted(known):
-        raise AssertionError(f"the band of hours is {band}")
-
-
-def check_speed(cost: CostPlan, speed: Speed) -> None:
-    """Hold a plan's MFU against its tokens a second.
-
-    Raises:
-        AssertionError: they do not agree, which is a fault of this program.
-    """
-    if speed.tokens_per_s is None or speed.peak_flops_per_s is None:
-        return
-    implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
-    if cost.mfu_fraction is None or not _same(implied, cost.mfu_fraction):
-        raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
-
-
-def _check_usd(cost: CostPlan, hours: float | None, usd: float | None) -> None:
-    if hours is None or cost.price_usd_per_hour is None:
-        if usd is not None:
-            raise AssertionError(f"${usd} without hours or a price")
-        return
-    spare = (cost.billing_minutes or 0.0) / 60
-    low = hours * cost.price_usd_per_hour * (1 - EXACT)
-    high = (hours + spare) * cost.price_usd_per_hour * (1 + EXACT)
-    if usd is None or not low <= usd <= high:
-        raise AssertionError(f"{hours} h at ${cost.price_usd_per_hour} an hour are not ${usd}")
-
-
-def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= EXACT * max(abs(one), abs(other))

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from support import plan_spec
 
-from expertflow.plan.loader import choose_grouping, choose_loader
+from expertflow.plan.switches import choose_grouping, choose_loader
 
 
 def chosen(packing: str, **changes: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings and the reason of each."""
-    plan, reasons = choose_loader(plan_spec(**changes), packing)
-    return plan, {reason.setting: reason.because for reason in reasons}
+    made = choose_loader(plan_spec(**changes), packing)
+    return {name: value for name, (value, _) in made.items()}, {
+        name: because for name, (_, because) in made.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,5 +77,4 @@ def test_without_workers_nothing_is_prefetched() -> None:
 def test_rows_are_grouped_where_they_differ_in_length(
     packing: str, wanted: bool, expected: bool, because: str
 ) -> None:
-    value, reason = choose_grouping(plan_spec(group_by_length=wanted), packing)
-    assert (value, reason.because) == (expected, because)
+    assert choose_grouping(plan_spec(group_by_length=wanted), packing) == (expected, because)

@@ -1,0 +1,124 @@
+"""Reasons for what the plan leaves to time, to the trainer, or to packing, and what was replaced.
+
+A manifest names the hand-run set-up that it replaces in ``system``, as ``"B: repository model, RTX
+2060 6 GB"``. The values are those of their scripts and logs; what none of them says is left out.
+"""
+
+from expertflow.plan.claims import time_words, usd_words
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.records import PlanSpec, TrainPlan
+from expertflow.tokens.records import LengthChoice, PackingRecord
+
+# Set-up A: four LoRA experts on an RTX 4090.
+A = {
+    "batch_size": "16",
+    "gradient_accumulation_steps": "4",
+    "gradient_checkpointing": "False",
+    "sequence_length_tokens": "2048",
+    "precision": "bf16",
+    "dataloader_num_workers": "8",
+    "dataloader_prefetch_factor": "8",
+    "dataloader_persistent_workers": "True",
+    "group_by_length": "True",
+    "attention": "sdpa",
+    "n_warmup_steps": "10% of the steps",
+    "save_steps": "250",
+    "collection_interval_seconds": "1 s",
+}
+# Set-up B: a repository model on an RTX 2060; its warm-up depends on the steps.
+B = {
+    "batch_size": "4 on a 6 GB card, by tiers of memory",
+    "gradient_accumulation_steps": "2",
+    "dataloader_num_workers": "physical cores // 2",
+    "collection_interval_seconds": "5 s",
+}
+# Set-up C: chain of thought on an H100.
+C = {
+    "batch_size": "2",
+    "gradient_accumulation_steps": "4",
+    "gradient_checkpointing": "True",
+    "sequence_length_tokens": "1536",
+    "precision": "bf16",
+    "dataloader_num_workers": "4",
+    "dataloader_prefetch_factor": "4",
+}
+# Set-up D: 600k examples on an H100.
+D = {
+    "batch_size": "4",
+    "gradient_accumulation_steps": "2",
+    "dataloader_num_workers": "4",
+    "save_steps": "2000",
+    "torch_compile": "True",
+}
+# Set-up E: 25 examples on an RTX 4090.
+E = {"loader": "a loop that waited for its data 83% of each batch"}
+SYSTEMS = {"A": A, "B": B, "C": C, "D": D, "E": E}
+
+
+def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
+    """Return the values of the set-up that ``system`` names, by setting; none for an unknown one.
+
+    >>> source_values("B: repository model", n_steps=66)["n_warmup_steps"]
+    '10 = max(10, int(0.1 x 66))'
+    """
+    letter = (system or "").partition(":")[0].strip()
+    values = dict(SYSTEMS.get(letter, {}))
+    if letter == "B":
+        steps = max(10, int(0.1 * n_steps))
+        values["n_warmup_steps"] = f"{steps} = max(10, int(0.1 x {n_steps}))"
+    return values
+
+
+def note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
+    """Note the reasons for row length, saves, evaluations, threads and the monitor."""
+    length = plan.sequence_length_tokens
+    draft.note("sequence_length_tokens", length, _length_reason(draft.packing))
+    draft.note("save_steps", plan.save_steps, _save_reason(spec, plan))
+    auto = {
+        "eval_steps": "once an epoch",
+        "n_threads": "decided on the machine that trains, which a plan does not look at: torch's"
+        " own number, its physical cores as a rule",
+        "collection_interval_seconds": "the monitor's own: 1 s, or less where an epoch would get"
+        " fewer than 20 samples",
+    }
+    for name, because in auto.items():
+        value = plan.eval_steps if name == "eval_steps" else getattr(spec, name) or "auto"
+        draft.note(name, value, spec.told(name) if getattr(spec, name) else because)
+
+
+def _length_reason(packing: PackingRecord) -> str:
+    """Return why the rows are so long, and what a shorter and a longer one would do."""
+    length = packing.sequence_length_tokens
+    others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
+    shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
+    same = [c for c in others if c.sequence_length_tokens == length]
+    longer = [c for c in others if c.sequence_length_tokens > length][:1]
+    told = [_choice(choice) for choice in (*shorter, *same, *longer)]
+    return "; ".join(filter(None, (packing.length_reason, *told)))
+
+
+def _choice(choice: LengthChoice) -> str:
+    cut = (
+        f"{choice.n_over_long_documents:,} documents are longer, {choice.n_over_long_tokens:,}"
+        " tokens in them"
+        if choice.n_over_long_documents
+        else "no document is longer"
+    )
+    return f"{choice.sequence_length_tokens}: {cut}, rows {choice.fill_fraction:.1%} full"
+
+
+def _save_reason(spec: PlanSpec, plan: TrainPlan) -> str:
+    """Return what an interruption loses at most, in minutes and dollars."""
+    minutes, cost = spec.save_every_minutes, plan.cost
+    how = (
+        f"{spec.told('save_steps')}, and every {minutes:g} minutes"
+        if spec.save_steps
+        else f"save_steps is null: at the end, and every {minutes:g} minutes"
+    )
+    if cost.step_hours is not None:
+        n_steps = min(plan.save_steps, plan.n_steps)
+        minutes = min(minutes, cost.step_hours * 60 / plan.n_steps * n_steps)
+    lost = f"an interruption loses at most {time_words(minutes / 60)}"
+    if cost.price_usd_per_hour is not None:
+        lost += f", {usd_words(minutes / 60 * cost.price_usd_per_hour)}"
+    return f"{how}; {lost}"

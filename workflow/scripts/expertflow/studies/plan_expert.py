@@ -1,0 +1,93 @@
+"""Make the plan of an expert from the records of the stages before it."""
+
+from functools import partial
+from pathlib import Path
+
+from expertflow.core.records import read_part, read_record
+from expertflow.hardware.probe import probe_machine, resolve_gpu
+from expertflow.hardware.records import GpuFacts
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.records import Calibration, MemoryTrace, ModelFacts, PlanSpec, TrainPlan
+from expertflow.plan.resolve import plan_training
+from expertflow.plan.switches import choose_attention
+from expertflow.plan.tuned import Tuning, TuningRecord
+from expertflow.tokens.records import PackingRecord
+
+
+def plan_expert(
+    *,
+    expert: str,
+    spec: PlanSpec,
+    packing: Path,
+    model: Path,
+    calibration: Path | None = None,
+    tuning: Path | None = None,
+) -> TrainPlan:
+    """Resolve the hardware, trace a step where there is a card, and plan.
+
+    Raises:
+        ConfigError, HardwareError: the plan is refused.
+    """
+    draft = draft_plan(expert=expert, spec=spec, packing=packing, model=model)
+    found = None
+    if tuning is not None:
+        found = Tuning(
+            record=read_record(TuningRecord, tuning),
+            cpu=cpu_name(draft.gpu),
+            trace=partial(trace_step, draft, read_part(str, model, "path")),
+        )
+    measured = None if calibration is None else read_record(Calibration, calibration)
+    return plan_training(draft, calibration=measured, tuning=found)
+
+
+def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
+    """Gather what a plan is made of; on a card with a trace, which predicts memory.
+
+    Raises:
+        HardwareError: the hardware is not known, or not here.
+    """
+    draft = PlanDraft(
+        expert=expert,
+        spec=spec,
+        packing=read_record(PackingRecord, packing),
+        facts=read_part(ModelFacts, model, "facts"),
+        n_params=read_part(int, model, "n_parameters"),
+        gpu=resolve_gpu(spec.hardware, list(spec.gpu_table)),
+    )
+    attention, _ = choose_attention(spec, draft.gpu)
+    draft.trace = trace_step(draft, read_part(str, model, "path"), attention)
+    return draft
+
+
+def cpu_name(gpu: GpuFacts | None) -> str | None:
+    """Name the processor, where it is what trains; null where it has no name or a card does."""
+    return None if gpu is not None else probe_machine(table=[]).cpu_model
+
+
+def import_code(model: Path, spec: PlanSpec) -> None:
+    """Import what tracing a step and training both need, so that neither has to be timed for it.
+
+    Raises:
+        TrainingError: the model's architecture is not known.
+    """
+    from expertflow.train.trace import memory as trace_memory
+
+    base = Path(read_part(str, model, "path"))
+    trace_memory.import_code(base, adapter=spec.lora is not None)
+
+
+def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | None:
+    """Trace a step with a route of attention; null without a card, as nothing is predicted then."""
+    if draft.gpu is None:
+        return None
+    # Here, as a plan for a CPU is made without the seconds that torch takes to be imported.
+    from expertflow.train.trace.memory import trace_memory
+
+    return trace_memory(
+        Path(base),
+        draft.spec,
+        gpu=draft.gpu,
+        attention=attention,
+        sequence_length_tokens=draft.packing.sequence_length_tokens,
+        supervised_fraction=draft.supervised_fraction,
+    )
