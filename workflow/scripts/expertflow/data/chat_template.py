@@ -1,14 +1,14 @@
 r"""Apply a model's own chat template without letting the data pose as part of it.
 
-A template gives one string, in which a user's text "<|im_end|>" looks like the end of a turn. So it
-is applied to turns whose texts are placeholders, which shows what is layout and what is text; the
-result is kept for all chats of that shape. For every document the outcome is then compared with the
+A template returns one string, in which a user's text "<|im_end|>" looks like the end of a turn. So
+it is applied to placeholders first, which shows what is layout and what is text; the result is kept
+for all chats of that shape. For every document the outcome is then compared with the
 template applied to the texts themselves: a template that trims, strips or branches on a text is
 noticed, and taken as it is.
 
-Of an assistant's turn is learned what follows the point where generation would start, up to and
-including the special token that ends the turn. A chat of which the template leaves something out, a
-turn, a call or a tool, is rejected: nobody would notice what is missing.
+What is learned of an assistant's turn follows the point where generation would start, up to and
+including the special token that ends the turn. A chat is rejected if the template leaves out a
+turn, a call or a tool: nobody would notice what is missing.
 """
 
 import contextlib
@@ -22,11 +22,12 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.watched import Condition, Watch, is_watchable, note_reading, watched
+from expertflow.data.traced_text import Condition, Trace, TracedStr, is_traceable, note_reading
 
 # A character of a private use area on both sides of a turn's number.
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
@@ -53,8 +54,8 @@ class ChatTemplate:
         self.layout = layout
         environment = chat_environment()
         self._template = environment.from_string(str(layout.chat_template))
-        self._is_watchable = is_watchable(environment, str(layout.chat_template))
-        self._watch: Watch | None = None
+        self._is_traceable = is_traceable(environment, str(layout.chat_template))
+        self._trace: Trace | None = None
         self._special = special_pattern(layout.special_tokens)
         self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
 
@@ -62,8 +63,8 @@ class ChatTemplate:
         """Lay a chat out; the places of texts are filled.
 
         Raises:
-            Reject: the template refuses the chat, or rewrites it so that what is learned cannot be
-                told, or special tokens stand in a text that the template rewrites.
+            Reject: the template refuses the chat, rewrites it so that what is learned cannot be
+                found, or rewrites a text that holds special tokens.
         """
         shape = self._shape(body)
         filled = tuple(
@@ -81,21 +82,21 @@ class ChatTemplate:
         return self._cut(body.turns, body.tools, direct)
 
     def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
-        """Lay out a chat whose texts are places, as far as other texts would be laid out alike.
+        """Lay out a chat whose texts are places, with the conditions on texts to be laid out alike.
 
-        Under the conditions they are; null where the template does more than ask.
+        None where the template does more than ask.
         """
         posing = [*_structured_texts(body.turns, body.tools), *(turn.role for turn in body.turns)]
-        if not self._is_watchable or any(PLACE.search(text) for text in posing):
+        if not self._is_traceable or any(PLACE.search(text) for text in posing):
             return None
-        self._watch = Watch()
+        self._trace = trace = Trace()
         try:
             atoms = self._lay_out(body.turns, body.tools)
         except Reject:
             return None
         finally:
-            watch, self._watch = self._watch, None
-        return None if watch.opaque else (atoms, tuple(watch.conditions))
+            self._trace = None
+        return None if trace.opaque else (atoms, tuple(trace.conditions))
 
     def _lay_out(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> tuple[Atom, ...]:
         """Lay out turns whose texts are places."""
@@ -107,13 +108,7 @@ class ChatTemplate:
 
     def _shape(self, body: Body) -> tuple[Atom, ...]:
         turns = [
-            Turn(
-                role=turn.role,
-                content=place(i) if turn.content else "",
-                learned=turn.learned,
-                tool_calls=turn.tool_calls,
-                tool_call_id=turn.tool_call_id,
-            )
+            replace(turn, content=place(i) if turn.content else "")
             for i, turn in enumerate(body.turns)
         ]
         key = repr((turns, body.tools))
@@ -185,11 +180,10 @@ class ChatTemplate:
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], *, generate: bool = False
     ) -> str:
         messages = _messages(turns)
-        if self._watch is not None:
+        if self._trace is not None:
             for message in messages:
-                if place := PLACE.fullmatch(message["content"]):
-                    number = int(place[1])
-                    message["content"] = watched(message["content"], number, self._watch)
+                if found := PLACE.fullmatch(message["content"]):
+                    message["content"] = TracedStr(found[0], self._trace, int(found[1]))
         try:
             return self._template.render(
                 messages=messages,
@@ -204,21 +198,11 @@ class ChatTemplate:
 
 
 def place(i: int) -> str:
-    """Give what stands for text ``i`` while a layout is looked at."""
+    """Return what stands for text ``i`` while a layout is looked at."""
     return f"\ue0f0{i}\ue0f1"
 
 
-def template_fault(template: str) -> str | None:
-    """Say what is wrong with a template's syntax, with the line; null where nothing is."""
-    try:
-        chat_environment().from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        return f"line {error.lineno}: {error.message}"
-    return None
-
-
 def _refuse_omissions(full: str, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> None:
-    """Reject a chat of which something does not come out of the template."""
     for i, turn in enumerate(turns):
         if turn.content not in full:
             raise Reject("chat_template", f"the template leaves out turn {i + 1} ({turn.role})")
@@ -238,10 +222,10 @@ def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Give the turns as templates expect them.
+    """Return the turns as templates expect them.
 
-    Calls are numbered with nine characters, which is what templates that want an id at all want. A
-    result names the call that the data names, else the first one that has no result yet.
+    Calls are numbered with nine characters, the id that some templates insist on. A result names
+    the call that the data names, else the first one that has no result yet.
     """
     messages: list[dict[str, Any]] = []
     numbers: dict[str, str] = {}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.data.records import ShardRecord
-from expertflow.data.words import Hashes
+from expertflow.data.shingles import Hashes
 
 # What became of a document; ``Columns.status`` holds the place in this list.
 STATUS = (

@@ -1,4 +1,4 @@
-"""Drop repeats over all shards, choose how much is used, and split it in training and held-out.
+"""Drop duplicates over all shards, choose how much is used, split it in training and held-out.
 
 The first occurrence in the order of the manifest stays, whatever the number of shards. Documents
 are compared before they are split, so nothing that is held out equals what is trained on, nor, with
@@ -28,7 +28,13 @@ from expertflow.data.columns import (
 )
 from expertflow.data.documents import KEEP
 from expertflow.data.near import NearIndex
-from expertflow.data.records import DocumentsRecord, DuplicateExample, ShardRecord, SourceCounts
+from expertflow.data.records import (
+    DocumentsRecord,
+    DuplicateExample,
+    RecordCounts,
+    ShardRecord,
+    SourceCounts,
+)
 from expertflow.data.selection import held_out, select
 from expertflow.data.settings import DeduplicateSpec, NearSpec
 
@@ -43,7 +49,7 @@ Pair = tuple[int, int, float]
 def deduplicate_documents(
     *, expert: str, spec: DeduplicateSpec, shards: list[ShardRecord], keep: Path
 ) -> DocumentsRecord:
-    """Write the keep-list of an expert and say what became of every record.
+    """Write the keep-list of an expert and count what became of every record.
 
     Raises:
         DataError: too many records of a source were rejected, or none became a document; or there
@@ -63,7 +69,7 @@ def deduplicate_documents(
 
 
 def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: str) -> None:
-    """Stop if too many records of one source were rejected, or if nothing is left of it."""
+    """Refuse a source of which too many records were rejected, or nothing is left."""
     name = shards[0].source
     rejected = _sum(shard.n_rejected_by_reason for shard in shards)
     n_records = sum(shard.n_records for shard in shards)
@@ -91,7 +97,7 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
 
 
 def drop_equal(columns: Columns) -> list[Pair]:
-    """Keep the first of equal documents; give the first few pairs."""
+    """Keep the first of equal documents; return the first few pairs."""
     pairs: list[Pair] = []
     for rows, first in buckets(columns.text, columns.text_rest):
         later = rows != first
@@ -106,7 +112,7 @@ def drop_equal(columns: Columns) -> list[Pair]:
 def drop_near(
     columns: Columns, spec: NearSpec, shards: list[ShardRecord], *, folder: Path
 ) -> list[Pair]:
-    """Keep the first of nearly equal documents; give the first few pairs whose first is kept."""
+    """Keep the first of near duplicates; return the first few pairs whose first is kept."""
     rows = np.flatnonzero(columns.status == KEPT)
     with NearIndex(spec, n_documents=len(rows), folder=folder) as index:
         for signatures in read_signatures(shards, columns):
@@ -147,7 +153,7 @@ def write_keep(
 
 
 def _array(kind: pa.DataType, values: NDArray[np.generic], n: int) -> pa.Array:
-    """Give memory as an Arrow array (``pa.array`` would import pandas where that is installed)."""
+    # Not by pa.array, which would import pandas where that is installed.
     return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(values)])
 
 
@@ -161,36 +167,31 @@ def _record(
     copies: NDArray[np.int32],
     pairs: dict[str, list[Pair]],
 ) -> DocumentsRecord:
-    counts = _counts(shards, columns, edge)
+    sources = _source_counts(shards, columns, edge)
+    counts = RecordCounts.__struct_fields__
     n_train_copies = sum(
         int(copies[part][_is_train(columns, part, edge)].sum()) for part in parts(shards)
     )
-    dropped = np.bincount(columns.status, minlength=len(STATUS))
+    by_status = zip(STATUS, np.bincount(columns.status, minlength=len(STATUS)), strict=True)
+    dropped = {reason: int(n) for reason, n in by_status if reason != STATUS[KEPT] and n}
     return DocumentsRecord(
         expert=expert,
         keep_path=str(keep),
         sha256=sha256_file(keep),
-        n_records=sum(count.n_records for count in counts),
-        n_rejected=sum(count.n_rejected for count in counts),
-        n_documents=sum(count.n_train + count.n_held_out for count in counts),
-        n_train=sum(count.n_train for count in counts),
+        **{name: sum(getattr(source, name) for source in sources) for name in counts},
         n_train_copies=n_train_copies,
-        n_held_out=sum(count.n_held_out for count in counts),
-        n_dropped_by_reason={
-            reason: int(dropped[place])
-            for reason, place in sorted((reason, place) for place, reason in enumerate(STATUS))
-            if place != KEPT and dropped[place]
-        },
+        n_dropped_by_reason=dict(sorted(dropped.items())),
         n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
         n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
         n_kept_by_category=_kept_by_category(shards, columns),
         duplicate_examples=_examples(shards, pairs),
-        sources=counts,
+        sources=sources,
     )
 
 
-def _counts(shards: list[ShardRecord], columns: Columns, edge: int) -> tuple[SourceCounts, ...]:
-    """Count what became of each source's records, by name of source."""
+def _source_counts(
+    shards: list[ShardRecord], columns: Columns, edge: int
+) -> tuple[SourceCounts, ...]:
     totals: dict[str, Counter[str]] = {name: Counter() for name in sorted(columns.sources)}
     for shard, part in zip(shards, parts(shards), strict=True):
         n_kept = int((columns.status[part] == KEPT).sum())
@@ -212,7 +213,7 @@ def _is_train(columns: Columns, part: slice, edge: int) -> NDArray[np.bool_]:
 
 
 def _kept_by_category(shards: list[ShardRecord], columns: Columns) -> dict[str, int]:
-    """Count kept documents by category, of the largest categories only."""
+    """Count kept documents by category, in the largest categories only."""
     counts = np.zeros(len(columns.categories), np.int64)
     for part in parts(shards):
         kept = columns.category[part][columns.status[part] == KEPT]
@@ -235,7 +236,7 @@ def _examples(
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
-    """Add up counts by reason, in the order of the reasons."""
+    """Sum counts by reason, in the order of the reasons."""
     total = sum(map(Counter, counts), Counter[str]())
     return Counter(dict(sorted(total.items())))
 

@@ -1,13 +1,14 @@
-"""Find out how a model writes chats and texts, from the files of its tokenizer."""
+"""Read how a model writes chats and texts, from the files of its tokenizer."""
 
 import json
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import TemplateSyntaxError
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.chat_template import ChatTemplate, template_fault
+from expertflow.data.chat_template import ChatTemplate
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 
@@ -85,12 +86,12 @@ def read_layout(
 
 
 def _names(added: list[dict[str, Any]], *flags: str) -> tuple[str, ...]:
-    """List the added tokens that have all of some flags."""
+    """List the added tokens that have all these flags."""
     return tuple(sorted(t["content"] for t in added if all(t.get(flag) for flag in flags)))
 
 
 def chatml_layout() -> Layout:
-    """Give the layout of a tokenizer that is trained here."""
+    """Return the layout of a tokenizer that is trained here."""
     return Layout(
         chat_template=CHATML,
         chat_template_origin="chatml",
@@ -147,14 +148,15 @@ def _with_turn_end(layout: Layout) -> Layout:
 
     Inside, since some templates write another token after the last turn.
     """
-    if (fault := template_fault(str(layout.chat_template))) is not None:
-        return replace(layout, problem=f"its chat template does not parse ({fault})")
     turns = tuple(
         Turn(role=role, content=role, learned=role == "assistant")
         for role in ("user", "assistant", "user")
     )
     try:
         atoms = ChatTemplate(layout).atoms(Body(turns=turns))
+    except TemplateSyntaxError as error:
+        fault = f"line {error.lineno}: {error.message}"
+        return replace(layout, problem=f"its chat template does not parse ({fault})")
     except Reject as reject:
         return replace(layout, problem=f"its chat template refuses a plain chat ({reject.detail})")
     text = next((i for i, atom in enumerate(atoms) if atom.turn == 1), 0)
@@ -169,7 +171,6 @@ def _with_turn_end(layout: Layout) -> Layout:
 
 
 def _adds_bos(settings: dict[str, Any], tokenizer: dict[str, Any], bos: str) -> bool:
-    """Tell whether the tokenizer puts a start token before every text."""
     if settings.get("add_bos_token") is not None:
         return bool(settings["add_bos_token"])
     return f'"{bos}"' in json.dumps(tokenizer.get("post_processor"), ensure_ascii=False)

@@ -1,10 +1,10 @@
 """Tell whether a document contains what a benchmark asks.
 
 A document overlaps when it shares a run of ``n_words`` words with a benchmark's text: case-folded,
-punctuation left out, a run never spanning two turns. Of a text shorter than that all words must
-occur as a run; of one shorter than ``MIN_RUN`` words a whole turn must be equal to it, since
-"what is it" occurs everywhere. Words are compared by 64-bit hashes: at a billion runs against a
-million the chance of one false alarm is 5e-5.
+without punctuation, never spanning two turns. A shorter text must occur as a whole; one shorter
+than ``MIN_RUN`` words must be a whole turn, since "what is it" occurs everywhere. Words are
+compared by 64-bit hashes: at a billion runs against a million the chance of one false alarm is
+5e-5.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,17 +19,16 @@ from expertflow.data.read import describe, iter_shard
 from expertflow.data.reject import Reject
 from expertflow.data.settings import BenchmarkSpec
 from expertflow.data.shapes import filler
-from expertflow.data.words import BARRIER, Hashes, run_hashes, runs_at, spelled, word_hashes
+from expertflow.data.shingles import BARRIER, Hashes, run_hashes, runs_at, spelled, word_hashes
 
 MIN_RUN = 5
 # Slots of the first sieve per run: fewer than one position in eight of a clean text passes it.
 SLOTS_PER_RUN = 8
 NOBODY = int(np.iinfo(np.int16).max)
-_BARRIER = BARRIER.encode()
 
 
 class _Table(Record, frozen=True):
-    """Hashes in rising order, and whose they are: the first benchmark that has each."""
+    """Hashes in rising order, and their owners: the first benchmark that has each."""
 
     keys: Hashes
     owners: NDArray[np.int16]
@@ -50,7 +49,7 @@ class _Table(Record, frozen=True):
 class BenchmarkIndex:
     """Runs of words of all benchmarks: about 30 bytes each.
 
-    A sieve over the first words of every run lets most positions of a clean text go at once; only
+    A sieve over the first words of each run rules out most positions of a clean text at once; only
     the others are looked up at every length of run that some benchmark has.
     """
 
@@ -77,7 +76,12 @@ class BenchmarkIndex:
             heads.append(run_hashes(words[: len(words) - length + self.head], self.head))
         self._runs, self._short = _Table.of(runs), _Table.of(short)
         self._heads = np.unique(np.concatenate([np.empty(0, np.uint64), *heads]))
-        self._sieve, self._shift = _sieve(self._heads)
+        # Slots, by the top bits of a hash, that some head falls in.
+        n_bits = max(8, (SLOTS_PER_RUN * len(self._heads)).bit_length())
+        self._shift = np.uint64(64 - n_bits)
+        self._sieve = np.zeros(1 << n_bits, bool)
+        self._sieve[self._heads >> self._shift] = True
+        self._barrier = np.uint64(word_hashes(BARRIER.encode())[0])
 
     @classmethod
     def read(cls, specs: tuple[BenchmarkSpec, ...]) -> "BenchmarkIndex":
@@ -114,7 +118,7 @@ class BenchmarkIndex:
     def _short_owner(self, words: Hashes) -> int:
         if not len(self._short.keys):
             return NOBODY
-        ends = np.flatnonzero(np.append(words, _barrier()) == _barrier())
+        ends = np.flatnonzero(np.append(words, self._barrier) == self._barrier)
         starts = np.append(0, ends[:-1] + 1)
         sizes = ends - starts
         return min(
@@ -149,23 +153,10 @@ def _words(texts: Sequence[str]) -> Hashes:
     return word_hashes(b" \0 ".join(spelled(text, punctuation=False) for text in texts))
 
 
-def _barrier() -> np.uint64:
-    return np.uint64(word_hashes(_BARRIER)[0])
-
-
 def _is_in(hashes: Hashes, keys: Hashes) -> NDArray[np.bool_]:
-    """Tell which hashes are among the keys, which stand in rising order."""
+    """Tell which hashes are among the keys, which are in rising order."""
     if not len(keys):
         return np.zeros(len(hashes), bool)
     at = np.searchsorted(keys, hashes)
     found: NDArray[np.bool_] = keys[np.minimum(at, len(keys) - 1)] == hashes
     return found
-
-
-def _sieve(heads: Hashes) -> tuple[NDArray[np.bool_], np.uint64]:
-    """Mark the slots, by the top bits of a hash, that some head falls in."""
-    n_bits = max(8, (SLOTS_PER_RUN * len(heads)).bit_length())
-    shift = np.uint64(64 - n_bits)
-    sieve = np.zeros(1 << n_bits, bool)
-    sieve[heads >> shift] = True
-    return sieve, shift

@@ -3,7 +3,7 @@
 OpenAI (``role``, ``content`` as text or as a list of text parts, ``tool_calls``, the older
 ``function_call``) and ShareGPT (``from``, ``value``) are told apart turn by turn; other names of
 keys and roles are named in the manifest. Learned are the assistant's turns unless a turn says
-otherwise by ``train: true | false`` or ``weight: 0 | 1``. What an assistant thought
+otherwise by ``train: true | false`` or ``weight: 0 | 1``. An assistant's reasoning
 (``reasoning_content`` or ``reasoning``) is put before its answer, between ``<think>`` tags.
 """
 
@@ -111,11 +111,9 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
 
 
 def _with_thoughts(item: dict[str, Any], content: str, place: str) -> str:
-    """Fold what the turn thought into its text, unless the text says it already."""
+    """Fold a turn's reasoning into its text, unless the text holds it already."""
     key = next((key for key in THOUGHTS if item.get(key) is not None), None)
-    if key is None:
-        return content
-    thoughts = _content(item[key], f"{place}.{key}", may_be_empty=True)
+    thoughts = _content(item[key], f"{place}.{key}", may_be_empty=True) if key else ""
     if not thoughts.strip() or "</think>" in content:
         return content
     return f"<think>\n{thoughts}\n</think>\n\n{content}"
@@ -124,16 +122,20 @@ def _with_thoughts(item: dict[str, Any], content: str, place: str) -> str:
 def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
     if isinstance(value, list):
         value = "".join(_part(part, place) for part in value)
-    if value is None and may_be_empty:
-        return ""
+    if may_be_empty and (value is None or (isinstance(value, str) and not value.strip())):
+        return value or ""
+    return checked_text(value, place)
+
+
+def checked_text(value: Any, place: str) -> str:
+    """Return a value that must be text and not blank."""
     if value is None:
-        raise Reject("null_field", "the turn says nothing", field=place)
+        raise Reject("null_field", "text is needed and the field is null", field=place)
     if not isinstance(value, str):
-        raise Reject(
-            "not_text", f"text is needed, not {type(value).__name__}", field=place, value=value
-        )
-    if not may_be_empty and (not value or value.isspace()):
-        raise Reject("empty_field", "the turn says nothing", field=place)
+        kind = type(value).__name__
+        raise Reject("not_text", f"text is needed, not {kind}", field=place, value=value)
+    if not value or value.isspace():
+        raise Reject("empty_field", "text is needed and the field is blank", field=place)
     if "\0" in value:
         raise Reject("nul_character", "the text holds U+0000", field=place, value=value)
     return value
@@ -184,7 +186,7 @@ def _json(text: str, place: str, reason: str) -> Any:
 
 
 def _check_json(value: Any, place: str, reason: str) -> None:
-    """Refuse what a document's JSON cannot hold: columns and escapes know more than JSON does."""
+    """Refuse what a document's JSON cannot hold and columns or escapes can."""
     todo = [value]
     while todo:
         item = todo.pop()
@@ -206,7 +208,7 @@ def _check_json(value: Any, place: str, reason: str) -> None:
 
 
 def _override(item: dict[str, Any], place: str) -> bool | None:
-    """Read what a turn says of itself: null where it says nothing."""
+    """Read whether a turn says that it is learned; None where it does not say."""
     for key in ("train", "weight"):
         value = item.get(key)
         if value is None:

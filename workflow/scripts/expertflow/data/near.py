@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.data.columns import buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
-from expertflow.data.words import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
+from expertflow.data.shingles import Hashes, mix, random_numbers, run_hashes, spelled, word_hashes
 
 Halves = NDArray[np.uint32]
 Signatures = NDArray[np.uint32]
@@ -37,7 +37,7 @@ PAIRS_AT_ONCE = 1 << 13
 
 
 class Signer:
-    """Make signatures; the same text gives the same bytes on any machine and in any version."""
+    """Makes signatures; the same text gives the same bytes on any machine and in any version."""
 
     def __init__(self, spec: SignatureSpec) -> None:
         self.n_words = spec.n_words
@@ -73,7 +73,7 @@ class Bands(NamedTuple):
     n_values: int
 
     def chance(self, similarity: float) -> float:
-        """Give the probability that two documents of this similarity are compared."""
+        """Return the probability that two documents of this similarity are compared."""
         return float(1 - (1 - similarity**self.n_values) ** self.n_bands)
 
 
@@ -130,18 +130,20 @@ class NearIndex:
         self._n_added += len(signatures)
 
     def leaders(self) -> Leaders:
-        """Give for every document the earlier one that it is near to, or -1.
+        """Return for every document the earlier one that it is near to, or -1.
 
-        Bands are gone through one after another. In each bucket of documents with an equal band,
-        the first that has no leader yet leads all later ones that are near to it, then the next one
-        without does, up to ``MAX_ROUNDS`` times. So a document without leader is what stays, and
-        leaders lead back to one that stays. All this rests on the order alone.
+        In each bucket of documents with an equal band, the first that has no leader yet leads all
+        later ones that are near to it, then the next one without does, up to ``MAX_ROUNDS`` times.
+        So documents without a leader stay, and leaders lead back to one that stays. All this
+        depends on the order alone.
         """
         self._signatures.flush()
         self._keys.flush()
         leaders = np.full(self.n_documents, -1, np.int32)
         for band in range(self.bands.n_bands if self.n_documents else 0):
-            for rows, first in buckets(self._column(band)):
+            start, shape = 8 * band * self.n_documents, self.n_documents
+            keys = np.memmap(self._keys, np.uint64, "r", offset=start, shape=shape)
+            for rows, first in buckets(keys):
                 self._lead(rows, first, leaders)
         return leaders
 
@@ -175,8 +177,3 @@ class NearIndex:
                 return
             near = self.matches(first, rows) >= self.n_needed
             leaders[rows[near]] = first[near]
-
-    def _column(self, band: int) -> Hashes:
-        return np.memmap(
-            self._keys, np.uint64, "r", offset=8 * band * self.n_documents, shape=self.n_documents
-        )

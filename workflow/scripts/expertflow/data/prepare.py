@@ -1,4 +1,4 @@
-"""Turn one shard of a source's records into documents, and say what became of every record.
+"""Turn one shard of a source's records into documents, and count what became of every record.
 
 A record goes through, in this order: the manifest's ``where``, the field checks, pseudonyms for
 e-mail addresses, the template, the secret scanner, the overlap with benchmarks. Whatever stops it
@@ -29,7 +29,14 @@ from expertflow.data.documents import (
 from expertflow.data.messages import without_padding
 from expertflow.data.read import iter_shard
 from expertflow.data.records import ShardPlan, ShardRecord, SourceRecord
-from expertflow.data.reject import Filtered, RawRecord, Reject, reject_line, without_data
+from expertflow.data.reject import (
+    Filtered,
+    RawRecord,
+    Reject,
+    describe,
+    reject_line,
+    without_data,
+)
 from expertflow.data.secrets import find_secrets, replace_emails
 from expertflow.data.settings import PrepareSpec, category_name
 from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, missing_field, text_field
@@ -52,7 +59,6 @@ class Outcome(Struct):
     examples: list[str] = field(default_factory=list)
 
     def stopped(self, record: RawRecord, reject: Reject) -> None:
-        """Note one record that became no document."""
         self.stream.write(reject_line(record, reject) + "\n")
         if isinstance(reject, Filtered):
             self.filtered[reject.reason] += 1
@@ -65,7 +71,7 @@ class Outcome(Struct):
 
 
 class Preparer:
-    """Everything that is set up once to turn the records of a source into documents."""
+    """What is set up once to turn the records of a source into documents."""
 
     def __init__(self, spec: PrepareSpec) -> None:
         self.spec = spec
@@ -95,8 +101,7 @@ class Preparer:
         """Make a document of a record.
 
         Raises:
-            Reject: the record is no document.
-            Filtered: the document is not wanted.
+            Reject: the record is no document, or (``Filtered``) the document is not wanted.
         """
         record = self._check(record)
         if self.source.pseudonymise_emails:
@@ -116,9 +121,9 @@ class Preparer:
             group = group_hash(normalised(draft.group))
         if self.source.group is not None:
             group = group_hash(self._group(record, self.source.group))
+        # Documents of one identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := self.source.duplicate_fields:
-            # Two documents that share this text are duplicates.
             fields = (normalised(text_field(record, name)).casefold() for name in names)
             identity = "\n".join(fields)
             text = text_hash(identity)
@@ -222,16 +227,7 @@ def _prepare(raw: RawRecord, preparer: Preparer, writer: DocumentWriter, outcome
             ) from (None if preparer.private else found)
 
 
-def describe(record: RawRecord, reject: Reject) -> str:
-    """Say in a few words which record was rejected, and why."""
-    place = f" in field {reject.field}" if reject.field else ""
-    value = f"value {reject.value!r}" if reject.value is not None else ""
-    said = ", ".join(filter(None, (reject.detail, value)))
-    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")
-
-
 def without_emails(value: Any) -> Any:
-    """Replace the e-mail addresses in every text of a record."""
     if isinstance(value, str):
         return replace_emails(value)[0] if "@" in value else value
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the data stages say: locks, data sets, shards of documents, the split.
+"""Records of the data stages: locks, data sets, shards of documents, the split.
 
 A *record* is one raw item of a source. A *document* is what a record becomes: turns of a chat, or
 plain text. Documents live in shards; every shard has a small JSON record that carries its hash, and
@@ -42,7 +42,7 @@ class ExpertLock(Record, frozen=True, kw_only=True):
     sources: tuple[SourceLock, ...]
 
 
-class DataFile(Record, frozen=True, kw_only=True):
+class DataFile(LockedFile, frozen=True, kw_only=True):
     """A file of raw records on this machine.
 
     ``n_records`` is null where counting would mean reading it all once more. Of uncompressed JSONL
@@ -50,12 +50,7 @@ class DataFile(Record, frozen=True, kw_only=True):
     shard knows the number of its first line. ``notes`` say what is unusual about the file.
     """
 
-    path: str
-    format: FileFormat
-    compression: Compression | None
-    n_bytes: int
     n_records: int | None
-    sha256: str
     n_newlines: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -85,7 +80,7 @@ class SourceRecord(Record, frozen=True, kw_only=True):
 
 
 class ShardPlan(Record, frozen=True, kw_only=True):
-    """Which part of a source one job prepares: part ``index`` of ``n_shards``."""
+    """The part of a source that one job prepares: ``index`` of ``n_shards``."""
 
     source: str
     shard: str
@@ -211,10 +206,9 @@ class DuplicateExample(Record, frozen=True, kw_only=True):
     similarity: float
 
 
-class SourceCounts(Record, frozen=True, kw_only=True):
-    """What became of one source's records. ``n_train`` counts documents, not their repeats."""
+class RecordCounts(Record, frozen=True, kw_only=True):
+    """What became of some records. ``n_train`` counts documents, not their repeats."""
 
-    source: str
     n_records: int
     n_rejected: int
     n_filtered: int
@@ -222,8 +216,16 @@ class SourceCounts(Record, frozen=True, kw_only=True):
     n_train: int
     n_held_out: int
 
+    @property
+    def n_documents(self) -> int:
+        return self.n_train + self.n_held_out
 
-class DocumentsRecord(Record, frozen=True, kw_only=True):
+
+class SourceCounts(RecordCounts, frozen=True, kw_only=True):
+    source: str
+
+
+class DocumentsRecord(RecordCounts, frozen=True, kw_only=True):
     """What became of every document: kept for training, held out, or dropped with a reason.
 
     ``keep_path`` is an Arrow table (source, shard, row, held_out, n_copies) in the order of the
@@ -233,12 +235,7 @@ class DocumentsRecord(Record, frozen=True, kw_only=True):
     expert: str
     keep_path: str
     sha256: str
-    n_records: int
-    n_rejected: int
-    n_documents: int
-    n_train: int
     n_train_copies: int
-    n_held_out: int
     n_dropped_by_reason: dict[str, int]
     n_rejected_by_reason: dict[str, int]
     n_filtered_by_reason: dict[str, int]

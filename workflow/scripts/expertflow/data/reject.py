@@ -1,4 +1,4 @@
-"""Why a record becomes no document. Nothing is dropped without one of these."""
+"""Why a record becomes no document. Nothing is dropped without a reason."""
 
 import json
 from typing import Any
@@ -11,8 +11,7 @@ EXCERPT_CHARS = 80
 class Reject(Exception):
     """A record that is no document: a fault of the data.
 
-    ``reason`` is the code under which it is counted; ``field`` and ``value`` are what was found,
-    ``detail`` says in words what is wrong.
+    ``reason`` is the code under which it is counted; ``field`` and ``value`` are what was found.
     """
 
     def __init__(
@@ -44,12 +43,11 @@ class RawRecord(Struct, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Name the place for a message."""
         return f"{self.path}, {self.unit} {self.number}"
 
 
 def excerpt(value: Any) -> str | None:
-    """Show the start of a value, in characters that any terminal and file can hold."""
+    """Return the start of a value, in characters that any terminal and file can hold."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
@@ -63,8 +61,7 @@ _SAYS_NO_DATA = ("secret", "in_benchmark")
 def without_data(record: RawRecord, reject: Reject) -> Reject:
     """Leave out all that a reject quotes of its record; which fault it is and where stays.
 
-    A reader names the fields of its faults by the data's own keys, everything else by the
-    manifest's.
+    A reader names the fields of its faults by the data's own keys, all else by the manifest's.
     """
     detail = reject.detail if reject.reason in _SAYS_NO_DATA else ""
     field = None if record.value is None else reject.field
@@ -73,14 +70,13 @@ def without_data(record: RawRecord, reject: Reject) -> Reject:
 
 def reject_line(record: RawRecord, reject: Reject) -> str:
     """Describe a rejected record as one line of ``rejected.jsonl``."""
-    return json.dumps(
-        {
-            "path": record.path,
-            record.unit: record.number,
-            "reason": reject.reason,
-            "field": reject.field,
-            "value": reject.value,
-            "detail": reject.detail,
-        },
-        ensure_ascii=True,
-    )
+    found = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
+    return json.dumps({"path": record.path, record.unit: record.number, **found})
+
+
+def describe(record: RawRecord, reject: Reject) -> str:
+    """Describe in a few words which record was rejected, and why."""
+    place = f" in field {reject.field}" if reject.field else ""
+    value = f"value {reject.value!r}" if reject.value is not None else ""
+    said = ", ".join(filter(None, (reject.detail, value)))
+    return f"{record.where}: {reject.reason}{place}" + (f" ({said})" if said else "")

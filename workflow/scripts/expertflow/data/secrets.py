@@ -42,15 +42,14 @@ WINDOW_CHARS, OVERLAP_CHARS = 16_384, 4096
 # many are read as this many, which is more than the 20 characters that any pattern counts.
 _BLANKS = " " * 40
 _MANY_BLANKS = re.compile(_BLANKS + " +")
-# What a pattern begins with when that may be empty: "(?:x|)", or the start of a word or line.
-_EMPTY_HEAD = re.compile(
-    r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
-)
-# More of what a gate may leave out: a search is faster, or linear, with what comes after it.
+# What a gate may leave out: what a pattern begins with when that may be empty, "(?:x|)" or the
+# start of a word or line; and more, as a search is faster, or linear, with what comes after it.
+_EMPTY_HEAD = r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
 _SLOW_HEADS = (
     *(r"\/\/.+", "sk-[A-Za-z0-9-_]*", "[0-9a-z]{32}", r"\d{8,10}", "(?:r|s)"),
     r"(?:https?\:\/\/)[\w\-]+",
 )
+_HEAD = re.compile("|".join((_EMPTY_HEAD, *map(re.escape, _SLOW_HEADS))))
 _LOCAL = "0-9A-Za-z_\u00c0-\u024f"
 _LOCAL_BACKWARDS = re.compile(rf"[{_LOCAL}.%+-]{{0,63}}[{_LOCAL}]")
 _LABEL = r"[0-9A-Za-z\u00c0-\u024f](?:[0-9A-Za-z\u00c0-\u024f-]{0,61}[0-9A-Za-z\u00c0-\u024f])?"
@@ -61,7 +60,7 @@ _KEY = b"expertflow e-mail"
 
 
 class Detector(Record, frozen=True, kw_only=True):
-    """A kind of credential: ``gates`` are found in every text that ``find`` would find it in."""
+    """A kind of credential: some of ``gates`` is in every text in which ``find`` finds one."""
 
     kind: str
     gates: tuple[re.Pattern[str], ...]
@@ -69,7 +68,7 @@ class Detector(Record, frozen=True, kw_only=True):
     is_shown: Callable[[str], bool] | None = None
 
     def finds(self, line: str) -> bool:
-        """Say whether a line holds such a credential, and not just the place for one."""
+        """Tell whether a line holds such a credential, and not just a placeholder."""
         return any(not (self.is_shown and self.is_shown(value)) for value in self.find(line))
 
 
@@ -86,14 +85,15 @@ def find_secrets(text: str) -> list[str]:
         for detector in detectors():
             if detector.kind in kinds or not any(gate.search(window) for gate in detector.gates):
                 continue
-            if any(detector.finds(line) for line in _lines(window)):
+            # Lines of a diff without the mark: some keys must stand at the start of a line.
+            lines = (s[1:] if s.startswith(("+", "-")) else s for s in window.split("\n"))
+            if any(map(detector.finds, lines)):
                 kinds.add(detector.kind)
     return sorted(kinds)
 
 
 @functools.lru_cache(maxsize=1)
 def detectors() -> tuple[Detector, ...]:
-    """Load the detectors; the library is imported with the first text."""
     from detect_secrets.filters import heuristic
     from detect_secrets.settings import get_plugins, transient_settings
 
@@ -127,27 +127,15 @@ def detectors() -> tuple[Detector, ...]:
 
 
 def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Give a faster pattern that is found in every text with a line that ``pattern`` matches.
+    """Make a faster pattern that is found in every text with a line that ``pattern`` matches.
 
     What a match begins with can be dropped, as the rest is then still found: the search can look
     for the rare letters that come later. ^ and $ become the ends of lines.
     """
     text = pattern.pattern
-    while rest := _without_head(text):
-        text = rest
+    while head := _HEAD.match(text):
+        text = text[head.end() :]
     return re.compile(text, pattern.flags | re.MULTILINE)
-
-
-def _without_head(text: str) -> str | None:
-    if head := _EMPTY_HEAD.match(text):
-        return text[head.end() :]
-    return next((text[len(head) :] for head in _SLOW_HEADS if text.startswith(head)), None)
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yield lines, of a diff without the mark: some keys must stand at the start of a line."""
-    for line in text.split("\n"):
-        yield line[1:] if line.startswith(("+", "-")) else line
 
 
 def _windows(text: str) -> Iterator[str]:
@@ -162,12 +150,13 @@ def _windows(text: str) -> Iterator[str]:
 
 
 def replace_emails(text: str) -> tuple[str, int]:
-    """Put a stable pseudonym in the place of every e-mail address; return how many were replaced.
+    """Replace every e-mail address by a stable pseudonym; also return how many there were.
 
     The same address, in any case, gives the same "person-1a2b3c4d5e6f@example.org" in every run;
     pseudonyms are left as they are. Time is linear in the length of the text. It hides addresses
-    from readers, not from who can guess one and compute its hash. Not found: addresses without a
-    dot in the domain, with quotes or numeric hosts, or written as "a at b.org". "git@host" stays.
+    from readers, not from someone who can guess one and compute its hash. Not found: addresses
+    without a dot in the domain, with quotes or numeric hosts, or written as "a at b.org".
+    "git@host" stays.
     """
     parts: list[str] = []
     n_replaced = done = 0
@@ -186,7 +175,7 @@ def replace_emails(text: str) -> tuple[str, int]:
 
 
 def _local_start(text: str, first: int, at: int) -> int:
-    """Find where the local part before ``at`` starts; ``at`` when there is none."""
+    """Find where the local part before ``at`` starts; ``at`` if there is none."""
     start = max(first, at - 64)
     found = _LOCAL_BACKWARDS.match(text[start:at][::-1])
     if not found:

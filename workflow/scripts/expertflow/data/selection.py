@@ -1,12 +1,12 @@
 """Choose how much of the data is used: caps, weights, the split.
 
-Every choice goes by a rank: the document's hash, stirred with the seed and with the rule, so that
+Every choice goes by a rank: the document's hash, mixed with the seed and with the rule, so that
 what one rule let through is no likelier to pass the next. A document's rank depends on nothing else
 in the data: when data grows, a choice changes only where a limit is reached by other documents.
 
 The split goes by the group's place: a group lies on one side, and a document keeps its side when
-data is added. Held-out documents are neither thinned nor repeated by a weight: the loss on them
-shall mean the same whatever the mixture that is tried.
+data is added. Held-out documents are neither thinned nor repeated by a weight, so that the loss on
+them means the same for every mixture.
 """
 
 import math
@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns, Rows
 from expertflow.data.settings import DeduplicateSpec
-from expertflow.data.words import Hashes, mix, random_numbers
+from expertflow.data.shingles import Hashes, mix, random_numbers
 
-RULES = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
-# The settings that the rules go by, as the manifest names them.
+# Each rule with the setting that it goes by, as the manifest names it.
 LIMITS = {
     "over_source_cap": "max_documents of the sources",
     "over_category_cap": "data.max_per_category",
     "below_weight": "weight of the sources",
     "over_max_documents": "data.max_documents",
 }
+RULES = tuple(LIMITS)
 # Rows handled at once, so that memory stays flat beside the columns.
 LOT = 1 << 20
 N_PLACES = 1 << 64
 
 
 def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
-    """Give the ranks of documents, by the first half of their hash, under one rule."""
+    """Return the ranks of documents, by the first half of their hash, under one rule."""
     key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
     return mix(text ^ key)
 
@@ -83,10 +83,10 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
 def weigh(
     columns: Columns, weights: dict[str, float], *, edge: int, seed: int
 ) -> NDArray[np.int32]:
-    """Thin the training documents of each source by its weight, or repeat them; give the copies.
+    """Thin or repeat the training documents of each source by its weight; return the copies.
 
-    A weight below 1 keeps that share, and at least one document. One above 1 gives every document
-    its whole part, and one copy more to the share that is left.
+    A weight below 1 keeps that share, and at least one document. With one above 1 each document
+    counts the whole part of it, and the share that is left once more.
     """
     copies = np.ones(len(columns.text), np.int32)
     for place, name in enumerate(columns.sources):
@@ -113,13 +113,13 @@ def cap_all(columns: Columns, n: int | None, *, seed: int) -> None:
 
 
 def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
-    """Give the place below which a group of kept documents is held out.
+    """Return the place below which a group of kept documents is held out.
 
-    It is ``fraction`` of all places, moved only as far as at least one group is held out and at
-    least one is left: a run on two records still tells what it learned.
+    It is ``fraction`` of all places, moved only so far that at least one group is held out and at
+    least one is left: a run on two records still measures what it learned.
 
     Raises:
-        DataError: there are fewer than two groups; says whether a limit is the reason.
+        DataError: there are fewer than two groups; names the limit if one is the reason.
     """
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))
@@ -149,7 +149,6 @@ def _binding_limits(columns: Columns) -> list[str]:
 
 
 def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
-    """Tell which groups are held out."""
     result: NDArray[np.bool_] = group < np.uint64(edge)
     return result
 
@@ -157,7 +156,7 @@ def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
 def select(
     columns: Columns, spec: DeduplicateSpec, *, expert: str
 ) -> tuple[int, NDArray[np.int32]]:
-    """Apply all limits; give the edge of the split and every document's copies."""
+    """Apply all limits; return the edge of the split and every document's copies."""
     cap_sources(columns, spec.max_per_source, seed=spec.seed)
     cap_categories(columns, spec)
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
@@ -174,7 +173,7 @@ def _keep(columns: Columns, rows: Rows, n: int, *, seed: int, rule: str) -> None
 
 
 def _lots(places: Rows, counts: Rows) -> Iterator[Rows]:
-    """Put neighbouring categories together as long as they hold no more than ``LOT`` documents."""
+    """Yield neighboring categories together up to about ``LOT`` documents."""
     starts = np.cumsum(counts[places]) // LOT
     for lot in np.unique(starts):
         yield places[starts == lot]

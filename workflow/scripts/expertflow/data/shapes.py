@@ -1,10 +1,10 @@
-r"""Turn a raw record into what a document says: turns of a chat, or plain text.
+r"""Turn a raw record into a document's body: turns of a chat, or plain text.
 
 A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
 object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty. ``{{`` and ``}}``
-stand for braces. Nothing but text fills a place: a number or a list under a text field is a fault
-of the data that turning it into a string would hide. Where another value is wanted as text, the
-template says how: ``{document:json}`` writes JSON, ``{options:lines}`` one text of a list a line.
+stand for braces. Only text fills a place: a number or a list under a text field is a fault of the
+data that turning it into a string would hide. Where another value is wanted as text, the template
+says how: ``{document:json}`` writes JSON, ``{options:lines}`` a list of texts, one per line.
 
 A document's body is kept in two parts: a frame, which is the JSON of a ``Body`` with null in the
 place of every text, and the texts that fill the places in order. Most documents of a source share
@@ -21,7 +21,7 @@ import orjson
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
-from expertflow.data.messages import read_tools, read_turns
+from expertflow.data.messages import checked_text, read_tools, read_turns
 from expertflow.data.records import Body, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
@@ -34,10 +34,10 @@ MAX_NAMES, MAX_NAME_CHARS = 12, 40
 
 
 class Draft(NamedTuple):
-    """What a record says: its texts, of which the first ``n_given`` are given, the others answer.
+    """The texts of a record, of which the first ``n_given`` are given, the others answer.
 
-    ``frame`` and ``contents`` are the body, as documents hold it. ``group`` is the text whose
-    equals lie on one side of the split; null: all that is given.
+    ``frame`` and ``contents`` are the body, as documents hold it. Records with one ``group`` text
+    lie on one side of the split; None: all that is given.
     """
 
     texts: tuple[str, ...]
@@ -48,7 +48,7 @@ class Draft(NamedTuple):
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
-    """Give the function that drafts a document of a record, by its source's template.
+    """Return the function that drafts a document of a record, by its source's template.
 
     The function raises ``Reject`` where a field is missing, empty, or no text.
     """
@@ -116,7 +116,7 @@ def last_answer(body: Body) -> int:
 
 
 def _question(body: Body) -> str:
-    """Give what a chat begins with: its later turns and its system prompt are often varied."""
+    """Return what a chat begins with: its later turns and its system prompt are often varied."""
     asked = (turn.content for turn in body.turns if turn.role == "user")
     others = (_said(turn) for turn in body.turns if turn.role != "system")
     return next(asked, None) or next(others, None) or _said(body.turns[0])
@@ -130,7 +130,7 @@ def _said(turn: Turn) -> str:
 
 
 def filler(template: str) -> Callable[[Record], str]:
-    """Parse a template once; give the function that fills it from a record."""
+    """Parse a template once; return the function that fills it from a record."""
     parts = [
         (literal, str(name or ""), FORMATS[spec or ""])
         for literal, name, spec, _ in string.Formatter().parse(template)
@@ -180,46 +180,43 @@ def template_fields(template: str) -> list[str]:
 
 
 def text_field(record: Record, name: str) -> str:
-    """Give a field that must hold text, by its name in a template."""
+    """Return a field that must hold text, by its name in a template."""
     value = record.get(name, MISSING)
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
-    optional = name.endswith(OPTIONAL)
-    path = name.removesuffix(OPTIONAL)
     if value is MISSING:
-        value = look_up(record, path)
-    if optional and (value is MISSING or value is None or value == ""):
+        value = _look_up_named(record, name)
+    if name.endswith(OPTIONAL) and (value is MISSING or value is None or value == ""):
         return ""
-    if value is MISSING:
-        raise missing_field(record, path)
-    return _checked_text(value, path)
+    return checked_text(value, name.removesuffix(OPTIONAL))
 
 
 def json_field(record: Record, name: str) -> str:
     """Write a field of any type as JSON."""
-    path = name.removesuffix(OPTIONAL)
-    value = look_up(record, path)
-    if value is MISSING:
-        if name.endswith(OPTIONAL):
-            return ""
-        raise missing_field(record, path)
+    value = _look_up_named(record, name)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return "" if value is MISSING else json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise Reject("not_json", str(error), field=path) from error
+        raise Reject("not_json", str(error), field=name.removesuffix(OPTIONAL)) from error
 
 
 def lines_field(record: Record, name: str) -> str:
-    """Write a list of texts, one a line."""
-    path = name.removesuffix(OPTIONAL)
-    value = look_up(record, path)
+    """Write a list of texts, one per line."""
+    value, path = _look_up_named(record, name), name.removesuffix(OPTIONAL)
     if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
-    if value is MISSING:
-        raise missing_field(record, path)
     if not isinstance(value, list) or not value:
         raise Reject("not_a_list", "a list of texts is needed", field=path, value=value)
-    return "\n".join(_checked_text(item, f"{path}.{i}") for i, item in enumerate(value))
+    return "\n".join(checked_text(item, f"{path}.{i}") for i, item in enumerate(value))
+
+
+def _look_up_named(record: Record, name: str) -> Any:
+    """Return a field's value by its name in a template; only an optional one may be missing."""
+    path = name.removesuffix(OPTIONAL)
+    value = look_up(record, path)
+    if value is MISSING and path == name:
+        raise missing_field(record, path)
+    return value
 
 
 FORMATS: dict[str, Callable[[Record, str], str]] = {
@@ -238,19 +235,6 @@ def missing_field(record: Record, path: str) -> Reject:
     listed = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
     words = f"the record has no field {path!r}; {hint}it has {listed or 'none'}"
     return Reject("missing_field", words, field=path)
-
-
-def _checked_text(value: Any, path: str) -> str:
-    if value is None:
-        raise Reject("null_field", "text is needed and the field is null", field=path)
-    if not isinstance(value, str):
-        kind = type(value).__name__
-        raise Reject("not_text", f"text is needed, not {kind}", field=path, value=value)
-    if not value or value.isspace():
-        raise Reject("empty_field", "text is needed and the field is blank", field=path)
-    if "\0" in value:
-        raise Reject("nul_character", "the text holds U+0000", field=path, value=value)
-    return value
 
 
 def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
@@ -310,17 +294,14 @@ def look_up(record: Record, path: str) -> Any:
 
 def replaced(record: Record, path: str, value: Any) -> dict[str, Any]:
     """Copy a record with another value under a path that ``look_up`` finds."""
-    if path in record:
-        return {**record, path: value}
-    result: dict[str, Any] = _with(record, path.split("."), value)
+
+    def with_value(box: Any, parts: list[str]) -> Any:
+        if not parts:
+            return value
+        key: Any = int(parts[0]) if isinstance(box, list) else parts[0]
+        copy: Any = list(box) if isinstance(box, list) else dict(box)
+        copy[key] = with_value(box[key], parts[1:])
+        return copy
+
+    result: dict[str, Any] = with_value(record, [path] if path in record else path.split("."))
     return result
-
-
-def _with(box: Any, parts: list[str], value: Any) -> Any:
-    if not parts:
-        return value
-    first, *rest = parts
-    if isinstance(box, list):
-        place = int(first)
-        return [*box[:place], _with(box[place], rest, value), *box[place + 1 :]]
-    return {**box, first: _with(box[first], rest, value)}

@@ -11,7 +11,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
-from expertflow.data.checks.cypher_tokens import adapt
 from expertflow.data.checks.faults import Check, clip, text_check, too_hard
 from expertflow.data.settings import FieldCheck
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 # Parsing costs about 0.2 ms a character of dense arithmetic.
 MAX_CHARS = 20_000
 # A query must return or change something; graphglot also takes `MATCH (n)` by itself.
-_FINAL = """
-    RETURN FINISH CREATE MERGE SET DELETE REMOVE FOREACH CALL INSERT DROP ALTER
-"""
+_FINAL = "RETURN FINISH CREATE MERGE SET DELETE REMOVE FOREACH CALL INSERT DROP ALTER"
 _FINAL_WORDS = frozenset(_FINAL.split())
 
 # Steps back and forth that a query may cost: parsing takes exponential time on some that nest or
@@ -35,24 +32,18 @@ _WANTED = re.compile(r"[,;.]?\s*[Ee]xpected one of \[[^\]]*\]")
 _PLACE = re.compile(r"\s*Line (\d+), Col: (\d+)\.")
 # What graphglot raises besides its own errors, on queries cut off and on odd numbers (`1.e`).
 _BREAKDOWNS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError),
 )
 
 
 def build(check: FieldCheck, _: str) -> Check:
-    """Build the check."""
-    return text_check(check, "cypher_unparsable", _fault)
+    return text_check(check, "cypher_unparsable", lambda text: read_query(text).fault)
 
 
 class Reading(Record, frozen=True):
-    """What the parser says of a text: its ``fault``, or nothing where it is one query.
+    """The ``fault`` that the parser finds in a text, if it is not one query.
 
-    ``gave_up`` says that the parser came to no end, so that the fault need not be the query's.
+    ``gave_up`` tells that the parser came to no end, so that the fault need not be the query's.
     """
 
     fault: str | None = None
@@ -62,6 +53,8 @@ class Reading(Record, frozen=True):
 def read_query(text: str) -> Reading:
     """Parse a text as one query; any text ends within ``MAX_STEPS`` steps of the parser."""
     from graphglot.error import GraphGlotError
+
+    from expertflow.data.checks.cypher_tokens import adapt
 
     if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
         return Reading(reason, gave_up=True)
@@ -84,10 +77,6 @@ def read_query(text: str) -> Reading:
     return Reading()
 
 
-def _fault(text: str) -> str | None:
-    return read_query(text).fault
-
-
 @cache
 def _dialect() -> "Dialect":
     from graphglot.dialect.base import Dialect
@@ -106,7 +95,6 @@ class _Parsing:
         self._n_steps = 0
 
     def n_statements(self, tokens: "list[Token]") -> int:
-        """Parse and count the statements."""
         parser: Any = _dialect().parser()
         attempt = parser.try_parse
 
@@ -126,7 +114,7 @@ class _Parsing:
 
 
 def _words(error: Exception) -> str:
-    """Take the first line of what graphglot says, the place first: the lines below quote it all."""
+    """Take the first line of graphglot's message, the place first: the lines below quote it all."""
     first = next(iter(str(error).splitlines()), "")
     # What it would have expected is listed in no fixed order.
     first = _WANTED.sub("", first)

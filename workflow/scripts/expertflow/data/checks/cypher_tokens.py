@@ -5,23 +5,26 @@ was taken out.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from graphglot.lexer.token import Token, TokenType
+from graphglot.lexer.token import Token, TokenType
+
+_OPENING = (TokenType.LEFT_PAREN, TokenType.LEFT_BRACKET, TokenType.LEFT_BRACE)
+_CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRACE)
 
 
-def adapt(tokens: "list[Token]", parse_subquery: "Callable[[list[Token]], None]") -> "list[Token]":
+def adapt(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
     """Replace names, map projections, and ``COUNT { … }`` and ``COLLECT { … }``.
 
     ``parse_subquery`` is given the braces of each such subquery and raises if they do not parse.
     The innermost come first, since a closing brace belongs to the last open one.
     """
-    from graphglot.lexer.token import TokenType
-
     result: list[Token] = []
     opened: list[int] = []
-    for token in _with_plain_names(tokens):
+    followers = [*(token.token_type for token in tokens[1:]), None]
+    for token, after in zip(tokens, followers, strict=True):
+        if token.token_type == TokenType.SIZE and after != TokenType.LEFT_PAREN:
+            # A plain name where it calls no function: ``n.size AS size``.
+            token = _like(token, TokenType.VAR, token.text)
         if token.token_type == TokenType.LEFT_BRACE:
             opened.append(len(result))
         result.append(token)
@@ -30,27 +33,11 @@ def adapt(tokens: "list[Token]", parse_subquery: "Callable[[list[Token]], None]"
     return result
 
 
-def _with_plain_names(tokens: "list[Token]") -> "list[Token]":
-    """Turn ``size`` into a plain name where it calls no function: ``n.size AS size``."""
-    from graphglot.lexer.token import TokenType
-
-    result = []
-    for index, token in enumerate(tokens):
-        after = tokens[index + 1].token_type if index + 1 < len(tokens) else None
-        is_name = token.token_type == TokenType.SIZE and after != TokenType.LEFT_PAREN
-        result.append(_like(token, TokenType.VAR, token.text) if is_name else token)
-    return result
-
-
-def _close(
-    tokens: "list[Token]", start: int, parse_subquery: "Callable[[list[Token]], None]"
-) -> None:
+def _close(tokens: list[Token], start: int, parse_subquery: Callable[[list[Token]], None]) -> None:
     """Replace what the braces from ``start`` to the end hold, with the word before them."""
-    from graphglot.lexer.token import TokenType
-
-    word = tokens[start - 1] if start else None
-    if word is None:
+    if not start:
         return
+    word = tokens[start - 1]
     if word.token_type in (TokenType.COUNT, TokenType.COLLECT_LIST):
         # What may stand here is what may stand in EXISTS { … }, which graphglot does parse; and
         # where this may stand, a number may.
@@ -62,16 +49,12 @@ def _close(
             tokens[start - 1 :] = _as_map(tokens[start], items, tokens[-1])
 
 
-def _items(tokens: "list[Token]") -> "list[list[Token]]":
+def _items(tokens: list[Token]) -> list[list[Token]]:
     """Split at the commas that stand in no further bracket."""
-    from graphglot.lexer.token import TokenType
-
-    opening = (TokenType.LEFT_PAREN, TokenType.LEFT_BRACKET, TokenType.LEFT_BRACE)
-    closing = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRACE)
     items: list[list[Token]] = [[]]
     level = 0
     for token in tokens:
-        level += (token.token_type in opening) - (token.token_type in closing)
+        level += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
         if token.token_type == TokenType.COMMA and level == 0:
             items.append([])
         else:
@@ -79,10 +62,8 @@ def _items(tokens: "list[Token]") -> "list[list[Token]]":
     return items
 
 
-def _as_map(start: "Token", items: "list[list[Token]]", end: "Token") -> "list[Token]":
+def _as_map(start: Token, items: list[list[Token]], end: Token) -> list[Token]:
     """Write the projection ``{.a, .*, b, c: 1}`` as the map ``{a: 1, all: 1, b: 1, c: 1}``."""
-    from graphglot.lexer.token import TokenType
-
     result = [start]
     for index, item in enumerate(items):
         name = item[1] if len(item) == 2 and item[0].token_type == TokenType.PERIOD else None
@@ -99,8 +80,6 @@ def _as_map(start: "Token", items: "list[list[Token]]", end: "Token") -> "list[T
     return [*result, end]
 
 
-def _like(token: "Token", kind: "TokenType", text: str) -> "Token":
+def _like(token: Token, kind: TokenType, text: str) -> Token:
     """Make a token that stands where another one does."""
-    from graphglot.lexer.token import Token
-
     return Token(kind, text, token.line, token.col, token.start, token.end)

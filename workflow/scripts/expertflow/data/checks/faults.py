@@ -1,4 +1,4 @@
-"""What all checks share: how they refuse settings, and how they look at a field."""
+"""Helpers of all checks: refusing settings, and looking at a field."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,12 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.reject import Filtered, excerpt
 from expertflow.data.settings import FieldCheck
 
-# Takes a field's value and its whole record; gives the value back, or the one to put in its place.
+# Takes a field's value and its whole record; returns the value, or one to replace it.
 Check = Callable[[Any, dict[str, Any]], Any]
 
 # The parsers descend once a bracket and need about 20 Python frames each time. The limit keeps them
 # clear of Python's own limit of 1000, whose reach would depend on who calls.
 MAX_NESTING = 32
-_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> ConfigError:
@@ -22,7 +21,6 @@ def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> Co
 
 
 def require_text(check: FieldCheck, value: Any) -> str:
-    """Give the text of a field; anything else is filtered."""
     if not isinstance(value, str):
         kind = type(value).__name__
         raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
@@ -30,7 +28,7 @@ def require_text(check: FieldCheck, value: Any) -> str:
 
 
 def text_check(check: FieldCheck, reason: str, fault_of: Callable[[str], str | None]) -> Check:
-    """Make a check of a text from a function that says what is wrong with one, or nothing."""
+    """Make a check of a text from a function that returns what is wrong with one, if anything."""
 
     def run(value: Any, _: dict[str, Any]) -> str:
         text = require_text(check, value)
@@ -42,29 +40,24 @@ def text_check(check: FieldCheck, reason: str, fault_of: Callable[[str], str | N
 
 
 def clip(message: object) -> str:
-    """Shorten what a parser says to one line, since it may quote the value at length."""
+    """Shorten a parser's message to one line, since it may quote the value at length."""
     return excerpt(" ".join(str(message).split())) or ""
 
 
 def too_hard(text: str, *, max_chars: int) -> str | None:
-    """Say why a parser should not be given a text, or nothing if it may be.
+    """Return why a parser should not be given a text, if there is a reason.
 
     Brackets in strings and comments count too, so what is refused does not depend on the parser.
     """
     if len(text) > max_chars:
         return f"longer than {max_chars:,} characters, too long to judge"
-    if (n := nesting(text)) > MAX_NESTING:
-        return f"nested {n:,} brackets deep, at most {MAX_NESTING} are judged"
-    return None
-
-
-def nesting(text: str) -> int:
-    """Count how many brackets are open at once where the text is deepest."""
     deepest = level = 0
     for char in text:
-        if char in _OPENING:
+        if char in "([{":
             level += 1
             deepest = max(deepest, level)
-        elif char in _CLOSING:
+        elif char in ")]}":
             level = max(0, level - 1)
-    return deepest
+    if deepest > MAX_NESTING:
+        return f"nested {deepest:,} brackets deep, at most {MAX_NESTING} are judged"
+    return None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from expertflow.data.checks.faults import Check, require_text, settings_error
+from expertflow.data.checks.faults import Check, require_text, settings_error, text_check
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -30,7 +30,7 @@ _NO_PROSE = re.compile(r"https?://\S+|`[^`]*`|<[^<>]*>|\{\{[^{}]*\}\}")
 
 
 def build_length(check: FieldCheck, source: str) -> Check:
-    """Build the check of a text's length in characters; both limits are inclusive."""
+    """Build the check of a text's length in characters; limits are inclusive."""
     low, high = check.min_chars, check.max_chars
     if low is None and high is None:
         raise settings_error(source, check, "min_chars", "and max_chars are unset; set one of them")
@@ -44,15 +44,11 @@ def build_length(check: FieldCheck, source: str) -> Check:
 
     def run(value: Any, _: dict[str, Any]) -> str:
         text = require_text(check, value)
-        n = len(text)
+        n, at = len(text), {"field": check.field, "value": text}
         if low is not None and n < low:
-            raise Filtered(
-                "too_short", f"{n} characters, at least {low}", field=check.field, value=text
-            )
+            raise Filtered("too_short", f"{n} characters, at least {low}", **at)
         if high is not None and n > high:
-            raise Filtered(
-                "too_long", f"{n} characters, at most {high}", field=check.field, value=text
-            )
+            raise Filtered("too_long", f"{n} characters, at most {high}", **at)
         return text
 
     return run
@@ -68,28 +64,22 @@ def build_language(check: FieldCheck, source: str) -> Check:
         raise settings_error(source, check, "languages", "is empty; list ISO 639-1 codes")
     for code in check.languages:
         if code not in LANGUAGES:
+            problem = f"has {code!r}, which is no code of ISO 639-1 that the detector knows"
             raise settings_error(
-                source,
-                check,
-                "languages",
-                f"has {code!r}, which is no code of ISO 639-1 that the "
-                "detector knows; use codes such as en, de, zh",
+                source, check, "languages", f"{problem}; use codes such as en, de, zh"
             )
-    wanted = frozenset(check.languages)
 
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
+    def fault(text: str) -> str | None:
         found = detect_language(text)
-        if found is not None and found not in wanted:
-            detail = f"it reads as {found}, not {' or '.join(check.languages)}"
-            raise Filtered("other_language", detail, field=check.field, value=text)
-        return text
+        if found is None or found in check.languages:
+            return None
+        return f"it reads as {found}, not {' or '.join(check.languages)}"
 
-    return run
+    return text_check(check, "other_language", fault)
 
 
 def detect_language(text: str) -> str | None:
-    """Name the language of a text, or nothing where it is too short or mixed to tell."""
+    """Return the language of a text; None where it is too short or mixed to tell."""
     prose = _NO_PROSE.sub(" ", text[:MAX_CHARS])
     # Lone surrogates have no UTF-8, which the model reads.
     prose = prose.encode("utf-8", "replace").decode()

@@ -1,36 +1,32 @@
 """Build the checks that a source's records must pass, from the manifest's list."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.checks import cypher, natural, schema, sql, structured, typescript
+from expertflow.data.checks import cypher, natural, schema, sql, typescript
 from expertflow.data.checks.faults import Check, settings_error
 from expertflow.data.reject import Reject
 from expertflow.data.settings import CheckName, FieldCheck
 from expertflow.data.shapes import MISSING, look_up, replaced
 
-_Builder = Callable[[FieldCheck, str], Check]
-_BUILDERS: dict[CheckName, _Builder] = {
-    "sql": sql.build,
-    "json": structured.build,
-    "json_schema": schema.build,
-    "cypher": cypher.build,
-    "typescript": typescript.build,
-    "length": natural.build_length,
-    "language": natural.build_language,
+
+class _Kind(NamedTuple):
+    """How a check is built, and the keys that it reads besides its field; others are refused."""
+
+    build: Callable[[FieldCheck, str], Check]
+    keys: tuple[str, ...] = ()
+
+
+_KINDS: dict[CheckName, _Kind] = {
+    "sql": _Kind(sql.build, ("dialect", "transpile_to")),
+    "json": _Kind(schema.build_json),
+    "json_schema": _Kind(schema.build, ("schema_field",)),
+    "cypher": _Kind(cypher.build),
+    "typescript": _Kind(typescript.build),
+    "length": _Kind(natural.build_length, ("min_chars", "max_chars")),
+    "language": _Kind(natural.build_language, ("languages",)),
 }
-# The keys that each check reads besides its field; the others must be left out.
-_KEYS: dict[CheckName, tuple[str, ...]] = {
-    "sql": ("dialect", "transpile_to"),
-    "json": (),
-    "json_schema": ("schema_field",),
-    "cypher": (),
-    "typescript": (),
-    "length": ("min_chars", "max_chars"),
-    "language": ("languages",),
-}
-_ALL_KEYS = tuple(dict.fromkeys(key for keys in _KEYS.values() for key in keys))
 
 
 def build_checks(
@@ -41,7 +37,7 @@ def build_checks(
     Checks run in the order given and the first that fails decides. Where one rewrites a field, the
     record is copied; the one passed in is never changed. A field is named as in a template. One
     that is null is not checked: whether it may be is the template's business. One that is absent is
-    a ``Reject``: no other name of a field would ever be noticed. Building reads no data and imports
+    a ``Reject``, or a misspelled field would never be noticed. Building reads no data and imports
     no parser, so it can be done while the workflow is read.
 
     Raises:
@@ -65,16 +61,16 @@ def build_checks(
 
 
 def _build(check: FieldCheck, source: str) -> Check:
-    builder = _BUILDERS.get(check.check)
-    if builder is None:
+    kind = _KINDS.get(check.check)
+    if kind is None:
         raise ConfigError(
             f"source {source}, field {check.field!r}: check {check.check!r} is unknown; "
-            f"use one of {', '.join(_BUILDERS)}"
+            f"use one of {', '.join(_KINDS)}"
         )
-    for key in _ALL_KEYS:
-        if key not in _KEYS[check.check] and getattr(check, key) not in (None, ()):
-            others = ", ".join(_KEYS[check.check]) or "no key besides field"
+    for key in (key for known in _KINDS.values() for key in known.keys):
+        if key not in kind.keys and getattr(check, key) not in (None, ()):
+            others = ", ".join(kind.keys) or "no key besides field"
             raise settings_error(
                 source, check, key, f"is of another check; remove it (this one reads {others})"
             )
-    return builder(check, source)
+    return kind.build(check, source)

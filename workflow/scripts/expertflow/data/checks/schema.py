@@ -1,4 +1,4 @@
-"""Check that a field is JSON that keeps to the schema in another field of its record."""
+"""Check that a field is JSON, strictly read, and keeps to the schema in another field."""
 
 import json
 import re
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any
 
-from expertflow.core.strict_json import parse_json
-from expertflow.data.checks.faults import Check, clip, settings_error
-from expertflow.data.checks.structured import read_json
+from expertflow.core.strict_json import MAX_DEPTH, depth, parse_json
+from expertflow.data.checks.faults import Check, clip, require_text, settings_error
 from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import MISSING, look_up
@@ -36,20 +35,43 @@ class _TooCostly(Exception):
     """Validation was given up."""
 
 
+def build_json(check: FieldCheck, _: str) -> Check:
+    def run(value: Any, _: dict[str, Any]) -> Any:
+        _read_json(check, value)
+        return value
+
+    return run
+
+
+def _read_json(check: FieldCheck, value: Any) -> Any:
+    """Return the JSON value of a field: text is parsed, any other value was read before."""
+    fault, shown = "", None
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict | list):
+        if (n := depth(value)) <= MAX_DEPTH:
+            return value
+        fault = f"nested {n:,} levels deep, at most {MAX_DEPTH}"
+    else:
+        shown = require_text(check, value)
+        try:
+            return parse_json(shown)
+        except ValueError as error:
+            fault = clip(error)
+    raise Filtered("json_unparsable", fault, field=check.field, value=shown)
+
+
 def build(check: FieldCheck, source: str) -> Check:
-    """Build the check.
+    """Build the check of a schema.
 
     The draft is the one that ``$schema`` names, else 2020-12. ``format`` is not asserted. Nothing
     is ever fetched: a reference out of the schema resolves to the drafts' own schemas or fails.
     """
     schema_field = check.schema_field
-    if not schema_field:
+    if not schema_field or schema_field == check.field:
+        fault = "is the field itself" if schema_field else "is unset"
         raise settings_error(
-            source, check, "schema_field", "is unset; name the field that holds the schema"
-        )
-    if schema_field == check.field:
-        raise settings_error(
-            source, check, "schema_field", "is the field itself; name the one with the schema"
+            source, check, "schema_field", f"{fault}; name the field that holds the schema"
         )
     validators = _Validators()
 
@@ -59,7 +81,7 @@ def build(check: FieldCheck, source: str) -> Check:
             raise Reject("missing_field", "a check needs the schema in it", field=schema_field)
         if schema is None:
             raise Filtered("schema_missing", "the record has no schema", field=schema_field)
-        instance = read_json(check, value)
+        instance = _read_json(check, value)
         if isinstance(value, str) and len(value) > MAX_CHARS:
             detail = f"longer than {MAX_CHARS:,} characters, too long to judge"
             raise Filtered("schema_too_costly", detail, field=check.field, value=value)
@@ -84,7 +106,7 @@ class _Validators:
         self._bounded = cache(self._bound)
 
     def fault(self, instance: Any, schema: Any) -> tuple[str, str] | None:
-        """Give the reason and the detail of the first fault, of the schema or the instance."""
+        """Return the reason and the detail of the first fault, of the schema or the instance."""
         import regex
         from jsonschema.exceptions import UnknownType
         from referencing.exceptions import Unresolvable
@@ -142,7 +164,7 @@ class _Validators:
         return self._bounded(draft)(schema, registry=REGISTRY), None
 
     def _bound(self, draft: Any) -> Any:
-        """Derive a draft's validator that gives up, rather than hang, on what blows up."""
+        """Derive a draft's validator that gives up on what would take exponential time."""
         from jsonschema import validators
 
         bounded: dict[str, _Keyword] = {

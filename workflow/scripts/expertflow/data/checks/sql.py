@@ -31,10 +31,9 @@ def build(check: FieldCheck, source: str) -> Check:
     for key in ("dialect", "transpile_to"):
         name = getattr(check, key)
         if name is not None and name not in DIALECTS:
-            near = difflib.get_close_matches(name, sorted(DIALECTS), n=1)
-            fix = (
-                f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(DIALECTS))}"
-            )
+            known = sorted(DIALECTS)
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
             raise settings_error(source, check, key, f"{name!r} is no dialect of sqlglot; {fix}")
 
     def run(value: Any, _: dict[str, Any]) -> str:
@@ -74,11 +73,8 @@ def _parse(text: str, check: FieldCheck) -> "exp.Expr":
 
 
 def _is_statement(parsed: "exp.Expr") -> bool:
-    """Tell statements from lone expressions, and from what sqlglot takes over without parsing.
-
-    sqlglot reads ``hello world`` as a column with an alias, and ``VACUUM`` as a command whose text
-    it never looked at.
-    """
+    # Not lone expressions: sqlglot reads ``hello world`` as a column with an alias. Nor what it
+    # takes over without parsing: ``VACUUM`` is a command whose text it never looked at.
     from sqlglot import exp
 
     lone = (exp.Command, exp.Condition, exp.Alias, exp.Star, exp.Tuple, exp.Interval)
@@ -110,8 +106,7 @@ def _words(error: "SqlglotError") -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep sqlglot's warnings off the log: what it warns of is filtered, and counted."""
-
+    # Warnings stay off the log: what sqlglot warns of is filtered, and counted.
     def refuse(_: logging.LogRecord) -> bool:
         return False
 

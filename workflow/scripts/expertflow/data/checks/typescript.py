@@ -14,7 +14,6 @@ MAX_CHARS = 200_000
 
 
 def build(check: FieldCheck, _: str) -> Check:
-    """Build the check: the text parses without an error node and without a missing token."""
     return text_check(check, "typescript_unparsable", _fault)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from expertflow.data.chat_template import ChatTemplate, place
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, ToolCall, Turn
-from expertflow.data.watched import Condition
+from expertflow.data.traced_text import Condition
 
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
 PLAIN = {
@@ -136,4 +136,4 @@ def test_a_tool_that_poses_as_a_place_has_no_form() -> None:
 def test_what_the_template_refuses_has_no_form() -> None:
     template = chat_template("{{ raise_exception('no') }}")
     assert template.form(body(place(0))) is None
-    assert template._watch is None
+    assert template._trace is None

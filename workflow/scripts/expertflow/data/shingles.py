@@ -1,10 +1,9 @@
-"""Words of a text as 64-bit hashes, and hashes of runs of words; numpy works on the bytes.
+"""Hash the words of a text and its runs of words (shingles) to 64 bits; numpy works on the bytes.
 
 A word is what stands between blanks, case-folded; a letter of a script that is written without
 blanks is a word by itself. The hash of a word is a polynomial over its bytes modulo 2^64, that of a
-run one over its words, stirred at the end. The numbers are fixed here, so that hashes written by
-one version can be compared with those of another. They serve to compare texts, not to resist an
-adversary.
+run one over its words, mixed at the end. The numbers are fixed here, so that hashes written by one
+version can be compared with those of another. They compare texts; they resist no adversary.
 """
 
 import re
@@ -41,7 +40,7 @@ _NO_BLANKS_BETWEEN = re.compile(
 
 
 def spelled(text: str, *, punctuation: bool) -> bytes:
-    r"""Give the case-folded words of a text in UTF-8; without ``punctuation`` it parts words.
+    r"""Return the case-folded words of a text in UTF-8; without ``punctuation`` it parts words.
 
     >>> spelled("Don't\nPANIC", punctuation=False)
     b'don t panic'
@@ -60,7 +59,7 @@ def word_hashes(raw: bytes) -> Hashes:
 
 
 def run_hashes(words: Hashes, n: int) -> Hashes:
-    """Hash every run of ``n`` words, in order: len(words) - n + 1 of them, or none."""
+    """Hash all runs of ``n`` words, in order: len(words) - n + 1 of them, or none."""
     n_runs = max(0, len(words) - n + 1)
     if n_runs <= PIECE - n:
         return _run_hashes(words, n, n_runs)
@@ -70,13 +69,13 @@ def run_hashes(words: Hashes, n: int) -> Hashes:
 
 
 def runs_at(words: Hashes, starts: NDArray[np.int64], n: int) -> Hashes:
-    """Hash the runs of ``n`` words that start at some places, as ``run_hashes`` does."""
+    """Hash the runs of ``n`` words that start at these places, as ``run_hashes`` does."""
     terms = words[starts[:, None] + np.arange(n)] * _powers(WORD_BASE)[0][:n]
     return mix(terms.sum(axis=1, dtype=np.uint64) ^ _salt(n))
 
 
 def mix(values: Hashes) -> Hashes:
-    """Stir all bits of every value (the finaliser of splitmix64; one to one)."""
+    """Mix all bits of each value (the finalizer of splitmix64; one to one)."""
     values = values ^ (values >> _S30)
     values *= _M1
     values ^= values >> _S27
@@ -86,7 +85,7 @@ def mix(values: Hashes) -> Hashes:
 
 
 def random_numbers(n: int, *, seed: int) -> Hashes:
-    """Give ``n`` numbers below 2^64 that depend on the seed alone (splitmix64)."""
+    """Return ``n`` numbers below 2^64 that depend on the seed alone (splitmix64)."""
     start = seed * WORD_BASE & MASK
     steps = [(start + i * BYTE_BASE) & MASK for i in range(1, n + 1)]
     return mix(np.array(steps, np.uint64))
@@ -106,7 +105,7 @@ def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
 
 
 def _salt(n: int) -> np.uint64:
-    """Let the length of a run count, so that runs of several lengths can share one index."""
+    # The length of a run counts, so that runs of several lengths can share one index.
     return np.uint64(n * BYTE_BASE & MASK)
 
 
@@ -137,7 +136,7 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
 
 @cache
 def _powers(base: int) -> tuple[Hashes, Hashes]:
-    """Tabulate the powers of a base and of its inverse, modulo 2^64."""
+    """Return the powers of a base and of its inverse, modulo 2^64."""
     tables = []
     for factor in (base, pow(base, -1, 1 << 64)):
         steps = np.full(PIECE, factor, np.uint64)
@@ -148,7 +147,7 @@ def _powers(base: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _letters() -> Hashes:
-    """Give every byte a random number; a blank adds nothing to the word before it."""
+    # A random number for each byte; a blank adds nothing to the word before it.
     numbers = random_numbers(256, seed=1)
     numbers[BLANK] = 0
     return numbers

@@ -1,7 +1,7 @@
 import pytest
 
-from expertflow.data import words
-from expertflow.data.words import run_hashes, spelled, word_hashes
+from expertflow.data import shingles
+from expertflow.data.shingles import run_hashes, spelled, word_hashes
 
 
 def hashes(text: str) -> list[int]:
@@ -44,8 +44,8 @@ def test_a_long_text_is_cut_between_words(monkeypatch: pytest.MonkeyPatch, size:
     raw = " ".join(f"w{i * i}" for i in range(2000)).encode()
     whole = word_hashes(raw)
     runs = run_hashes(whole, 5)
-    words._powers.cache_clear()
-    monkeypatch.setattr(words, "PIECE", max(size, 16))
+    shingles._powers.cache_clear()
+    monkeypatch.setattr(shingles, "PIECE", max(size, 16))
     assert word_hashes(raw).tolist() == whole.tolist()
     assert run_hashes(whole, 5).tolist() == runs.tolist()
-    words._powers.cache_clear()
+    shingles._powers.cache_clear()

@@ -1,6 +1,6 @@
-"""Find out what a chat template wants to know about a text, by letting it read a watched one.
+"""Find out what a chat template wants to know about a text, by letting it read a traced one.
 
-A template that is applied to watched texts notes every question it asks: is "</think>" in it, does
+A template that is applied to traced texts notes every question it asks: is "</think>" in it, does
 it begin with a blank. For another text that gives the same answers it writes the same layout around
 that text, so documents that share a layout need a few questions each instead of the template. One
 that does more than ask, that cuts or counts or rewrites, is opaque and applied to every document.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from jinja2 import Environment, nodes
 
-# What reads a text without one of its methods being called, so that no note is made of it.
+# What reads a text without calling one of its methods, so that no note is made of it.
 UNSEEN = (
     nodes.Concat, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block,
     nodes.ScopedEvalContextModifier, nodes.EvalContextModifier, nodes.Include, nodes.Import,
@@ -34,7 +34,6 @@ class Condition(NamedTuple):
     answer: bool
 
     def holds(self, text: str) -> bool:
-        """Tell whether a text gives the same answer."""
         return QUESTIONS[self.question](text, self.argument) == self.answer
 
 
@@ -49,24 +48,24 @@ QUESTIONS: dict[str, Callable[[str, Any], bool]] = {
 }
 
 
-class Watch:
-    """Notes what is asked of some texts."""
+class Trace:
+    """What was asked of some texts; ``opaque`` where a template did more than ask."""
 
     def __init__(self) -> None:
         self.conditions: dict[Condition, None] = {}
         self.opaque = False
 
-    def ask(self, text: "Watched", question: str, argument: Any) -> bool:
+    def ask(self, text: "TracedStr", question: str, argument: Any) -> bool:
         """Answer a question about a text and note it."""
         if argument is not None and type(argument) is not str:
             self.opaque = True
             argument = str.__str__(argument) if isinstance(argument, str) else ""
-        answer = QUESTIONS[question](text.plain, argument)
+        answer = QUESTIONS[question](str.__str__(text), argument)
         self.conditions[Condition(text.number, question, argument, answer)] = None
         return answer
 
 
-def is_watchable(environment: Environment, template: str) -> bool:
+def is_traceable(environment: Environment, template: str) -> bool:
     """Tell whether every way in which a template may read a text is seen."""
     tree = environment.parse(template)
     return (
@@ -105,92 +104,94 @@ def _is_seen_call(node: nodes.Call) -> bool:
     if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
         return True
     given = [*node.args, *(pair.value for pair in node.kwargs)]
-    whole = node.dyn_args is None and node.dyn_kwargs is None
     return (
-        whole
+        node.dyn_args is None
+        and node.dyn_kwargs is None
         and not node.node.attr.startswith("format")
         and all(isinstance(value, nodes.Const) for value in given)
     )
 
 
-class Derived(str):
-    """A watched text with something added: it may be added to and written, nothing else."""
+class DerivedStr(str):
+    """A traced text with something added: it may be added to and written, nothing else."""
 
-    watch: Watch
+    trace: Trace
+
+    def __new__(cls, text: str, trace: Trace) -> "DerivedStr":
+        made = super().__new__(cls, text)
+        made.trace = trace
+        return made
 
     def __str__(self) -> str:
         return self
 
     def __add__(self, other: str) -> str:
-        return derived(str.__add__(self, other), self.watch)
+        return DerivedStr(str.__add__(self, other), self.trace)
 
     def __radd__(self, other: str) -> str:
-        return derived(str.__add__(other, self), self.watch)
+        return DerivedStr(str.__add__(other, self), self.trace)
 
 
-class Watched(Derived):
-    """A text of which is noted what is asked. It stands for texts that are not empty."""
+class TracedStr(DerivedStr):
+    """A text whose readings are noted. It stands for texts that are not empty.
+
+    What would change it is taken as a question whether there is anything to change; where there
+    is, the layout is another.
+    """
 
     number: int
 
-    @property
-    def plain(self) -> str:
-        """Give the text itself."""
-        return str.__str__(self)
+    def __new__(cls, text: str, trace: Trace, number: int) -> "TracedStr":
+        made = str.__new__(cls, text)
+        made.trace, made.number = trace, number
+        return made
 
     def __bool__(self) -> bool:
         return True
 
     def __contains__(self, part: object) -> bool:
-        return self.watch.ask(self, "contains", part)
+        return self.trace.ask(self, "contains", part)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and self.watch.ask(self, "equals", other)
+        return isinstance(other, str) and self.trace.ask(self, "equals", other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def startswith(self, prefix: Any, *rest: SupportsIndex | None) -> bool:
-        """Note the question."""
-        self.watch.opaque |= bool(rest)
-        return self.watch.ask(self, "startswith", prefix)
+        self.trace.opaque |= bool(rest)
+        return self.trace.ask(self, "startswith", prefix)
 
     def endswith(self, suffix: Any, *rest: SupportsIndex | None) -> bool:
-        """Note the question."""
-        self.watch.opaque |= bool(rest)
-        return self.watch.ask(self, "endswith", suffix)
+        self.trace.opaque |= bool(rest)
+        return self.trace.ask(self, "endswith", suffix)
 
     def strip(self, chars: str | None = None) -> str:
-        """Note that there is nothing to strip; where there is, the layout is another."""
         return self._as_it_is("strip", chars)
 
     def lstrip(self, chars: str | None = None) -> str:
-        """Note that there is nothing to strip at the start."""
         return self._as_it_is("lstrip", chars)
 
     def rstrip(self, chars: str | None = None) -> str:
-        """Note that there is nothing to strip at the end."""
         return self._as_it_is("rstrip", chars)
 
     def replace(self, old: str, new: str, *rest: Any, **named: Any) -> str:
-        """Note that there is nothing to replace."""
-        self.watch.opaque |= self.watch.ask(self, "contains", old)
+        self.trace.opaque |= self.trace.ask(self, "contains", old)
         return self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """Note that there is nothing to split at."""
-        self.watch.opaque |= sep is None or self.watch.ask(self, "contains", sep)
+        self.trace.opaque |= sep is None or self.trace.ask(self, "contains", sep)
         return [self]
 
     def _as_it_is(self, question: str, chars: str | None) -> str:
-        self.watch.opaque |= not self.watch.ask(self, question, chars)
+        self.trace.opaque |= not self.trace.ask(self, question, chars)
         return self
 
 
 def note_reading(value: Any) -> None:
     """Note that a value is read as a whole, with the texts in it."""
-    if isinstance(value, Derived):
-        value.watch.opaque = True
+    if isinstance(value, DerivedStr):
+        value.trace.opaque = True
     elif isinstance(value, dict):
         note_reading([*value, *value.values()])
     elif isinstance(value, list | tuple):
@@ -198,25 +199,11 @@ def note_reading(value: Any) -> None:
             note_reading(item)
 
 
-def watched(text: str, number: int, watch: Watch) -> Watched:
-    """Watch a text that is not empty."""
-    made = Watched(text)
-    made.number, made.watch = number, watch
-    return made
-
-
-def derived(text: str, watch: Watch) -> Derived:
-    """Hold a text that a watched one is part of."""
-    made = Derived(text)
-    made.watch = watch
-    return made
-
-
 def _opaque(name: str) -> Callable[..., Any]:
     plain = getattr(str, name)
 
-    def method(self: Derived, *arguments: Any, **named: Any) -> Any:
-        self.watch.opaque = True
+    def method(self: DerivedStr, *arguments: Any, **named: Any) -> Any:
+        self.trace.opaque = True
         return plain(self, *arguments, **named)
 
     method.__name__ = name
@@ -229,5 +216,5 @@ _HARMLESS = {
     "__dict__", "__setattr__", "__delattr__", "__getattribute__", "__dir__", "__reduce__",
     "__reduce_ex__", "__getnewargs__", "__sizeof__", "__getstate__", "maketrans",
 }  # fmt: skip
-for _name in set(dir(str)) - _HARMLESS - set(vars(Derived)):
-    setattr(Derived, _name, _opaque(_name))
+for _name in set(dir(str)) - _HARMLESS - set(vars(DerivedStr)):
+    setattr(DerivedStr, _name, _opaque(_name))
