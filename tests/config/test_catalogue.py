@@ -14,8 +14,12 @@ from loopback_hub import write_hub_cache, write_prepared_cache
 from rich.console import Console
 from support import ROOT, SCRIPTS
 
-from expertflow.config.catalogue import NamedSource, catalogue, scan_caches
-from expertflow.config.catalogue_tables import print_catalogue, size
+from expertflow.config.catalogue import (
+    NamedSource,
+    catalogue,
+    print_catalogue,
+    scan_caches,
+)
 from expertflow.config.digest import reachable
 
 COMMIT = "a" * 40
@@ -153,14 +157,6 @@ def test_tables_fit_the_terminal_and_flag_what_has_no_licence(home: Path, width:
     assert "there is no such folder yet" in text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [(None, "-"), (0, "0 B"), (999, "999 B"), (999_600, "1 MB"), (1_500_000_000, "1.5 GB")],
-)
-def test_sizes_are_short(n_bytes: int | None, text: str) -> None:
-    assert size(n_bytes) == text
-
-
 def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "COLUMNS": "80"}
     return subprocess.run(
@@ -191,4 +187,4 @@ def test_a_wrong_argument_of_the_script_is_refused(home: Path) -> None:
 def test_the_rule_does_not_depend_on_the_catalogue() -> None:
     names = {path.name for path in reachable(SCRIPTS / "find_datasets.py", SCRIPTS)}
     assert "shards.py" in names
-    assert not names & {"catalogue.py", "catalogue_tables.py", "load.py", "cache.py"}
+    assert not names & {"catalogue.py", "load.py", "cache.py"}

@@ -40,7 +40,7 @@ def print_catalogue() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
     # Loaded by name: the workflow's use of this script does not depend on how tables look.
-    shown = importlib.import_module("expertflow.config.catalogue_tables")
+    shown = importlib.import_module("expertflow.config.catalogue")
     shown.show(args.preset, as_json=args.json, basedir=Path(__file__).resolve().parents[2])
 
 

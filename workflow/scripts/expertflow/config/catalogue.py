@@ -4,25 +4,32 @@
 the workflow it does without, and a change here makes no rule run again.
 """
 
+import json
 from pathlib import Path
 from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
 
 from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert
 from expertflow.config.read_yaml import read_yaml
 from expertflow.config.specs import source_specs
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
-from expertflow.core.records import Record
+from expertflow.core.records import Record, to_json
 from expertflow.data import cache
 from expertflow.data.fetch import kind_of
 from expertflow.data.settings import SourceKind, SourceSpec
 
 Preset = Literal["demo", "full"]
 PRESETS: dict[str, tuple[Preset, ...]] = {
-    "demo": ("demo",),
-    "full": ("full",),
+    **{"demo": ("demo",), "full": ("full",)},
     "both": ("demo", "full"),
 }
+NO_LICENCE, UNKNOWN = "[bold red]no licence[/]", "-"
 
 
 class Use(Record, frozen=True, kw_only=True):
@@ -46,7 +53,7 @@ class NamedSource(Record, frozen=True, kw_only=True):
     config: str | None
     split: str | None
     options: dict[str, Any]
-    status: Literal["prepared", "downloaded", "found", "missing", "generated"]
+    status: str
     n_bytes: int | None
     n_records: int | None
     licence: str | None
@@ -96,35 +103,30 @@ def catalogue(preset: str, *, basedir: Path) -> Catalogue:
 def scan_caches() -> CacheReport:
     """List the data sets of both caches, sorted by id."""
     hub, arrow = cache.hub_cache(), cache.prepared_cache()
-    sizes: dict[str, int] = {}
-    commits: dict[str, tuple[str, ...]] = {}
+    repositories: dict[str, Any] = {}
     damaged: list[str] = []
     if hub.is_dir():
         from huggingface_hub import scan_cache_dir
 
         found = scan_cache_dir(hub)
         damaged = sorted(text for text in map(str, found.warnings) if "datasets--" in text)
-        for repository in found.repos:
-            if repository.repo_type == "dataset":
-                sizes[repository.repo_id] = repository.size_on_disk
-                commits[repository.repo_id] = tuple(
-                    sorted(revision.commit_hash for revision in repository.revisions)
-                )
-    roots = {cache.prepared_root(name): name for name in sizes}
+        repositories = {repo.repo_id: repo for repo in found.repos if repo.repo_type == "dataset"}
+    roots = {cache.prepared_root(name): name for name in repositories}
     prepared: dict[str, tuple[cache.Prepared, ...]] = {}
     for root in sorted(path for path in arrow.glob("*") if path.is_dir()):
         # Without its downloaded files, a data set's id follows from the folder alone.
         if configs := cache.list_prepared(root):
             prepared[roots.get(root, root.name.replace("___", "/"))] = tuple(configs)
-    datasets = (
-        CachedDataset(
-            id=name,
-            commits=commits.get(name, ()),
-            n_bytes=sizes.get(name, 0) + sum(p.n_bytes for p in prepared.get(name, ())),
-            prepared=prepared.get(name, ()),
+    datasets = []
+    for name in sorted({*repositories, *prepared}):
+        commits, n_bytes = (), sum(p.n_bytes for p in prepared.get(name, ()))
+        if repository := repositories.get(name):
+            commits = tuple(sorted(revision.commit_hash for revision in repository.revisions))
+            n_bytes += repository.size_on_disk
+        row = CachedDataset(
+            id=name, commits=commits, n_bytes=n_bytes, prepared=prepared.get(name, ())
         )
-        for name in sorted({*sizes, *prepared})
-    )
+        datasets.append(row)
     return CacheReport(
         hub_cache=str(hub),
         prepared_cache=str(arrow),
@@ -171,34 +173,108 @@ def _uses(
 
 def _identity(spec: SourceSpec) -> str:
     """Tell sources apart by the records they give, and by the licence that is claimed for them."""
-    what = (
-        spec.kind,
-        kind_of(spec).location(spec),
-        spec.revision,
-        spec.config,
-        spec.split,
-        spec.seed,
-    )
+    what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
     return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
 
 
+def _location(spec: SourceSpec) -> str:
+    return str(spec.id or spec.generator or spec.path)
+
+
 def _named(spec: SourceSpec, used_by: tuple[Use, ...]) -> NamedSource:
-    found = kind_of(spec).look_up(spec)
+    found = kind_of(spec).look_up(spec)._asdict()
     card = None
     if spec.kind == "hub":
         commit = cache.cached_revision(str(spec.id), spec.revision)
         card = cache.card_licence(cache.card_data(str(spec.id), commit))
     return NamedSource(
         kind=spec.kind,
-        location=kind_of(spec).location(spec),
+        location=_location(spec),
         revision=spec.revision,
         config=spec.config,
         split=spec.split if spec.kind == "hub" else None,
         options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
-        status=found.status,
-        n_bytes=found.n_bytes,
-        n_records=found.n_records,
+        **found,
         licence=spec.licence or card,
         licence_origin="manifest" if spec.licence else "card" if card else None,
         used_by=used_by,
     )
+
+
+def show(preset: str, *, as_json: bool, basedir: Path) -> None:
+    found = catalogue(preset, basedir=basedir)
+    if as_json:
+        print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
+    else:
+        print_catalogue(found, Console())
+
+
+def print_catalogue(found: Catalogue, console: Console) -> None:
+    _print_cache(found.cache, console)
+    console.print()
+    console.print(_source_table(found.sources))
+    unlicensed = sum(source.licence is None for source in found.sources)
+    if unlicensed:
+        console.print(
+            f"[bold red]{unlicensed}[/] of {len(found.sources)} sources state no licence: name it"
+            " in the manifest, or leave the source out"
+        )
+    for problem in found.problems:
+        console.print(f"[bold red]not read:[/] {escape(problem)}", soft_wrap=True)
+
+
+def _print_cache(cache: CacheReport, console: Console) -> None:
+    for what, place in (("downloaded", cache.hub_cache), ("prepared", cache.prepared_cache)):
+        said = "" if Path(place).is_dir() else " (there is no such folder yet)"
+        console.print(f"{what}: {escape(place)}{said}", soft_wrap=True)
+    if cache.datasets:
+        console.print(_cache_table(cache.datasets))
+    else:
+        console.print("no data set in the Hugging Face caches")
+    for damage in cache.damaged:
+        console.print(f"[yellow]damaged:[/] {escape(damage)}", soft_wrap=True)
+
+
+def _cache_table(datasets: tuple[CachedDataset, ...]) -> Table:
+    table = _table("In the Hugging Face caches", ("data set", "size", "prepared"))
+    for row in datasets:
+        prepared = [f"{p.config} {sum(p.n_records_by_split.values()):,}" for p in row.prepared]
+        table.add_row(
+            "\n".join([f"[bold]{escape(row.id)}[/]", *(commit[:8] for commit in row.commits)]),
+            decimal(row.n_bytes),
+            escape("\n".join(prepared)) or "no",
+        )
+    return table
+
+
+def _source_table(sources: tuple[NamedSource, ...]) -> Table:
+    table = _table("Named by the experts", ("source", "here", "size", "records", "licence"))
+    for row in sources:
+        chosen = [row.kind, *(part for part in (row.config, row.split, row.revision) if part)]
+        chosen += [f"{key}={value}" for key, value in row.options.items()]
+        users = [f"{use.expert} ({', '.join(use.presets)})" for use in row.used_by]
+        licence = escape(row.licence) if row.licence else NO_LICENCE
+        table.add_row(
+            f"[bold]{escape(row.location)}[/]\n"
+            f"  {escape(' '.join(chosen))}\n"
+            f"  for {escape(', '.join(users))}",
+            "[bold red]missing[/]" if row.status == "missing" else row.status,
+            UNKNOWN if row.n_bytes is None else decimal(row.n_bytes),
+            UNKNOWN if row.n_records is None else f"{row.n_records:,}",
+            f"{licence}\n(card)" if row.licence_origin == "card" else licence,
+        )
+    return table
+
+
+def _table(title: str, headers: tuple[str, ...]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for header in headers:
+        numeric = header in ("size", "records")
+        # Names fold at the terminal's edge rather than end in dots: they are there to be copied.
+        table.add_column(
+            header,
+            overflow="fold",
+            no_wrap=numeric or header == "here",
+            justify="right" if numeric else "left",
+        )
+    return table

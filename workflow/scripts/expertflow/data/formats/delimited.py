@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import bounded_lines, read_record, too_large
+from expertflow.data.formats.lines import bounded_lines, read_record
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import open_utf8
 from expertflow.data.records import DataFile
@@ -21,8 +21,8 @@ def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
         rows = _Rows(stream, file, options)
         names = _header(rows, file.path)
         for number, row in rows:
-            parse = partial(_value, names=names, faults=rows.faults)
-            yield read_record(parse, row, file.path, number)
+            fault = rows.faults[0] if rows.faults else None
+            yield read_record(partial(_value, names=names), fault or row, file.path, number)
 
 
 def check_header(file: DataFile, *, options: ReadOptions) -> None:
@@ -76,8 +76,8 @@ class _Rows:
     def _decoded(self) -> Iterator[str]:
         for line, _ in self._lines:
             self._number += 1
-            if line is None:
-                self.faults.append(too_large())
+            if isinstance(line, Reject):
+                self.faults.append(line)
                 yield "\n"
                 continue
             try:
@@ -90,11 +90,7 @@ class _Rows:
             yield text
 
 
-def _value(row: list[str] | Reject, names: list[str], faults: list[Reject]) -> dict[str, str]:
-    if isinstance(row, Reject):
-        raise row
-    if faults:
-        raise faults[0]
+def _value(row: list[str], names: list[str]) -> dict[str, str]:
     if len(row) != len(names):
         found = f"{len(row)} values for {len(names)} columns"
         raise Reject("ragged_row", found, value=row[-1])

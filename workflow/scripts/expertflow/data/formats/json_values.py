@@ -9,7 +9,6 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import read_record, too_large
@@ -30,13 +29,7 @@ def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     """Yield every element of a file; its number is the line where it starts."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         for number, element in _elements(_Window(stream), file.path):
-            yield read_record(_parse, element, file.path, number)
-
-
-def _parse(element: bytes | Reject) -> dict[str, Any]:
-    if isinstance(element, Reject):
-        raise element
-    return parse_object(element)
+            yield read_record(parse_object, element, file.path, number)
 
 
 class _Window:
@@ -56,12 +49,11 @@ class _Window:
         return bool(chunk)
 
     def advance(self, to: int) -> None:
-        """Go on to an index of the buffer."""
         self.line += self.buffer.count(b"\n", self.pos, to)
         self.pos = to
 
     def peek(self) -> bytes:
-        """Go to the next byte that is not blank and give it; nothing at the end."""
+        """Go to the next byte that is not blank and return it; nothing at the end."""
         while True:
             if found := _NOT_BLANK.search(self.buffer, self.pos):
                 self.advance(found.start())
@@ -124,7 +116,7 @@ def _take(window: _Window, path: str) -> bytes | Reject:
 
 
 def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
-    """Follow brackets from ``at``; give where to go on, how deep that is, and whether it ended."""
+    """Follow brackets from ``at``: where to go on, how deep that is, and whether it ended."""
     for match in _TOKEN.finditer(buffer, at):
         byte = buffer[match.start()]
         if byte in b"{[":

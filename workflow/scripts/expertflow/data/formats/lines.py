@@ -23,19 +23,20 @@ from expertflow.data.reject import RawRecord, Reject
 _NEWLINE, _BRACE = b"\n{"
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
-# A line with its length; null for one that is too long to be held.
-Line = tuple[bytes | None, int]
-# A number and the bytes of a text; null where they are too many.
-Piece = tuple[int, bytes | None]
+# A number and the bytes of a text, or what is wrong with them.
+Piece = tuple[int, bytes | Reject]
 
 
 def iter_range(
     file: DataFile, low: int, high: int, *, options: ReadOptions, block_bytes: int
 ) -> Iterator[RawRecord]:
     """Yield the records of an uncompressed JSONL file whose first byte lies in [low, high)."""
-    parse = _parse_line
+    parse = parse_object
     if options.encoding != "utf-8":
-        parse = partial(_parse_recoded, encoding=options.encoding)
+
+        def parse(line: bytes) -> dict[str, Any]:
+            return parse_object(recoded(line, options.encoding))
+
     with open_bytes(Path(file.path), None) as stream:
         if low > 0:
             stream.seek(low - 1)
@@ -47,7 +48,7 @@ def iter_range(
             return
         number = 1 + _n_lines_before(start, file, block_bytes)
         for line, n_bytes in bounded_lines(stream):
-            if line is None or not line.isspace():
+            if isinstance(line, Reject) or not line.isspace():
                 yield read_record(parse, line, file.path, number)
             number += 1
             start += n_bytes
@@ -59,31 +60,36 @@ def iter_range(
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     """Yield all records of a compressed JSONL file."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        for number, (line, _) in enumerate(bounded_lines(stream), start=1):
-            if line is None or not line.isspace():
-                yield read_record(_parse_line, line, file.path, number)
+        for number, line in _lines(stream):
+            yield read_record(parse_object, line, file.path, number)
 
 
 def iter_texts(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     """Yield the records of a plain text; numbers are lines, but for a whole file."""
     path = Path(file.path)
-    pieces: dict[str, Callable[[io.BufferedReader], Iterator[Piece]]]
-    pieces = {"file": partial(_whole, path=path), "paragraph": _paragraphs, "line": _lines}
     unit = "file" if options.text_records == "file" else "line"
 
-    def parse(piece: bytes | None) -> dict[str, Any]:
+    def parse(piece: bytes) -> dict[str, Any]:
         return {"text": _text(piece), "name": path.name}
 
     with open_utf8(path, file.compression, options.encoding) as stream:
-        for number, piece in pieces[options.text_records](stream):
+        pieces: Iterator[Piece]
+        pieces = ((number, _strip(line)) for number, line in _lines(stream))
+        if options.text_records == "file":
+            pieces = iter([(1, _whole(stream, path))])
+        elif options.text_records == "paragraph":
+            pieces = _paragraphs(stream)
+        for number, piece in pieces:
             yield read_record(parse, piece, file.path, number, unit)
 
 
 def read_record(
     parse: Callable[[Any], dict[str, Any]], raw: Any, path: str, number: int, unit: str = "line"
 ) -> RawRecord:
-    """Parse a record, or note what is wrong with it."""
+    """Parse a record, or note what is wrong with it, be it known already."""
     try:
+        if isinstance(raw, Reject):
+            raise raw
         return RawRecord(path=path, number=number, unit=unit, value=parse(raw))
     except Reject as fault:
         # The fault lets go of the text that it is about.
@@ -92,23 +98,21 @@ def read_record(
         return RawRecord(path=path, number=number, unit=unit, value=None, fault=fault)
 
 
-def bounded_lines(stream: io.BufferedReader) -> Iterator[Line]:
-    """Yield lines with their ends."""
+def bounded_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
+    """Yield lines with their ends, each with its length in bytes."""
     max_bytes = MAX_RECORD_BYTES
     for line in iter(partial(stream.readline, max_bytes + 1), b""):
         if len(line) > max_bytes and line[-1] != _NEWLINE:
-            yield None, len(line) + _skip_line(stream)
+            yield too_large(), len(line) + _skip_line(stream)
         else:
             yield line, len(line)
 
 
 def too_large() -> Reject:
-    """Say that a record is longer than any that is read."""
     return Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
 
 
 def too_long(path: Path) -> DataError:
-    """Say that a text file cannot be one record."""
     return DataError(
         f"{path}: over {MAX_RECORD_BYTES >> 20} MiB are too much for one record; set"
         " options.text_records to paragraph or line"
@@ -162,27 +166,22 @@ def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
     return n_lines
 
 
-def _parse_line(line: bytes | None) -> dict[str, Any]:
-    if line is None:
-        raise too_large()
-    return parse_object(line)
-
-
-def _parse_recoded(line: bytes | None, *, encoding: str) -> dict[str, Any]:
-    return _parse_line(line and recoded(line, encoding))
-
-
-def _whole(stream: io.BufferedReader, *, path: Path) -> Iterator[Piece]:
+def _whole(stream: io.BufferedReader, path: Path) -> bytes:
     raw = stream.read(MAX_RECORD_BYTES + 1)
     if len(raw) > MAX_RECORD_BYTES:
         raise too_long(path)
-    yield 1, raw
+    return raw
 
 
 def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
+    """Yield lines that are not blank."""
     for number, (line, _) in enumerate(bounded_lines(stream), start=1):
-        if line is None or not line.isspace():
-            yield number, line and line.rstrip(b"\r\n")
+        if isinstance(line, Reject) or not line.isspace():
+            yield number, line
+
+
+def _strip(line: bytes | Reject) -> bytes | Reject:
+    return line if isinstance(line, Reject) else line.rstrip(b"\r\n")
 
 
 def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
@@ -190,23 +189,21 @@ def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
     parts: list[bytes] = []
     first = n_bytes = 0
     for number, (line, length) in enumerate(chain(bounded_lines(stream), [(b"\n", 1)]), start=1):
-        if line is not None and line.isspace():
+        if isinstance(line, bytes) and line.isspace():
             if n_bytes:
-                is_held = n_bytes <= MAX_RECORD_BYTES
-                yield first, b"".join(parts).rstrip(b"\r\n") if is_held else None
+                text = b"".join(parts).rstrip(b"\r\n")
+                yield first, text if n_bytes <= MAX_RECORD_BYTES else too_large()
             parts, n_bytes = [], 0
             continue
         first = first if n_bytes else number
         n_bytes += length
         if n_bytes > MAX_RECORD_BYTES:
             parts = []
-        elif line is not None:
+        elif isinstance(line, bytes):
             parts.append(line)
 
 
-def _text(piece: bytes | None) -> str:
-    if piece is None:
-        raise too_large()
+def _text(piece: bytes) -> str:
     try:
         text = piece.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -37,7 +37,6 @@ _COLUMNAR = {"parquet": (b"PAR1",), "arrow": (b"ARROW1", b"\xff\xff\xff\xff")}
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Recognise packed data by its first bytes."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     # A zstd file may begin with a frame that is to be skipped.
@@ -217,8 +216,11 @@ def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:
 def _check_is_lines(path: Path, head: bytes) -> None:
     """Refuse a JSON array and pretty-printed objects; single bad lines are the reader's matter."""
     first, _, rest = head.removeprefix(BOM).lstrip().partition(b"\n")
-    rest = rest.lstrip()
-    reason = _fault(first)
+    rest, reason = rest.lstrip(), None
+    try:
+        parse_object(first)
+    except Reject as reject:
+        reason = reject.reason
     is_array = first.startswith(b"[") and (
         (reason == "truncated" and not rest.startswith(b"["))
         or (reason == "not_an_object" and not rest and b"{" in first)
@@ -228,11 +230,3 @@ def _check_is_lines(path: Path, head: bytes) -> None:
         what = "a JSON array" if is_array else "pretty-printed JSON"
         name = path.name.lower().replace(".jsonl", ".json").replace(".ndjson", ".json")
         raise DataError(f"{path}: is {what}, not one object a line; name it {name}")
-
-
-def _fault(line: bytes) -> str | None:
-    try:
-        parse_object(line)
-    except Reject as reject:
-        return reject.reason
-    return None

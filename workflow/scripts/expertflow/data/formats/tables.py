@@ -116,9 +116,7 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
 
     floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
 
-    def parse(value: dict[str, Any] | Reject) -> dict[str, Any]:
-        if isinstance(value, Reject):
-            raise value
+    def parse(value: dict[str, Any]) -> dict[str, Any]:
         for name in floats:
             if value[name] is not None and not math.isfinite(value[name]):
                 raise Reject("not_finite", "no finite number", field=name, value=value[name])

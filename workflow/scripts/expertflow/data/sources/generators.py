@@ -21,10 +21,6 @@ PACKAGE = "expertflow.data.sources.generated"
 GENERATOR = re.compile(r"^(def generate\(|generate = )", re.MULTILINE)
 
 
-def location(source: SourceSpec) -> str:
-    return str(source.generator)
-
-
 def look_up(source: SourceSpec) -> Found:
     return Found("generated", n_records=source.n_documents)
 

@@ -5,24 +5,12 @@ A first walk lists the commits and learns who contributed; long-lived processes 
 and no process is started per commit. Files over 1 MiB count as binary. Nothing that the repository
 sets is obeyed: see ``git_store``.
 
-Fields of a record, for the templates of a manifest:
+Of the fields of a record, which templates of a manifest name: ``author`` is null where nobody is
+named, ``authored_at`` where the date is missing or absurd, counts of lines are null for binary
+files, ``branch`` for a bare id; ``tag`` is the first one in the walk that contains the commit; and
+``bytes_replaced`` says that some text was not valid and has replacement characters.
 
-- ``commit``, ``parents``: ids; ``is_merge``
-- ``author``: "Contributor N", or the name where ``pseudonymise`` is off; null where nobody is named
-- ``authored_at``: like 2024-03-01T21:30:00Z; null where it is missing or absurd
-- ``subject``, ``message``: first line, and all; ``message_truncated`` after 1 MiB
-- ``files``: ``path``, ``renamed_from``, ``n_added``, ``n_deleted`` (null for binary files) of each
-- ``n_files``, ``n_added``, ``n_deleted``
-- ``changes``: a line for each file, ``path | +added -deleted``
-- ``diff``: the patch against the first parent, cut at the end of a line after ``max_diff_bytes``;
-  ``diff_truncated``
-- ``branch``: the branch or tag that was walked, null for a bare id; ``refs``: branches and tags
-  that point at the commit; ``tag``: the first tag in the walk that contains it, or null
-- ``narrative``: all of it as one readable text
-- ``bytes_replaced``: some text was not valid and has replacement characters
-
-What is pseudonymised, and what is not caught, is said in ``git_identities``. Credentials are looked
-for where documents are prepared (``scan_secrets``), in what a document says.
+Credentials are looked for where documents are prepared (``scan_secrets``), in what they say.
 """
 
 import json
@@ -58,10 +46,6 @@ from expertflow.data.sources.git_store import (
     run_git,
 )
 from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
-
-
-def location(source: SourceSpec) -> str:
-    return str(source.path)
 
 
 def look_up(source: SourceSpec) -> Found:
@@ -127,7 +111,7 @@ def extract_commits(
 
 
 class _History:
-    """What is known of the whole history before its commits are told one by one."""
+    """What is known of the complete history before its commits are described one by one."""
 
     def __init__(self, store: Store, reader: HistoryReader, skipped: Counter[str]) -> None:
         self.store, self.reader, self.skipped = store, reader, skipped
@@ -143,7 +127,6 @@ class _History:
         self.contributors = Contributors()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Select commits, and yield their records."""
         for batch in self._shown(self._selected()):
             commits = self.reader.commits(list(batch))
             for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
@@ -198,7 +181,15 @@ class _History:
             yield self.reader.touched(batch, Counter())  # counted already
 
     def _record(self, commit_id: str, commit: Commit, changes: Changes) -> dict[str, Any]:
-        author, message, files, diff = self._named(commit, changes)
+        author: str | None = commit.author.name or None
+        message, files, diff = commit.message, changes.files, changes.diff
+        if self.options.pseudonymise:
+            hide = self.contributors.hide
+            author, message = self.contributors.label(commit.author), hide(message, is_message=True)
+            diff = hide(diff)
+            for file in files:
+                file["path"] = hide(file["path"])
+                file["renamed_from"] = file["renamed_from"] and hide(file["renamed_from"])
         parents, when = self.parents[commit_id], commit.authored_at
         record = {
             "commit": commit_id,
@@ -212,7 +203,7 @@ class _History:
             "n_files": len(files),
             "n_added": sum(file["n_added"] or 0 for file in files),
             "n_deleted": sum(file["n_deleted"] or 0 for file in files),
-            "changes": "".join(f"{_name(file)} | {_counts(file)}\n" for file in files),
+            "changes": "".join(map(_change_line, files)),
             "diff": diff,
             "diff_truncated": changes.is_truncated,
             "bytes_replaced": commit.replaced or changes.replaced,
@@ -223,25 +214,8 @@ class _History:
         }
         return record | {"narrative": _narrative(record)}
 
-    def _named(
-        self, commit: Commit, changes: Changes
-    ) -> tuple[str | None, str, list[dict[str, Any]], str]:
-        """Return author, message, files and diff, with pseudonyms where they are asked for."""
-        if not self.options.pseudonymise:
-            return commit.author.name or None, commit.message, changes.files, changes.diff
-        hide = self.contributors.hide
-        files = [
-            file
-            | {"path": hide(file["path"])}
-            | {"renamed_from": file["renamed_from"] and hide(file["renamed_from"])}
-            for file in changes.files
-        ]
-        message = hide(commit.message, is_message=True)
-        return self.contributors.label(commit.author), message, files, hide(changes.diff)
-
 
 def _narrative(record: dict[str, Any]) -> str:
-    """Tell what a commit did: when, by whom, where, why, and how."""
     day = record["authored_at"]
     when = f"on {day[:10]}" if day else "at an unknown time"
     written = f"Written {when} by {record['author'] or 'an unknown author'}"
@@ -260,11 +234,10 @@ def _narrative(record: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if part.strip())
 
 
-def _name(file: dict[str, Any]) -> str:
-    """Name a file, quoted where the path would not stay on its line."""
+def _change_line(file: dict[str, Any]) -> str:
+    # A path that would not stay on its line is quoted.
     names = filter(None, (file["renamed_from"], file["path"]))
-    return " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
-
-
-def _counts(file: dict[str, Any]) -> str:
-    return "binary" if file["n_added"] is None else f"+{file['n_added']} -{file['n_deleted']}"
+    told = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
+    is_binary = file["n_added"] is None
+    counts = "binary" if is_binary else f"+{file['n_added']} -{file['n_deleted']}"
+    return f"{told} | {counts}\n"

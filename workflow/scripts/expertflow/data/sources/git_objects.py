@@ -155,12 +155,10 @@ class HistoryReader:
         command = (*_DIFF_TREE, *_PATCH, "--", *(self._pathspecs or ["*"]), *excluded)
         with contextlib.closing(Pipe(self._git_dir, *command)) as patch:
             changes = self._read_changes(patch, commit_id)
-        named = [_decode(path) for path in big]
-        files = [*changes.files, *(_file(path, None, None, None) for path, _ in named)]
-        return changes._replace(
-            files=sorted(files, key=lambda file: str(file["path"])),
-            replaced=changes.replaced or any(replaced for _, replaced in named),
-        )
+        decode = _Decoder()
+        files = [*changes.files, *(_file(decode(path), None, None, None) for path in big)]
+        files.sort(key=lambda file: str(file["path"]))
+        return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
 
     def _read_touched(self, commit_ids: Sequence[str]) -> list[Touched]:
         """Ask ``diff-tree --raw -z`` what commits touch, remembering ``max_files`` of each."""
@@ -231,9 +229,10 @@ class HistoryReader:
             del answer[n_bytes - len(sentinel) :]
         patch = bytes(answer[patch_at:]) if patch_at else b""
         counts = bytes(answer[: patch_at - 2]) if patch_at else b""
-        files, names_replaced = _parse_files(counts.split(b"\0")[1:])
-        text, replaced = _cut(patch, max_bytes)
-        return Changes(files, text, len(patch) > max_bytes, replaced or names_replaced)
+        decode = _Decoder()
+        files = _parse_files(counts.split(b"\0")[1:], decode)
+        text = _cut(patch, max_bytes, decode)
+        return Changes(files, text, len(patch) > max_bytes, decode.replaced)
 
 
 def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -248,51 +247,58 @@ def _read_some(stdout: io.BufferedReader) -> bytes:
     return chunk
 
 
+class _Decoder:
+    """Decode as a commit says, else as UTF-8; remember whether bytes had to be replaced."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self.replaced = False
+        self._names = (encoding, "utf-8") if _ENCODING.fullmatch(encoding) else ("utf-8",)
+
+    def __call__(self, raw: bytes) -> str:
+        for name in self._names:
+            with contextlib.suppress(LookupError, UnicodeDecodeError):
+                return raw.decode(name)
+        self.replaced = True
+        return raw.decode("utf-8", "replace")
+
+
 def _parse_commit(raw: bytes, *, is_whole: bool) -> Commit:
     header, _, body = raw.partition(b"\n\n")
     first: dict[bytes, bytes] = {}
     for line in header.split(b"\n"):
         key, _, value = line.partition(b" ")
         first.setdefault(key, value)
-    encoding = first.get(b"encoding", b"utf-8").decode("ascii", "replace")
-    author, at, author_replaced = _parse_person(first.get(b"author", b""), encoding)
-    committer, _, committer_replaced = _parse_person(first.get(b"committer", b""), encoding)
-    message, message_replaced = _decode(body, encoding)
-    replaced = author_replaced or committer_replaced or message_replaced
-    return Commit(author, committer, at, message, is_whole, replaced)
+    decode = _Decoder(first.get(b"encoding", b"utf-8").decode("ascii", "replace"))
+    author, at = _parse_person(first.get(b"author", b""), decode)
+    committer, _ = _parse_person(first.get(b"committer", b""), decode)
+    return Commit(author, committer, at, decode(body), is_whole, decode.replaced)
 
 
-def _parse_person(line: bytes, encoding: str) -> tuple[Person, datetime | None, bool]:
+def _parse_person(line: bytes, decode: _Decoder) -> tuple[Person, datetime | None]:
     """Split ``name <e-mail> seconds zone``, where any part may be missing."""
     who, bracket, when = line.rpartition(b">")
     if not bracket:
         who, when = line, b""
     name, _, e_mail = who.partition(b"<")
-    texts = [_decode(part.strip(), encoding) for part in (name, e_mail)]
     at = None
     with contextlib.suppress(ValueError, OverflowError, OSError):
         seconds, _ = when.split()
         at = datetime.fromtimestamp(int(seconds), UTC)
-    return Person(texts[0][0], texts[1][0]), at, texts[0][1] or texts[1][1]
+    return Person(decode(name.strip()), decode(e_mail.strip())), at
 
 
-def _parse_files(counts: list[bytes]) -> tuple[list[dict[str, Any]], bool]:
+def _parse_files(counts: list[bytes], decode: _Decoder) -> list[dict[str, Any]]:
     """Turn ``added TAB deleted TAB path`` into files; a rename has two more fields, old and new."""
-    files, any_replaced = [], False
-    parts = iter(counts)
+    files, parts = [], iter(counts)
     for part in parts:
         n_added, n_deleted, path = part.split(b"\t", 2)
         old: str | None = None
         if not path:
-            old, replaced = _decode(next(parts))
-            any_replaced |= replaced
-            path = next(parts)
-        text, replaced = _decode(path)
-        any_replaced |= replaced
+            old, path = decode(next(parts)), next(parts)
         # Git counts no lines in binary files and writes "-".
         numbers = [None if number == b"-" else int(number) for number in (n_added, n_deleted)]
-        files.append(_file(text, old, *numbers))
-    return files, any_replaced
+        files.append(_file(decode(path), old, *numbers))
+    return files
 
 
 def _file(
@@ -302,20 +308,13 @@ def _file(
     return {"path": path, "renamed_from": renamed_from, **numbers}
 
 
-def _decode(raw: bytes, encoding: str = "utf-8") -> tuple[str, bool]:
-    """Decode as the commit says, else as UTF-8; the flag says that bytes had to be replaced."""
-    names = (encoding, "utf-8") if _ENCODING.fullmatch(encoding) else ("utf-8",)
-    for name in names:
-        with contextlib.suppress(LookupError, UnicodeDecodeError):
-            return raw.decode(name), False
-    return raw.decode("utf-8", "replace"), True
-
-
-def _cut(patch: bytes, max_bytes: int) -> tuple[str, bool]:
+def _cut(patch: bytes, max_bytes: int, decode: _Decoder) -> str:
     if len(patch) <= max_bytes:
-        return _decode(patch)
+        return decode(patch)
     kept = patch[:max_bytes]
     kept = kept[: kept.rfind(b"\n") + 1] or kept
     # A line longer than the limit may be cut inside a character, which is then left out.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept)
-    return text, "\ufffd" in text and _decode(kept)[1]
+    if "\ufffd" in text:
+        decode(kept)
+    return text

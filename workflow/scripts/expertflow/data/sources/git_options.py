@@ -40,13 +40,10 @@ LANGUAGES = {
 
 
 class GitOptions(SourceOptions, frozen=True, kw_only=True):
-    """Which commits to take, and how much of them.
+    """Which commits to take, and how much of them; docs/data.md explains each option.
 
-    ``since`` and ``until`` are ISO 8601 and compared with the author's date (UTC unless they say
-    otherwise); a day stands for the whole day. ``authors`` are parts of "Name <e-mail>", in any
-    case. ``paths`` are git pathspecs, ``languages`` keys of ``LANGUAGES``: other files are left
-    out, and commits without any as well. Commits with more than ``max_files`` such files are left
-    out; one that is renamed counts twice. ``max_commits`` takes the last ones of the walk.
+    Dates are UTC unless they say otherwise; a day stands for the complete day. Of ``max_files`` a
+    renamed one counts twice.
     """
 
     kind = "git"

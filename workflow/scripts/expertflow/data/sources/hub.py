@@ -27,7 +27,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data import cache
 from expertflow.data.read import describe
-from expertflow.data.records import DataFile, SourceLock
+from expertflow.data.records import SourceLock
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources import hub_errors
 from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
@@ -54,10 +54,6 @@ class Snapshot(NamedTuple):
 
     def missing(self, paths: Iterable[str]) -> list[str]:
         return [path for path in paths if not (self.folder / path).exists()]
-
-
-def location(source: SourceSpec) -> str:
-    return str(source.id)
 
 
 def look_up(source: SourceSpec) -> Found:
@@ -104,7 +100,13 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
     if split not in prepared.n_records_by_split:
         raise DataError(f"source {source.name}: {_no_split(source, prepared.n_records_by_split)}")
     log.info("%s: commit %s, %s", repository, prepared.commit, prepared.folder)
-    files = [_arrow_file(path, notes) for path in prepared.files(split)]
+    files = []
+    for path in prepared.files(split):
+        try:
+            file = describe(path, sha256=sha256_file(path), options={})
+        except DataError as error:
+            raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
+        files.append(replace(file, notes=notes))
     there, stated = sum(file.n_records or 0 for file in files), prepared.n_records_by_split[split]
     if there != stated:
         raise DataError(
@@ -113,13 +115,6 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
         )
     licence = cache.card_licence(cache.card_data(repository, prepared.commit))
     return Fetched(files, revision=prepared.commit, card_licence=licence)
-
-
-def _arrow_file(path: Path, notes: tuple[str, ...]) -> DataFile:
-    try:
-        return replace(describe(path, sha256=sha256_file(path), options={}), notes=notes)
-    except DataError as error:
-        raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
 
 
 def _set_up_libraries() -> None:

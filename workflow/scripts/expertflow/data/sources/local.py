@@ -18,10 +18,6 @@ MANY_SHARDS = 16
 MAX_SHARDS = 200
 
 
-def location(source: SourceSpec) -> str:
-    return str(source.path)
-
-
 def look_up(source: SourceSpec) -> Found:
     paths = _matches(str(source.path))
     if not paths:
