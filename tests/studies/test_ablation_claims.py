@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from ablation_records import claim, hopeless, measured, plain, variant
 
-from expertflow.studies.ablate import ratio_of
-from expertflow.studies.ablate_claims import judged
+from expertflow.studies.ablation import judge_claim
 from expertflow.studies.records import ClaimVerdict, VariantRecord
 
 TWICE = (1.95, 2.0, 2.05)
@@ -14,8 +13,7 @@ TWICE = (1.95, 2.0, 2.05)
 
 def verdict(of: str, to: str, *records: VariantRecord, **bounds: Any) -> ClaimVerdict:
     by_name = {record.variant.name: record for record in records}
-    ratios = {name: ratio_of(record) for name, record in by_name.items()}
-    return judged(claim(of, to, **bounds), by_name, ratios)
+    return judge_claim(claim(of, to, **bounds), by_name)
 
 
 @pytest.mark.parametrize(

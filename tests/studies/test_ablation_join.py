@@ -10,7 +10,7 @@ from support import write_tiny_run
 from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, read_record, to_json
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.ablate import Measured, ablation
+from expertflow.studies.ablation import Measured, join_ablation
 from expertflow.studies.records import AblationRecord, AblationSpec, VariantRecord
 
 
@@ -25,7 +25,7 @@ def joined(
     plan: TrainPlan, spec: AblationSpec, *records: VariantRecord, price: float | None = None
 ) -> AblationRecord:
     plan = replace(plan, cost=replace(plan.cost, price_usd_per_hour=price))
-    return ablation(spec, Measured(expert="e", plan=plan, model="m", records=records))
+    return join_ablation(spec, Measured(expert="e", plan=plan, model="m", records=records))
 
 
 def rungs() -> AblationSpec:

@@ -10,8 +10,14 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import Staged
-from expertflow.studies.ablate_losses import Compared, compared, loss_last
-from expertflow.studies.ablate_other import hours_ratios, n_saves, read_speed_ratios
+from expertflow.studies.compare_trials import (
+    LossComparison,
+    compare_losses,
+    count_saves,
+    hours_ratios,
+    loss_last,
+    read_speed_ratios,
+)
 from expertflow.studies.variants import NotMeasurableError
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.trial import TrialResult
@@ -32,10 +38,10 @@ def result(losses: list[float], *, tokens_per_step: float = 100, n_warmup: int =
     )  # fmt: skip
 
 
-def told(base: TrainPlan, own: TrialResult, plain: TrialResult, **changes: Any) -> Compared:
+def told(base: TrainPlan, own: TrialResult, plain: TrialResult, **changes: Any) -> LossComparison:
     other_rows = changes.pop("other_rows", False)
     plan = replace(base, **changes)
-    return compared([(own, plain)], base=base, plan=plan, other_rows=other_rows)
+    return compare_losses([(own, plain)], base=base, plan=plan, other_rows=other_rows)
 
 
 def falling(n: int, scale: float = 1.0) -> list[float]:
@@ -118,8 +124,8 @@ def test_saves_are_whole(base: TrainPlan) -> None:
 
 def test_saves_come_by_steps_or_by_time(base: TrainPlan) -> None:
     plan = replace(base, n_steps=100, save_steps=30, save_every_minutes=10.0)
-    assert n_saves(plan, 60.0) == 4
-    assert n_saves(plan, 7200.0) == 12
+    assert count_saves(plan, 60.0) == 4
+    assert count_saves(plan, 7200.0) == 12
 
 
 def staged(source: Path, target: Path | None) -> Staged:
@@ -138,7 +144,7 @@ def test_rows_that_are_read_in_place_have_no_other_speed(tmp_path: Path) -> None
 
 
 def test_read_speeds_are_compared_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from expertflow.studies import ablate_other
+    from expertflow.studies import compare_trials
 
     asked: list[str] = []
 
@@ -146,7 +152,7 @@ def test_read_speeds_are_compared_in_turns(tmp_path: Path, monkeypatch: pytest.M
         asked.append(path.parts[-3])
         return (4e9 if "target" in path.parts else 1e9), "256 MiB in order"
 
-    monkeypatch.setattr(ablate_other, "file_read_speed", speed)
+    monkeypatch.setattr(compare_trials, "file_read_speed", speed)
     pair = staged(tmp_path / "source", tmp_path / "target")
     ratios, how = read_speed_ratios(pair, n_repeats=3)
     assert ratios == [4.0, 4.0, 4.0] and "256 MiB" in how

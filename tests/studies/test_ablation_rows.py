@@ -8,7 +8,7 @@ from support import write_tiny_run
 
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.rows_unpacked import apart, first_rows, write_unpacked
+from expertflow.studies.variants import first_rows, split_documents, write_unpacked
 from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.batches import Collator, targets_per_row
@@ -54,7 +54,7 @@ def random_rows(seed: int, *, n_rows: int = 40, length: int = 48) -> PackedRows:
 def test_nothing_is_lost_added_or_relabelled(seed: int) -> None:
     rows = random_rows(seed)
     chosen = np.random.default_rng(seed).permutation(len(rows))[:17]
-    batch = apart(rows, chosen)
+    batch = split_documents(rows, chosen)
     loose = PackedRows((batch.input_ids_NL,), batch.seq_lengths, batch.spans)
     assert len(loose.seq_lengths.values) == len(loose)
     packed = [document for i in chosen for document in documents_of(take(rows, i))]

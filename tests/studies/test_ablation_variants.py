@@ -11,14 +11,15 @@ from expertflow.core.records import read_part, read_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.studies.records import Variant
-from expertflow.studies.rows_unpacked import FirstRows, first_rows
 from expertflow.studies.variants import (
+    FirstRows,
     IsThePlanError,
     NotMeasurableError,
     Setup,
     documents_as_rows,
+    first_rows,
     one_process,
-    set_up,
+    set_up_variant,
 )
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
@@ -47,7 +48,7 @@ def first_of(folder: Path) -> FirstRows:
 
 def resolved(folder: Path, base: TrainPlan | None = None, **variant: Any) -> Setup:
     settings: dict[str, Any] = {"name": "v", "label": "v", "rows": "packed", "training": {}}
-    return set_up(
+    return set_up_variant(
         base or plan_of(folder),
         Variant(**{**settings, **variant}),
         first=first_of(folder),

@@ -17,12 +17,13 @@ from expertflow.core.records import read_record, to_json
 from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
+from expertflow.studies import plan_expert
 from expertflow.studies.calibrate import (
     CalibrationJob,
     levels,
-    measured,
-    shortened,
+    shorten_plan,
     step_seconds,
+    take_times,
 )
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 
@@ -106,7 +107,7 @@ def plan_of(folder: Path, **changes: object) -> TrainPlan:
 
 def test_a_plan_is_shortened_and_nothing_else(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, patience=2, load_best_model_at_end=True, save_steps=7, eval_steps=9)
-    short, n_warmup = shortened(plan)
+    short, n_warmup = shorten_plan(plan)
     assert (short.n_steps, n_warmup) == (40, 10)
     assert short.n_warmup_steps < short.n_steps
     assert short.n_warmup_steps + short.n_decay_steps <= short.n_steps
@@ -121,7 +122,7 @@ def test_a_plan_is_shortened_and_nothing_else(tmp_path: Path) -> None:
 def test_a_short_run_is_timed_whole(
     tmp_path: Path, n_steps: int, expected: tuple[int, int]
 ) -> None:
-    short, n_warmup = shortened(plan_of(tmp_path, n_steps=n_steps))
+    short, n_warmup = shorten_plan(plan_of(tmp_path, n_steps=n_steps))
     assert (short.n_steps, n_warmup) == expected
 
 
@@ -160,7 +161,7 @@ def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
         peak_memory_reserved_bytes=None,
     )
     settings: dict[str, Any] = {"n_window_steps": 1, "planning_s": 3.0, "key": "k"}
-    made = measured(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
+    made = take_times(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
     assert made.n_timings == 6
     assert on_a_card(plan, record, n_steps=8, n_warmup=2).n_timings == 2
     short_epochs = replace(plan, n_steps_per_epoch=1)
@@ -169,12 +170,12 @@ def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
     assert (made.eval_s, made.save_s) == (0.5, 0.25)
     assert made.startup_s == pytest.approx(5.0)
     with pytest.raises(TrainingError, match="too few to time"):
-        measured(plan, record, [], n_warmup=0, **settings)
+        take_times(plan, record, [], n_warmup=0, **settings)
 
 
 def on_a_card(plan: TrainPlan, record: Any, *, n_steps: int, n_warmup: int) -> Calibration:
     """Time steps of which each five share their time."""
-    return measured(
+    return take_times(
         plan, record, steps([1.0] * n_steps), n_warmup=n_warmup, n_window_steps=5, planning_s=0.0,
         key="k",
     )  # fmt: skip
@@ -190,7 +191,7 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
         rows=tmp_path / "packed", scratch=tmp_path / "s", code="c", began_s=0.0,
     )  # fmt: skip
     seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
-    monkeypatch.setattr(calibration, "probe_machine", lambda **_: seen)
+    monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)
     with pytest.raises(HardwareError, match=r"for H100 SXM and the card .* is NVIDIA GeForce"):
         calibration.calibrate(job)
     seen.gpus[0].name = "NVIDIA H100 80GB HBM3"

@@ -19,7 +19,7 @@ from support import LORA, SCRIPTS, write_tiny_run
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.apart import Trials
+from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
 
@@ -40,7 +40,7 @@ def trial_of(folder: Path, **changes: Any) -> Trial:
 
 
 def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(tiny: Path) -> None:
-    result = Trials().run(trial_of(tiny))
+    result = TrialRunner().run(trial_of(tiny))
     assert result.outcome == "measured" and result.problem is None
     assert result.n_timed_steps == len(result.steps_s) == 5 and len(result.losses) == 7
     assert min(result.steps_s) > 0 and sum(result.steps_s) <= result.timed_s
@@ -55,7 +55,7 @@ def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(tiny: Path) 
 
 
 def test_the_same_steps_have_the_same_losses(tiny: Path) -> None:
-    trials = Trials()
+    trials = TrialRunner()
     first = trials.run(trial_of(tiny))
     longer = trials.run(trial_of(tiny, n_timed_steps=6, with_save=True))
     assert longer.losses[:7] == first.losses and len(longer.losses) == 8
@@ -63,23 +63,23 @@ def test_the_same_steps_have_the_same_losses(tiny: Path) -> None:
 
 
 def test_a_trial_may_be_longer_than_its_plan(tiny: Path) -> None:
-    assert len(Trials().run(trial_of(tiny, n_timed_steps=20)).losses) == 22
+    assert len(TrialRunner().run(trial_of(tiny, n_timed_steps=20)).losses) == 22
 
 
 def test_a_limit_of_seconds_ends_the_timed_part(tiny: Path) -> None:
-    result = Trials().run(trial_of(tiny, n_timed_steps=10_000, max_timed_s=0.2))
+    result = TrialRunner().run(trial_of(tiny, n_timed_steps=10_000, max_timed_s=0.2))
     assert result.outcome == "measured"
     assert result.timed_s >= 0.2 and result.n_timed_steps < 10_000
 
 
 def test_one_long_step_after_the_first_is_warm_up_enough(tiny: Path) -> None:
     trial = trial_of(tiny, n_warmup_steps=5, n_timed_steps=2, long_step_s=0.0)
-    assert len(Trials().run(trial).losses) == 4
+    assert len(TrialRunner().run(trial).losses) == 4
 
 
 def test_a_trial_that_hangs_is_ended(tiny: Path) -> None:
     before = set(multiprocessing.active_children())
-    result = Trials(limit_s=0.1).run(trial_of(tiny, n_timed_steps=10**6))
+    result = TrialRunner(limit_s=0.1).run(trial_of(tiny, n_timed_steps=10**6))
     assert result == TrialResult(outcome="failed", problem="no result after 0.1 s")
     assert set(multiprocessing.active_children()) <= before
 
@@ -96,7 +96,7 @@ def is_available():
     return False
 
 torch.cuda.is_available = is_available
-from expertflow.studies.apart import PRELOADED
+from expertflow.studies.subprocess_runner import PRELOADED
 
 for name in PRELOADED:
     __import__(name)
@@ -115,7 +115,7 @@ def test_the_warm_process_leaves_cuda_to_the_trials(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n")
     (about / "top_level.txt").write_text("flash_attn\n")
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
-    Trials()
+    TrialRunner()
     env = {**os.environ, "PYTHONPATH": f"{SCRIPTS}:{tmp_path}"}
     command = [sys.executable, "-c", ASKED]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
@@ -124,7 +124,7 @@ def test_the_warm_process_leaves_cuda_to_the_trials(
 
 
 def test_what_is_too_slow_is_given_up(tiny: Path) -> None:
-    result = Trials().run(trial_of(tiny, n_timed_steps=50, least_tokens_per_s=1e12))
+    result = TrialRunner().run(trial_of(tiny, n_timed_steps=50, least_tokens_per_s=1e12))
     assert result.outcome == "given up" and result.n_timed_steps == 3
     assert result.problem and "below 1,000,000,000,000" in result.problem
 
@@ -132,12 +132,12 @@ def test_what_is_too_slow_is_given_up(tiny: Path) -> None:
 def test_what_cannot_be_run_is_an_error_of_one_line(tiny: Path) -> None:
     plan = replace(read_record(TrainPlan, tiny / "plan.json"), attention="varlen")
     with pytest.raises(TrainingError, match="varlen"):
-        Trials().run(trial_of(tiny, plan=plan))
+        TrialRunner().run(trial_of(tiny, plan=plan))
 
 
 def test_a_loss_that_explodes_is_a_result(tiny: Path) -> None:
     plan = replace(read_record(TrainPlan, tiny / "plan.json"), max_loss=0.001)
-    result = Trials().run(trial_of(tiny, plan=plan))
+    result = TrialRunner().run(trial_of(tiny, plan=plan))
     assert result.outcome == "failed" and "diverged" in (result.problem or "")
 
 
@@ -159,7 +159,7 @@ def test_out_of_memory_is_a_result(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 KILLED = """
 import json, os, resource, signal, sys
 from pathlib import Path
-from expertflow.studies import apart
+from expertflow.studies import subprocess_runner
 from expertflow.train.trial import Trial
 
 def child(trial, answer):
@@ -167,12 +167,12 @@ def child(trial, answer):
     os.kill(os.getpid(), signal.Signals[sys.argv[1]])
 
 if __name__ == "__main__":
-    apart._child = child
+    subprocess_runner._run_child = child
     here = Path()
     trial = Trial(
         plan=None, model=here, rows=here, scratch=here, n_warmup_steps=1, n_timed_steps=1
     )
-    result = apart.Trials().run(trial)
+    result = subprocess_runner.TrialRunner().run(trial)
     print(json.dumps([result.outcome, result.problem]))
 """
 
@@ -196,7 +196,7 @@ import sys
 from pathlib import Path
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.apart import Trials
+from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.core.errors import Interrupted
 from expertflow.train.trial import Trial
 
@@ -207,7 +207,7 @@ if __name__ == "__main__":
         rows=folder / "packed", scratch=folder / ".stopped", n_warmup_steps=1, n_timed_steps=10**6,
     )
     try:
-        Trials().run(trial)
+        TrialRunner().run(trial)
     except Interrupted as error:
         sys.exit(f"interrupted: {error}")
 """
@@ -232,7 +232,7 @@ def test_a_signal_ends_the_trial_as_well(tiny: Path, tmp_path: Path) -> None:
 STUBBORN = """
 import os, signal, sys, time
 from pathlib import Path
-from expertflow.studies import apart
+from expertflow.studies import subprocess_runner
 from expertflow.train.trial import Trial
 
 def child(trial, answer):
@@ -246,12 +246,12 @@ def child(trial, answer):
         time.sleep(0.1)
 
 if __name__ == "__main__":
-    apart._child, apart.PATIENCE_S = child, 3
+    subprocess_runner._run_child, subprocess_runner.PATIENCE_S = child, 3
     here = Path()
     trial = Trial(
         plan=None, model=here, rows=here, scratch=here, n_warmup_steps=1, n_timed_steps=1
     )
-    apart.Trials().run(trial)
+    subprocess_runner.TrialRunner().run(trial)
 """
 
 

@@ -14,7 +14,6 @@ from expertflow.core.records import read_record, to_json, write_record
 from expertflow.hardware import probe
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.tuned import TuningRecord
-from expertflow.studies import tune_space
 from expertflow.studies.plan_expert import plan_expert
 from expertflow.studies.tune import TuneJob, tune
 from expertflow.train.trial import Trial, TrialResult
@@ -201,7 +200,6 @@ def test_loader_workers_are_tried_for_unpacked_rows(
     machine = Machine()
     machine.tune(job(tiny, tmp_path, packing=other))
     assert {trial.plan.dataloader_num_workers for trial in machine.ran} == {0, 2}
-    assert tune_space.N_WORKERS == (0, 2, 4, 8)
 
 
 def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:

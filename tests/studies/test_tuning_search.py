@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.plan.tuned import TunedSettings, TuningTrial
-from expertflow.studies.search import Search, Space
-from expertflow.studies.tune_space import threads_to_try
+from expertflow.studies.search import Search, Space, threads_to_try
 from expertflow.train.trial import TrialResult
 
 DEFAULT = TunedSettings(

@@ -6,7 +6,7 @@ from expertflow.core.files import write_text
 from expertflow.core.records import read_part
 from expertflow.plan.records import TrainPlan
 from expertflow.report.ablation.page import render_ablation
-from expertflow.studies.ablate import Measured, ablation
+from expertflow.studies.ablation import Measured, join_ablation
 from expertflow.studies.records import AblationSpec, VariantRecord
 
 
@@ -27,7 +27,7 @@ def main() -> None:
         model=read_part(str, job.model, "name"),
         records=tuple(job.variants),
     )
-    record = ablation(job.spec, measured)
+    record = join_ablation(job.spec, measured)
     write_text(job.html, render_ablation(record))
     job.write(record, job.json)
 

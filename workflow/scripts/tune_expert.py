@@ -5,7 +5,7 @@ import logging
 
 from expertflow.core import cli
 from expertflow.plan.records import PlanSpec
-from expertflow.studies.apart import Trials
+from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.studies.tune import MAX_S, TuneJob, tune
 
 # A trial without a result by then hangs: loading a large model and compiling it take minutes.
@@ -26,8 +26,8 @@ def main() -> None:
         output="tuning.json to write",
     )
     names = ("spec", "expert", "packing", "model", "rows", "scratch", "cache", "code")
-    trials = Trials(limit_s=max(LIMIT_S, job.max_seconds))
-    record = tune(TuneJob(max_s=job.max_seconds, **job.pick(*names)), trials.run)
+    runner = TrialRunner(limit_s=max(LIMIT_S, job.max_seconds))
+    record = tune(TuneJob(max_s=job.max_seconds, **job.pick(*names)), runner.run)
     if record.best is None:
         logging.warning("nothing could be run: a plan will leave this tuning out")
     job.write(record)

@@ -35,13 +35,13 @@ class TuningTrial(Record, frozen=True, kw_only=True):
 
     settings: TunedSettings
     outcome: Literal["measured", "given up", "left out", "out of memory", "failed"]
-    reason: str | None
-    predicted_peak_bytes: int | None
-    peak_memory_bytes: int | None
-    tokens_per_s: float | None
-    step_s: float | None
-    startup_s: float | None
-    n_timed_steps: int
+    reason: str | None = None
+    predicted_peak_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    startup_s: float | None = None
+    n_timed_steps: int = 0
 
 
 class TuningRecord(Record, frozen=True, kw_only=True):

@@ -1,31 +1,35 @@
 """Time one variant against the plan, in pairs that take turns."""
 
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import remove, sha256_file
+from expertflow.core.files import sha256_file
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
-from expertflow.studies.ablate_losses import compared, loss_last
-from expertflow.studies.ablate_other import hours_ratios, read_speed_ratios
-from expertflow.studies.apart import Trials, interruptible
+from expertflow.studies.compare_trials import (
+    compare_losses,
+    hours_ratios,
+    loss_last,
+    read_speed_ratios,
+)
 from expertflow.studies.estimate import estimate
 from expertflow.studies.records import Timing, VariantRecord, VariantSpec
-from expertflow.studies.rows_unpacked import FirstRows, first_rows, write_unpacked
+from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
 from expertflow.studies.variants import (
+    FirstRows,
     IsThePlanError,
     NotMeasurableError,
     Setup,
+    first_rows,
     one_process,
-    set_up,
+    set_up_variant,
+    write_unpacked,
 )
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
@@ -33,7 +37,6 @@ from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.trial import Trial, TrialResult
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
-Pair = tuple[TrialResult, TrialResult]
 
 
 class VariantJob(Record, frozen=True, kw_only=True):
@@ -62,14 +65,11 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         TrainingError: the plan itself cannot be run.
         Interrupted: a signal came; nothing is left.
     """
-    with interruptible(), _scratch(job.scratch):
+    measure = {"tokens_per_s": _speed, "hours": _hours, "read_speed": _read_speed}
+    with interruptible(), scratch_folder(job.scratch):
         blank = _blank(job)
         try:
-            if job.spec.variant.metric == "read_speed":
-                return _read_speed(job, blank)
-            if job.spec.variant.metric == "hours":
-                return _hours(job, blank)
-            return _speed(job, blank)
+            return measure[job.spec.variant.metric](job, blank)
         except IsThePlanError as reason:
             return replace(blank, outcome="is the plan", reason=str(reason))
         except NotMeasurableError as reason:
@@ -77,13 +77,10 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
 
 
 def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
-    spec = job.spec
-    facts = read_part(ModelFacts, job.model, "facts")
-    packing = read_record(PackingRecord, job.packing)
-    base = one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
+    spec, (base, packing, facts) = job.spec, _read_plan(job)
     rows = read_rows(job.rows / "train")
     first = first_rows(base, rows, n_steps=spec.n_warmup_steps + spec.n_timed_steps)
-    setup = set_up(
+    setup = set_up_variant(
         base,
         spec.variant,
         first=first,
@@ -95,42 +92,41 @@ def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     blank = replace(blank, settings_sha256=setup.settings_sha256)
     own = _varied(job, setup, first)
     plain = _trial(job, base, job.rows, spec.n_timed_steps)
-    pairs: list[Pair] = []
-    trials = Trials()
+    pairs: list[tuple[TrialResult, TrialResult]] = []
+    runner = TrialRunner()
     for i in range(spec.n_repeats):
         # The variant comes first once: what cannot be run costs no run of the plan.
         got: dict[str, TrialResult] = {}
         for side in ("variant", "plan")[:: 1 if i % 2 == 0 else -1]:
-            got[side] = _run(trials, own if side == "variant" else plain, is_plan=side == "plan")
+            got[side] = _run(runner, own if side == "variant" else plain, is_plan=side == "plan")
             if got[side].outcome != "measured":
-                return _spoilt(blank, got[side], pairs)
+                done, done_of_plan = zip(*pairs, strict=True) if pairs else ((), ())
+                return _failed(blank, got[side], done, done_of_plan)
         pairs.append((got["variant"], got["plan"]))
-    return _joined(blank, pairs, base, setup)
+    timed, timed_of_plan = zip(*pairs, strict=True)
+    losses = compare_losses(pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed")
+    return replace(
+        _measured(blank, timed, timed_of_plan),
+        reason=setup.forced,
+        ratio=estimate([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
+        loss_differs=losses.differs,
+        loss_bound=losses.bound,
+        loss_bound_because=losses.because,
+        is_sane=losses.is_sane,
+    )
 
 
 def _hours(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     """Time the plan and a save, and work out a whole run with other saves."""
-    facts = read_part(ModelFacts, job.model, "facts")
-    packing = read_record(PackingRecord, job.packing)
-    base = one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
+    base, _, _ = _read_plan(job)
     trial = replace(_trial(job, base, job.rows, job.spec.n_timed_steps), with_save=True)
-    trials = Trials()
-    results = [_run(trials, trial, is_plan=True) for _ in range(job.spec.n_repeats)]
+    runner = TrialRunner()
+    results = [_run(runner, trial, is_plan=True) for _ in range(job.spec.n_repeats)]
     for result in results:
         if result.outcome != "measured":
-            return _spoilt(blank, result, [])
+            return _failed(blank, result)
     ratios, how = hours_ratios(base, results, saves=job.spec.variant.saves)
-    return replace(
-        blank,
-        outcome="measured",
-        reason=how,
-        device=results[0].device,
-        gpu_name=results[0].gpu_name,
-        plan_timings=tuple(map(timing, results)),
-        ratio=estimate(ratios),
-        plan_tokens_per_s=_mean(results),
-        activated=results[0].activated,
-    )
+    return replace(_measured(blank, (), results), reason=how, ratio=estimate(ratios))
 
 
 def _read_speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
@@ -139,6 +135,14 @@ def _read_speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     staged = read_record(StagingRecord, job.staging).rows
     ratios, how = read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
     return replace(blank, outcome="measured", reason=how, ratio=estimate(ratios))
+
+
+def _read_plan(job: VariantJob) -> tuple[TrainPlan, PackingRecord, ModelFacts]:
+    """Return the plan for one process, and what it is made of."""
+    facts = read_part(ModelFacts, job.model, "facts")
+    packing = read_record(PackingRecord, job.packing)
+    plan = one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
+    return plan, packing, facts
 
 
 def _varied(job: VariantJob, setup: Setup, first: FirstRows) -> Trial:
@@ -165,9 +169,9 @@ def _trial(job: VariantJob, plan: TrainPlan, rows: Path, n_timed_steps: int) -> 
     )
 
 
-def _run(trials: Trials, trial: Trial, *, is_plan: bool) -> TrialResult:
+def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
     try:
-        result = trials.run(trial)
+        result = runner.run(trial)
     except TrainingError as error:
         if is_plan:
             raise
@@ -177,8 +181,7 @@ def _run(trials: Trials, trial: Trial, *, is_plan: bool) -> TrialResult:
     return result
 
 
-def timing(result: TrialResult) -> Timing:
-    """Keep of a trial what the record tells."""
+def _timing(result: TrialResult) -> Timing:
     places = result.n_tokens + result.n_padding_tokens
     return Timing(
         tokens_per_s=result.tokens_per_s,
@@ -194,43 +197,40 @@ def timing(result: TrialResult) -> Timing:
     )
 
 
-def _joined(
-    blank: VariantRecord, pairs: list[Pair], base: TrainPlan, setup: Setup
+def _measured(
+    blank: VariantRecord, own: Sequence[TrialResult], plain: Sequence[TrialResult]
 ) -> VariantRecord:
-    own, plain = zip(*pairs, strict=True)
-    told = compared(pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed")
+    first = (*own, *plain)[0]
     return replace(
         blank,
         outcome="measured",
-        reason=setup.forced,
-        device=own[0].device,
-        gpu_name=own[0].gpu_name,
-        timings=tuple(map(timing, own)),
-        plan_timings=tuple(map(timing, plain)),
-        ratio=estimate([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
-        tokens_per_s=_mean(own),
-        plan_tokens_per_s=_mean(plain),
-        loss_differs=told.differs,
-        loss_bound=told.bound,
-        loss_bound_because=told.because,
-        is_sane=told.is_sane,
-        activated=own[0].activated,
+        device=first.device,
+        gpu_name=first.gpu_name,
+        timings=tuple(map(_timing, own)),
+        plan_timings=tuple(map(_timing, plain)),
+        tokens_per_s=_mean_speed(own),
+        plan_tokens_per_s=_mean_speed(plain),
+        activated=first.activated,
     )
 
 
-def _spoilt(blank: VariantRecord, result: TrialResult, pairs: list[Pair]) -> VariantRecord:
-    outcome: Any = "out of memory" if result.outcome == "out of memory" else "failed"
+def _failed(
+    blank: VariantRecord,
+    result: TrialResult,
+    own: Sequence[TrialResult] = (),
+    plain: Sequence[TrialResult] = (),
+) -> VariantRecord:
     return replace(
         blank,
-        outcome=outcome,
+        outcome="out of memory" if result.outcome == "out of memory" else "failed",
         reason=result.problem,
-        timings=tuple(timing(own) for own, _ in pairs),
-        plan_timings=tuple(timing(plain) for _, plain in pairs),
+        timings=tuple(map(_timing, own)),
+        plan_timings=tuple(map(_timing, plain)),
     )
 
 
-def _mean(results: Any) -> float:
-    return float(sum(r.tokens_per_s for r in results) / len(results))
+def _mean_speed(results: Sequence[TrialResult]) -> float | None:
+    return sum(r.tokens_per_s for r in results) / len(results) if results else None
 
 
 def _blank(job: VariantJob) -> VariantRecord:
@@ -255,13 +255,3 @@ def _blank(job: VariantJob) -> VariantRecord:
         machine=f"{here.n_cpus_usable} processors, {here.cpu_model or 'unnamed'}",
         versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[None]:
-    remove(folder)
-    folder.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        remove(folder)

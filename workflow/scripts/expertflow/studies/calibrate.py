@@ -8,24 +8,22 @@ read where they are, as staging comes after the plan.
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from expertflow.core.errors import HardwareError, TrainingError
-from expertflow.core.files import read_json_lines, remove
+from expertflow.core.errors import TrainingError
+from expertflow.core.files import read_json_lines
 from expertflow.core.records import Record, read_record, write_record
-from expertflow.hardware.probe import probe_machine
-from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
+from expertflow.studies.plan_expert import card_names, check_card
+from expertflow.studies.subprocess_runner import scratch_folder
 from expertflow.train.job import TrainingJob, run_job
 from expertflow.train.processes import RANK
 from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
@@ -35,6 +33,7 @@ N_WARMUP, N_TIMED = 10, 30
 EPOCHS_TIMED = 4
 # A save by time among the timed steps would be counted twice.
 NEVER_MINUTES = 1e9
+STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 class CalibrationJob(Record, frozen=True, kw_only=True):
@@ -64,9 +63,10 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
     """
     gpu = job.plan.gpu
     if gpu is not None and RANK not in os.environ:
-        _check_cards(gpu, job.plan.world_size)
-    with _scratch(job.scratch):
-        short, n_warmup = shortened(job.plan)
+        for name in card_names(gpu)[: job.plan.world_size]:
+            check_card(gpu, name, **STUDY)
+    with scratch_folder(job.scratch):
+        short, n_warmup = shorten_plan(job.plan)
         training = TrainingJob(
             plan=job.scratch / "plan.json",
             packing=job.packing,
@@ -95,9 +95,9 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         steps = [StepRecord(**line) for line in lines]
         if gpu is not None:
             # Where the driver could not be asked before, the run's monitor may have a name.
-            _check_name(gpu, record.gpu_name)
+            check_card(gpu, record.gpu_name, **STUDY)
         model_type = read_record(ModelRecord, job.model).facts.model_type
-        return measured(
+        return take_times(
             job.plan,
             record,
             steps,
@@ -108,8 +108,8 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         )
 
 
-def shortened(plan: TrainPlan) -> tuple[TrainPlan, int]:
-    """Give the plan with few steps, saved and evaluated at the end, and how many warm up."""
+def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
+    """Return the plan with few steps, saved and evaluated at the end, and how many warm up."""
     n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
     n_warmup = min(N_WARMUP, n_steps // 4)
     rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
@@ -134,7 +134,7 @@ def shortened(plan: TrainPlan) -> tuple[TrainPlan, int]:
     ), n_warmup
 
 
-def measured(
+def take_times(
     plan: TrainPlan,
     record: TrainingRecord,
     steps: list[StepRecord],
@@ -186,13 +186,13 @@ def measured(
 
 
 def step_seconds(steps: list[StepRecord]) -> NDArray[np.float64]:
-    """Give the seconds from the end of one step to the end of the next, logging included."""
+    """Return the seconds from the end of one step to the end of the next, logging included."""
     ends = np.array([step.elapsed_s for step in steps])
     return np.concatenate(([steps[0].step_s], np.diff(ends)))
 
 
 def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
-    """Give the times to take quartiles of: steps, or the means of whole epochs if those are short.
+    """Return the times to take quartiles of: steps, or means of whole epochs if those are short.
 
     The last step of an epoch may hold fewer rows, so a median over steps would miss it.
     """
@@ -202,36 +202,3 @@ def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float6
     whole = seconds[-n_epochs * per_epoch :].reshape(n_epochs, per_epoch)
     means: NDArray[np.float64] = whole.mean(axis=1)
     return means
-
-
-def _check_cards(gpu: GpuFacts, n_gpus: int) -> None:
-    """Hold the cards that the run would use against the planned one.
-
-    Raises:
-        HardwareError: one of them is another card.
-    """
-    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
-    for card in probe_machine(table=[row]).gpus[:n_gpus]:
-        _check_name(gpu, card.name)
-
-
-def _check_name(gpu: GpuFacts, name: str | None) -> None:
-    if name is not None and name not in (gpu.name, *gpu.driver_names):
-        raise HardwareError(
-            f"calibration: the plan is for {gpu.name} and the card of this machine is {name}; set"
-            f" hardware to auto, or calibrate on a machine with {gpu.name}"
-        )
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[None]:
-    """Work in an empty folder and leave none behind; helpers share that of the first process."""
-    first = os.environ.get(RANK, "0") == "0"
-    if RANK not in os.environ:
-        remove(folder)
-        folder.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        if first:
-            remove(folder)

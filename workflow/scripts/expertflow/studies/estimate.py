@@ -17,7 +17,7 @@ IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
 def estimate(ratios: Sequence[float]) -> Estimate:
-    """Give the geometric mean of ratios, its interval, and the lowest and highest of them.
+    """Return the geometric mean of ratios, its interval, and the lowest and highest of them.
 
     Raises:
         ValueError: there are fewer than two, so that nothing is known of their spread.
@@ -55,7 +55,7 @@ def quotient(of: Estimate, to: Estimate) -> Estimate:
 
 
 def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
-    """Give the quantile of Student's t for a whole number of degrees of freedom.
+    """Return the quantile of Student's t for a whole number of degrees of freedom.
 
     >>> round(t_quantile(2), 3)
     4.303
@@ -68,21 +68,17 @@ def t_quantile(n_degrees: int, probability: float = TAIL) -> float:
 
 
 def _t_cdf(t: float, n: int) -> float:
-    """Give the chance of at most ``t``, by the finite sums for whole degrees of freedom."""
-    angle = math.atan(t / math.sqrt(n))
-    cos2, sine = math.cos(angle) ** 2, math.sin(angle)
-    if n % 2:
-        # (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
-        total, term = 0.0, 1.0
-        for k in range((n - 1) // 2):
-            total += term
-            term *= cos2 * (2 * k + 2) / (2 * k + 3)
-        both = 2 / math.pi * (angle + sine * math.cos(angle) * total)
-    else:
-        # sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
-        total, term = 0.0, 1.0
-        for k in range(n // 2):
-            total += term
-            term *= cos2 * (2 * k + 1) / (2 * k + 2)
-        both = sine * total
+    """Return the chance of at most ``t``, by the finite sums for whole degrees of freedom.
+
+    odd   (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
+    even  sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
+    """
+    angle, odd = math.atan(t / math.sqrt(n)), n % 2
+    total, term = 0.0, 1.0
+    for k in range(n // 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
+    both = math.sin(angle) * total
+    if odd:
+        both = 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
     return (1 + both) / 2

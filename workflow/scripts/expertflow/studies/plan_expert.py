@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+from expertflow.core.errors import HardwareError
 from expertflow.core.records import read_part, read_record
 from expertflow.hardware.probe import probe_machine, resolve_gpu
 from expertflow.hardware.records import GpuFacts
@@ -62,6 +63,25 @@ def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> Pl
 def cpu_name(gpu: GpuFacts | None) -> str | None:
     """Name the processor, where it is what trains; null where it has no name or a card does."""
     return None if gpu is not None else probe_machine(table=[]).cpu_model
+
+
+def card_names(gpu: GpuFacts) -> list[str | None]:
+    """List what the cards of this machine are called; the planned one by its own name."""
+    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
+    return [card.name for card in probe_machine(table=[row]).gpus]
+
+
+def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:
+    """Hold a card of this machine against the planned one; one without a name may be it.
+
+    Raises:
+        HardwareError: it is another.
+    """
+    if name not in (None, gpu.name, *gpu.driver_names):
+        raise HardwareError(
+            f"{study}: the plan is for {gpu.name} and the card of this machine is {name}; set"
+            f" hardware to auto, or {verb} on a machine with {gpu.name}"
+        )
 
 
 def import_code(model: Path, spec: PlanSpec) -> None:

@@ -39,43 +39,45 @@ class Variant(Record, frozen=True, kw_only=True):
     saves: float = 1.0
 
 
-class ClaimedRatio(Record, frozen=True, kw_only=True):
+class Saying(Record, frozen=True, kw_only=True):
     """What somebody said that a change is worth.
 
-    ``of`` and ``to`` name variants, or ``plan``: so many times the speed of ``to`` is what ``of``
-    is said to have. Null bounds: nothing was said in figures; of a bar that was set, the upper one
-    is null.
+    Null bounds: nothing was said in figures; of a bar that was set, the upper one is null.
     """
 
     claim: str
     by: str
     said: str
-    of: str
-    to: str
     low: float | None = None
     high: float | None = None
 
 
-class AblationSpec(Record, frozen=True, kw_only=True):
+class ClaimedRatio(Saying, frozen=True, kw_only=True):
+    """A saying of two variants, or ``plan``: how many times the speed of ``to`` ``of`` has."""
+
+    of: str
+    to: str
+
+
+class TrialLengths(Record, frozen=True, kw_only=True):
+    n_repeats: int
+    n_warmup_steps: int
+    n_timed_steps: int
+    max_timed_s: float
+
+
+class AblationSpec(TrialLengths, frozen=True, kw_only=True):
     """Settings of an ablation: all variants and claims of the files that were asked for."""
 
     preset: str
     variants: tuple[Variant, ...]
     claims: tuple[ClaimedRatio, ...]
-    n_repeats: int
-    n_warmup_steps: int
-    n_timed_steps: int
-    max_timed_s: float
 
 
-class VariantSpec(Record, frozen=True, kw_only=True):
+class VariantSpec(TrialLengths, frozen=True, kw_only=True):
     """Settings of one variant's job."""
 
     variant: Variant
-    n_repeats: int
-    n_warmup_steps: int
-    n_timed_steps: int
-    max_timed_s: float
 
 
 class Timing(Record, frozen=True, kw_only=True):
@@ -167,17 +169,12 @@ class Bar(Record, frozen=True, kw_only=True):
     loss_bound: float | None = None
 
 
-class ClaimVerdict(Record, frozen=True, kw_only=True):
+class ClaimVerdict(Saying, frozen=True, kw_only=True):
     """A claim beside what was measured here: agrees, less, more, or why it was not measured.
 
     ``reason`` says what ``measured`` is where that is not plain, too.
     """
 
-    claim: str
-    by: str
-    said: str
-    low: float | None
-    high: float | None
     measured: Estimate | None
     verdict: Literal[
         "as claimed", "less", "more", "no change", "not decided", "measured", "not measurable"

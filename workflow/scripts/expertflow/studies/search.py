@@ -1,22 +1,43 @@
-"""Search the fastest settings of a step: what to try next, and when to stop; nothing is run here.
+"""Search the fastest settings of a step: what there is to try, what to try next, when to stop.
 
 Every choice keeps the global batch: rows of a micro-batch times accumulation is what it was.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.core.format import GIB, gib
 from expertflow.core.records import Record
-from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningTrial, agrees, measured
+from expertflow.hardware.probe import probe_machine
+from expertflow.plan.draft import PlanDraft
+from expertflow.plan.records import USABLE_FRACTION, PlanSpec, TrainPlan
+from expertflow.plan.settings import Loader
+from expertflow.plan.tuned import (
+    TIE_FRACTION,
+    TunedSettings,
+    TuningTrial,
+    agrees,
+    free_settings,
+    measured,
+    settings_of,
+)
 from expertflow.train.trial import TrialResult
 
 # A trial below this share of the best so far is given up after its first steps.
 WORTH_FRACTION = 0.9
+# Routes of attention besides the one that reads where documents end.
+MASKED = ("flex", "sdpa")
+N_WORKERS = (0, 2, 4, 8)
+# Why a choice is not tried, by its setting.
+ON_CPU = {
+    "gradient_checkpointing": "it computes again to spare memory, which a CPU has more of",
+    "torch_compile": "compiling would take most of the search's time",
+    "attention": "it computes what the mask hides, and document by document does not",
+}
+SAME_KERNEL = "packed calls the same kernel where it runs"
 
 # Runs settings; the second argument is the least speed in tokens/s that is of interest, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
@@ -41,6 +62,70 @@ class Space(Record, frozen=True, kw_only=True):
     n_workers: tuple[int, ...] = ()
     left_out: tuple[tuple[TunedSettings, str], ...] = ()
 
+    @property
+    def n_rows(self) -> int:
+        """Count the rows that one process takes in a step."""
+        return self.default.batch_size * self.default.gradient_accumulation_steps
+
+
+def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
+    """Return what may be tried; what the manifest names stays as it is."""
+    default, free = settings_of(plan), free_settings(draft.spec)
+    gpu, is_packed = draft.gpu, draft.packing.packing != "none"
+    machine = probe_machine(table=[])
+    n_cpus = machine.n_cpus_usable
+    workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
+    space = Space(
+        default=default,
+        free=free,
+        on_card=gpu is not None,
+        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
+    )
+    if gpu is None:
+        threads = threads_to_try(n_cpus, machine.n_cpus_physical) if "n_threads" in free else ()
+        return replace(space, n_threads=threads, left_out=_not_on_cpu(default, free))
+    total, may_route = gpu.memory_total_bytes, "attention" in free
+    return replace(
+        space,
+        usable_bytes=None if total is None else int(USABLE_FRACTION * total),
+        attentions=MASKED if may_route else (),
+        may_compile="torch_compile" in free and is_packed and plan.method != "qlora",
+        left_out=((replace(default, attention="varlen"), SAME_KERNEL),) if may_route else (),
+    )
+
+
+def _not_on_cpu(
+    default: TunedSettings, free: frozenset[str]
+) -> tuple[tuple[TunedSettings, str], ...]:
+    others = {
+        "gradient_checkpointing": replace(default, gradient_checkpointing=True),
+        "torch_compile": replace(default, torch_compile=True),
+        "attention": replace(default, attention="sdpa"),
+    }
+    return tuple(
+        (other, f"not tried on a CPU: {ON_CPU[name]}")
+        for name, other in others.items()
+        if name in free and other != default
+    )
+
+
+def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
+    """Return powers of two up to what this process may use, that itself, and the physical cores."""
+    powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
+    return tuple(sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)}))
+
+
+def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
+    """Put a choice into a plan; its cost and predictions are no longer of it."""
+    n_workers = settings.dataloader_num_workers
+    inline = settings.loader == "workers" and not n_workers
+    return replace(
+        plan,
+        **asdict(settings),
+        dataloader_prefetch_factor=0 if inline else spec.dataloader_prefetch_factor,
+        dataloader_persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
+    )
+
 
 class Search(Struct, kw_only=True):
     """A search under way. ``trials`` holds what became of every choice, in the order they came.
@@ -61,7 +146,6 @@ class Search(Struct, kw_only=True):
     _end_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Start the clock."""
         self._end_s = self.clock() + self.max_s
 
     def explore(self) -> None:
@@ -75,7 +159,7 @@ class Search(Struct, kw_only=True):
             self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
 
     def best(self) -> TunedSettings | None:
-        """Give the fastest that agrees with the manifest; the default or the simpler of a tie."""
+        """Return the fastest that agrees with the manifest; the default or the simpler of a tie."""
         return self._best(self._agreeing())
 
     def _explore_card(self) -> None:
@@ -144,7 +228,7 @@ class Search(Struct, kw_only=True):
 
     def _try_workers(self, base: TunedSettings) -> None:
         for n in self.space.n_workers:
-            kind: Literal["thread", "workers"] = "workers" if n else "thread"
+            kind: Loader = "workers" if n else "thread"
             self._try(replace(base, loader=kind, dataloader_num_workers=n))
 
     def _try_other_micros(self) -> None:
@@ -159,17 +243,12 @@ class Search(Struct, kw_only=True):
         return (self.space.default.gradient_checkpointing,)
 
     def _micros(self) -> list[int]:
-        """Give the divisors of the rows that one process takes in a step, from many to few."""
-        rows = self._rows
+        """Return the divisors of the rows that one process takes in a step, from many to few."""
+        rows = self.space.n_rows
         return [n for n in range(rows, 0, -1) if rows % n == 0]
 
-    @property
-    def _rows(self) -> int:
-        default = self.space.default
-        return default.batch_size * default.gradient_accumulation_steps
-
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
-        return replace(base, batch_size=rows, gradient_accumulation_steps=self._rows // rows)
+        return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
 
     def _try(self, choice: TunedSettings) -> TuningTrial:
         """Run a choice once, unless it cannot fit or the time is over; keep what became of it."""
@@ -193,7 +272,7 @@ class Search(Struct, kw_only=True):
         return trial
 
     def _least(self, choice: TunedSettings) -> float | None:
-        """Give the speed below which a choice is of no interest; null for the first of its kind."""
+        """Return the speed below which a choice is given up; null for the first of its kind."""
         rates = [
             trial.tokens_per_s or 0.0
             for trial in measured(self.trials.values())
@@ -213,7 +292,7 @@ class Search(Struct, kw_only=True):
         return self.best() or self.space.default
 
     def _best_like(self, start: TunedSettings) -> TunedSettings:
-        """Give the best of those that are compiled, or not, as ``start`` is."""
+        """Return the best of those that are compiled, or not, as ``start`` is."""
         alike = [t for t in self._agreeing() if t.settings.torch_compile == start.torch_compile]
         return self._best(alike) or start
 
@@ -245,7 +324,6 @@ class Search(Struct, kw_only=True):
 def trial_of(
     settings: TunedSettings, result: TrialResult, *, predicted_bytes: int | None
 ) -> TuningTrial:
-    """Note what became of settings that were run."""
     is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
     return TuningTrial(
         settings=settings,
@@ -269,13 +347,5 @@ def _still_holds(known: TuningTrial, least: float | None) -> bool:
 
 def _left_out(settings: TunedSettings, reason: str, predicted: int | None) -> TuningTrial:
     return TuningTrial(
-        settings=settings,
-        outcome="left out",
-        reason=reason,
-        predicted_peak_bytes=predicted,
-        peak_memory_bytes=None,
-        tokens_per_s=None,
-        step_s=None,
-        startup_s=None,
-        n_timed_steps=0,
+        settings=settings, outcome="left out", reason=reason, predicted_peak_bytes=predicted
     )

@@ -10,21 +10,19 @@ from statistics import median
 
 from msgspec import Struct
 
-from expertflow.core.errors import ConfigError, HardwareError, TrainingError
+from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.files import remove
 from expertflow.core.records import Record
-from expertflow.hardware.probe import probe_machine
-from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
 from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
 from expertflow.studies.estimate import estimate
-from expertflow.studies.plan_expert import cpu_name, draft_plan
-from expertflow.studies.search import Search
-from expertflow.studies.tune_cache import Cache, Pair, cached
-from expertflow.studies.tune_space import space_of, with_settings
+from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
+from expertflow.studies.records import Estimate
+from expertflow.studies.search import Search, space_of, with_settings
+from expertflow.studies.tune_cache import Pair, TrialCache, open_cache
 from expertflow.studies.variants import one_process
 from expertflow.train.trial import Trial, TrialResult
 
@@ -77,7 +75,7 @@ def tune(
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = one_process(plan, packing=draft.packing, facts=draft.facts)
     bench = Bench(job=job, plan=alone, run_trial=run_trial)
-    with cached(job.cache, key=key, made_by=made_by) as cache:
+    with open_cache(job.cache, key=key, made_by=made_by) as cache:
         search = Search(
             space=space_of(draft, plan),
             run=bench.run,
@@ -92,7 +90,7 @@ def tune(
         pairs = _pairs(bench, cache, search, best, end_s=began_s + job.max_s)
         gpu_name = cache.kept.gpu_name
     was_cached = any(trial is search.known.get(t) for t, trial in search.trials.items())
-    best, gain = _judged(search, best, pairs)
+    best, gain = _judge(search, best, pairs)
     speed = _speeds(search, pairs, best)
     return TuningRecord(
         expert=job.expert,
@@ -106,9 +104,9 @@ def tune(
         default=default,
         default_tokens_per_s=speed[default],
         best_tokens_per_s=None if best is None else speed[best],
-        gain=gain[0],
-        gain_low=gain[1],
-        gain_high=gain[2],
+        gain=gain.value if isinstance(gain, Estimate) else gain,
+        gain_low=gain.low if isinstance(gain, Estimate) else None,
+        gain_high=gain.high if isinstance(gain, Estimate) else None,
         trials=tuple(search.trials.values()),
         search_s=clock() - began_s,
         was_cached=was_cached,
@@ -146,23 +144,18 @@ class Bench(Struct, kw_only=True):
         self.gpu_name = result.gpu_name or self.gpu_name
         speed = f"{result.tokens_per_s:,.0f} tokens/s" if result.n_timed_steps else ""
         said = "; ".join(filter(None, (speed, result.problem)))
-        log.info("%s: %s: %s", words(settings), result.outcome, said)
+        log.info("%s: %s: %s", settings_words(settings), result.outcome, said)
         return result
 
 
-def words(settings: TunedSettings) -> str:
-    """Say settings in a line."""
-    return ", ".join(
-        (
-            f"{settings.batch_size} x {settings.gradient_accumulation_steps} rows",
-            f"checkpointing {'on' if settings.gradient_checkpointing else 'off'}",
-            f"attention {settings.attention}",
-            "compiled" if settings.torch_compile else "not compiled",
-            f"threads {settings.n_threads or 'auto'}",
-            f"{settings.dataloader_num_workers} workers"
-            if settings.loader == "workers"
-            else "loader thread",
-        )
+def settings_words(settings: TunedSettings) -> str:
+    n_workers, by_thread = settings.dataloader_num_workers, settings.loader == "thread"
+    return (
+        f"{settings.batch_size} x {settings.gradient_accumulation_steps} rows, checkpointing"
+        f" {'on' if settings.gradient_checkpointing else 'off'}, attention {settings.attention},"
+        f" {'compiled' if settings.torch_compile else 'not compiled'}, threads"
+        f" {settings.n_threads or 'auto'},"
+        f" {'loader thread' if by_thread else f'{n_workers} workers'}"
     )
 
 
@@ -179,18 +172,8 @@ def _check(plan: TrainPlan) -> None:
             " model; use ddp, or set training.tuned to null"
         )
     if plan.gpu is not None:
-        _check_card(plan.gpu)
-
-
-def _check_card(gpu: GpuFacts) -> None:
-    row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
-    cards = probe_machine(table=[row]).gpus
-    name = cards[0].name if cards else "none"
-    if name not in (None, gpu.name, *gpu.driver_names):
-        raise HardwareError(
-            f"tuning: the plan is for {gpu.name} and the card of this machine is {name}; set"
-            f" hardware to auto, or tune on a machine with {gpu.name}"
-        )
+        name = next(iter(card_names(plan.gpu)), "none")
+        check_card(plan.gpu, name, study="tuning", verb="tune")
 
 
 def _predicted(draft: PlanDraft, plan: TrainPlan, settings: TunedSettings) -> int | None:
@@ -201,7 +184,7 @@ def _predicted(draft: PlanDraft, plan: TrainPlan, settings: TunedSettings) -> in
 
 
 def _pairs(
-    bench: Bench, cache: Cache, search: Search, best: TunedSettings | None, *, end_s: float
+    bench: Bench, cache: TrialCache, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> tuple[Pair, ...]:
     """Time best and default in turns, as long as another pair is likely to end in time.
 
@@ -234,41 +217,36 @@ def _pairs(
 
 
 def _likely_s(trial: TuningTrial) -> float:
-    """Say how long a trial would take again; what was compiled once is cached by then."""
+    """Estimate how long a trial would take again; what was compiled once is cached by then."""
     n_steps = N_WARMUP + trial.n_timed_steps
     return (trial.startup_s or 0.0) + n_steps * (trial.step_s or 0.0)
 
 
-Gain = tuple[float | None, float | None, float | None]
-UNKNOWN: Gain = (None, None, None)
-
-
-def _judged(
+def _judge(
     search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
-) -> tuple[TunedSettings | None, Gain]:
-    """Give what wins in the end: the default, where the pairs show no gain that is certain."""
+) -> tuple[TunedSettings | None, Estimate | float | None]:
+    """Return what wins, and its gain: the default, where the pairs show none that is certain."""
     default = search.space.default
-    if best is None:
-        return None, UNKNOWN
-    if best == default:
-        return default, (1.0, None, None)
+    if best is None or best == default:
+        return best, None if best is None else 1.0
     if search.trials[default].outcome != "measured":
-        return best, UNKNOWN
+        return best, None
     if len(pairs) < N_PAIRS:
-        log.info("%s: %d of %d pairs: the default stays", words(best), len(pairs), N_PAIRS)
-        return default, UNKNOWN
+        n_pairs = len(pairs)
+        log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
+        return default, None
     gain = estimate([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
-        log.info("%s: %s: a tie", words(best), found)
-        return default, (1.0, None, None)
-    return best, (gain.value, gain.low, gain.high)
+        log.info("%s: %s: a tie", settings_words(best), found)
+        return default, 1.0
+    return best, gain
 
 
 def _speeds(
     search: Search, pairs: tuple[Pair, ...], best: TunedSettings | None
 ) -> dict[TunedSettings, float | None]:
-    """Give the tokens a second of best and default: by the pairs, or else by their trials."""
+    """Return the tokens a second of best and default: by the pairs, or else by their trials."""
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
     if pairs and best == pairs[0].best:
         speeds[pairs[0].best] = median(pair.best_tokens_per_s for pair in pairs)

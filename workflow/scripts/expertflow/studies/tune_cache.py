@@ -25,7 +25,7 @@ class Pair(Record, frozen=True, kw_only=True):
     default_tokens_per_s: float
 
 
-class Kept(Record, frozen=True, kw_only=True):
+class CachedTrials(Record, frozen=True, kw_only=True):
     """What is kept of searches under one key; ``made_by`` names the code and its libraries."""
 
     key: str
@@ -35,41 +35,38 @@ class Kept(Record, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...] = ()
 
 
-class Cache:
+class TrialCache:
     """Trials under one key, in a file that is written after each of them."""
 
-    def __init__(self, path: Path, kept: Kept) -> None:
+    def __init__(self, path: Path, kept: CachedTrials) -> None:
         self._path = path
         self.kept = kept
 
     def known(self) -> dict[TunedSettings, TuningTrial]:
-        """Give the trials that say something of another run.
+        """Return the trials that say something of another run.
 
         What failed is tried again, memory that ran out included: another process may have held it.
         """
         return {t.settings: t for t in self.kept.trials if t.outcome in ("measured", "given up")}
 
     def keep(self, trial: TuningTrial, gpu_name: str | None) -> None:
-        """Add a trial."""
         others = tuple(t for t in self.kept.trials if t.settings != trial.settings)
         name = gpu_name or self.kept.gpu_name
         self._write(replace(self.kept, gpu_name=name, trials=(*others, trial)))
 
     def keep_pair(self, pair: Pair) -> None:
-        """Add a pair."""
         self._write(replace(self.kept, pairs=(*self.kept.pairs, pair)))
 
     def pairs(self, best: TunedSettings, default: TunedSettings) -> tuple[Pair, ...]:
-        """Give the pairs of two choices."""
         return tuple(p for p in self.kept.pairs if (p.best, p.default) == (best, default))
 
-    def _write(self, kept: Kept) -> None:
+    def _write(self, kept: CachedTrials) -> None:
         self.kept = kept
         write_record(self._path, kept)
 
 
 @contextmanager
-def cached(folder: Path, *, key: str, made_by: tuple[str, ...]) -> Iterator[Cache]:
+def open_cache(folder: Path, *, key: str, made_by: tuple[str, ...]) -> Iterator[TrialCache]:
     """Open the trials under a key, and keep others from searching the same at the same time."""
     name = sha256_json([key, *made_by])
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,14 +75,14 @@ def cached(folder: Path, *, key: str, made_by: tuple[str, ...]) -> Iterator[Cach
             log.info("the same is being tuned already; waiting, to take its trials over")
             try_lock(stream, wait=True)
         path = folder / f"{name}.json"
-        yield Cache(path, _read(path) or Kept(key=key, made_by=made_by))
+        yield TrialCache(path, _read(path) or CachedTrials(key=key, made_by=made_by))
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> CachedTrials | None:
     if not path.is_file():
         return None
     try:
-        kept: Kept = read_record(Kept, path)
+        kept: CachedTrials = read_record(CachedTrials, path)
     except DataError as error:
         log.warning("%s; tuned anew", error)
         return None

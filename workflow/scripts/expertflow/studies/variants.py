@@ -1,20 +1,32 @@
-"""Turn a variant into a plan that can be timed, or say why that cannot be done here."""
+"""Turn a variant into a plan and rows that can be timed, or say why that cannot be done here.
+
+Rows of one document each are packed rows taken apart. Nothing is tokenized or cut again, so a run
+on them sees the tokens and targets of the plan's own steps, in another order and with padding.
+"""
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import Record, to_json
 from expertflow.core.settings import list_settings
+from expertflow.hardware.records import GpuFacts
 from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.studies.records import Rows, Variant
-from expertflow.studies.rows_unpacked import FirstRows
+from expertflow.tokens.arrow import PAD_ID, PackedRows, RowBatch, read_rows, write_rows
+from expertflow.tokens.packing import clip_spans
+from expertflow.tokens.ragged import Ragged, offsets_of, runs
 from expertflow.tokens.records import PackingRecord
+from expertflow.train.feed.order import RowOrder
 
 # Settings that a variant may move: what else differs between two plans follows from them.
 MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
@@ -22,6 +34,25 @@ MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" i
 AMPERE = 8.0
 # Rows of one document are cut to a multiple of this by the trainer.
 MULTIPLE = 8
+# Packed rows that are taken apart at a time.
+BLOCK_ROWS = 256
+
+
+class FirstRows(Record, frozen=True, kw_only=True):
+    """The rows that the first steps of a plan take, each once, and what is in them."""
+
+    chosen: NDArray[np.int64]
+    n_documents: int
+    n_tokens: int
+    longest_tokens: int
+
+    @property
+    def documents_per_row(self) -> float:
+        return self.n_documents / len(self.chosen)
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.n_tokens / len(self.chosen)
 
 
 class Setup(Record, frozen=True, kw_only=True):
@@ -47,13 +78,13 @@ class IsThePlanError(Exception):
 
 
 def one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
-    """Give the plan for one process, with its micro-batch and accumulation."""
+    """Return the plan for one process, with its micro-batch and accumulation."""
     if plan.world_size == 1:
         return plan
     return override(plan, {"world_size": 1}, packing=packing, facts=facts)
 
 
-def set_up(
+def set_up_variant(
     base: TrainPlan,
     variant: Variant,
     *,
@@ -79,12 +110,10 @@ def set_up(
         plan = override(base, changes, packing=packing, facts=facts)
     except ConfigError as error:
         raise NotMeasurableError(str(error)) from error
-    moved = differences(base, plan)
     unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
-    if not moved and not unlike_rows:
+    if not differences(base, plan) and not unlike_rows:
         raise IsThePlanError("nothing would change")
-    if hindrance := _hindrance(base, plan):
-        raise NotMeasurableError(hindrance)
+    _check_device(base.gpu, plan)
     per_row, forced = first.tokens_per_row, None
     if unlike_rows:
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
@@ -100,11 +129,12 @@ def set_up(
     )
     n_steps = max(3, math.ceil(wanted / per_step - 1e-6))
     rows: Rows = variant.rows if unlike_rows else "packed"
+    settings = to_json({name: getattr(plan, name) for name in sorted(differences(base, plan))})
     return Setup(
         plan=plan,
         rows=rows,
         n_timed_steps=n_steps,
-        settings_sha256=_settings_sha256(plan, differences(base, plan), rows),
+        settings_sha256=sha256_json({"rows": rows, **settings}),
         forced=forced,
     )
 
@@ -114,15 +144,10 @@ def differences(base: TrainPlan, plan: TrainPlan) -> set[str]:
     return {name for name in MOVABLE if getattr(base, name) != getattr(plan, name)}
 
 
-def _settings_sha256(plan: TrainPlan, moved: set[str], rows: Rows) -> str:
-    settings = to_json(plan)
-    return sha256_json({"rows": rows, **{name: settings[name] for name in sorted(moved)}})
-
-
 def documents_as_rows(
     base: TrainPlan, plan: TrainPlan, first: FirstRows, *, own_batch: bool
 ) -> TrainPlan:
-    """Give the plan for rows of one document each: the same documents in as many steps.
+    """Return the plan for rows of one document each: the same documents in as many steps.
 
     The micro-batch is as many rows as fill what the plan's fills if all were as long as the
     longest, as a batch that is padded has to be laid out for. With ``own_batch`` the variant's
@@ -164,16 +189,68 @@ def _accumulation(base: TrainPlan, micro: int) -> int:
     return whole // micro
 
 
-def _hindrance(base: TrainPlan, plan: TrainPlan) -> str | None:
-    """Say what this device cannot do; what only a trial finds out is left to it."""
-    gpu = base.gpu
-    if plan.precision == "bf16" and gpu is not None:
+def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
+    """Refuse what this device cannot do; what only a trial finds out is left to it.
+
+    Raises:
+        NotMeasurableError: it cannot.
+    """
+    if gpu is None and plan.precision == "fp16":
+        raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
+    if gpu is not None and plan.precision == "bf16":
         old = gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE
         if old or (gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s):
-            return f"{gpu.name} has no bf16"
-    if gpu is None:
-        if plan.precision == "fp16":
-            return "fp16 needs a CUDA card, and this plan trains on a CPU"
-        if plan.attention == "varlen":
-            return "the kernel for documents of any length needs a CUDA card"
-    return None
+            raise NotMeasurableError(f"{gpu.name} has no bf16")
+
+
+def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
+    """Find the rows that the first steps of a plan take, in their order."""
+    lengths = rows.seq_lengths.sums()
+    order = RowOrder(
+        n_rows=len(rows),
+        global_batch=plan.global_batch_sequences,
+        seed=plan.seed,
+        lengths_N=lengths if plan.group_by_length else None,
+    )
+    taken = np.concatenate([order.rows_of_step(step) for step in range(n_steps)])
+    _, first = np.unique(taken, return_index=True)
+    chosen = taken[np.sort(first)].astype(np.int64)
+    documents = rows.seq_lengths.take(chosen)
+    return FirstRows(
+        chosen=chosen,
+        n_documents=len(documents.values),
+        n_tokens=int(documents.values.sum()),
+        longest_tokens=int(documents.values.max()),
+    )
+
+
+def write_unpacked(packed: Path, folder: Path, first: FirstRows) -> None:
+    """Write a folder of rows as training reads it: documents one a row, and the same held-out."""
+    rows = read_rows(packed / "train")
+    folder.mkdir(parents=True)
+    write_rows(folder / "train", _documents(rows, first.chosen), length=rows.length)
+    (folder / "held_out").symlink_to((packed / "held_out").resolve())
+
+
+def _documents(rows: PackedRows, chosen: NDArray[np.int64]) -> Iterator[RowBatch]:
+    for start in range(0, len(chosen), BLOCK_ROWS):
+        yield split_documents(rows, chosen[start : start + BLOCK_ROWS])
+
+
+def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> RowBatch:
+    """Return the documents of some rows, one a row."""
+    documents = rows.seq_lengths.take(chosen)
+    lengths = documents.values.astype(np.int64)
+    per_row = documents.lengths
+    owner = np.repeat(np.arange(len(chosen)), per_row)
+    # Documents of a row lie end to end from its beginning.
+    ends = offsets_of(lengths)
+    starts = ends[:-1] - np.repeat(ends[documents.offsets[:-1]], per_row)
+    packed_BL = rows.take_ids(chosen).reshape(-1)
+    ids_NL = np.full((len(lengths), rows.length), PAD_ID, np.int32)
+    to = runs(np.arange(len(lengths)) * rows.length, lengths)
+    ids_NL.reshape(-1)[to] = packed_BL[runs(owner * rows.length + starts, lengths)]
+    nowhere = np.zeros(len(lengths), np.int64)
+    spans = clip_spans(rows.spans.take(chosen[owner]), starts, lengths, nowhere)
+    one_each = Ragged(documents.values, np.arange(len(lengths) + 1))
+    return RowBatch(ids_NL, one_each, spans)

@@ -1,21 +1,24 @@
 """Join the records of all variants to what every switch is worth here, beside what was claimed."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.ablate_claims import judged, run_alike
 from expertflow.studies.estimate import IS_ONE, quotient
 from expertflow.studies.records import (
     AblationRecord,
     AblationSpec,
     Bar,
+    ClaimedRatio,
+    ClaimVerdict,
     Estimate,
-    Timing,
+    Metric,
     Variant,
     VariantRecord,
 )
@@ -38,7 +41,7 @@ class Measured(Record, frozen=True, kw_only=True):
     records: tuple[VariantRecord, ...]
 
 
-def ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
+def join_ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
     """Make the ablation of an expert.
 
     Raises:
@@ -47,14 +50,11 @@ def ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
     plan, by_name = measured.plan, {r.variant.name: r for r in measured.records}
     _check(spec, by_name, measured)
     by_name = _without_noise(spec, by_name)
-    speed = _plan_speed(measured.records)
-    ratios = {name: ratio_of(record) for name, record in by_name.items()}
+    speeds = [t.tokens_per_s for record in measured.records for t in record.plan_timings]
+    speed = median(speeds) if speeds else None
     # The price may be of all cards, and the runs are of one.
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
-    bars = tuple(
-        _bar(variant, by_name[variant.name], _before(spec, variant), ratios, speed, price)
-        for variant in spec.variants
-    )
+    ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
     first = next((r for r in measured.records if r.device is not None), measured.records[0])
     return AblationRecord(
         expert=measured.expert,
@@ -73,19 +73,14 @@ def ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,
         plan_usd_per_million_tokens=_usd(speed, price),
-        ladders=_ladders(spec),
-        bars=bars,
-        claims=tuple(judged(claim, by_name, ratios) for claim in spec.claims),
+        ladders=tuple(tuple(v.name for v in spec.variants if v.of == name) for name in ladders),
+        bars=tuple(_bar(spec, variant, by_name, speed, price) for variant in spec.variants),
+        claims=tuple(judge_claim(claim, by_name) for claim in spec.claims),
         versions=_versions(measured.records),
         unavailable=_unavailable(plan, speed, price),
         machine=first.machine,
         notes=_notes(plan, measured.records),
     )
-
-
-def ratio_of(record: VariantRecord) -> Estimate | None:
-    """Give a variant's ratio to the plan, which is 1 where it is the plan."""
-    return IS_ONE if record.outcome == "is the plan" else record.ratio
 
 
 def _check(spec: AblationSpec, by_name: dict[str, VariantRecord], measured: Measured) -> None:
@@ -102,16 +97,11 @@ def _check(spec: AblationSpec, by_name: dict[str, VariantRecord], measured: Meas
         )
 
 
-def _plan_speed(records: Sequence[VariantRecord]) -> float | None:
-    speeds = [timing.tokens_per_s for record in records for timing in record.plan_timings]
-    return median(speeds) if speeds else None
-
-
-def _before(spec: AblationSpec, variant: Variant) -> Variant | None:
-    """Find the rung before a variant, where it is a rung."""
+def _before(spec: AblationSpec, variant: Variant) -> str | None:
+    """Name the rung before a variant, where it is a rung."""
     if variant.rung is None:
         return None
-    rungs = (v for v in spec.variants if v.of == variant.of and v.rung == (variant.rung or 0) - 1)
+    rungs = (v.name for v in spec.variants if (v.of, v.rung) == (variant.of, variant.rung - 1))
     return next(rungs, None)
 
 
@@ -122,32 +112,29 @@ def _without_noise(
     found = dict(by_name)
     for variant in spec.variants:
         before, own = _before(spec, variant), found[variant.name]
-        earlier = None if before is None else found[before.name]
-        if earlier and earlier.outcome == own.outcome == "measured" and run_alike(earlier, own):
+        earlier = None if before is None else found[before]
+        if earlier and earlier.outcome == own.outcome == "measured" and _run_alike(earlier, own):
             reason = "; ".join(filter(None, (AS_BEFORE, own.reason)))
             found[variant.name] = replace(earlier, variant=own.variant, reason=reason)
     return found
 
 
 def _bar(
+    spec: AblationSpec,
     variant: Variant,
-    record: VariantRecord,
-    before: Variant | None,
-    ratios: dict[str, Estimate | None],
+    by_name: dict[str, VariantRecord],
     speed: float | None,
     price: float | None,
 ) -> Bar:
-    ratio = ratios[variant.name]
-    earlier = None if before is None else ratios[before.name]
-    step = None
-    if ratio is not None and earlier is not None and ratio != earlier:
-        step = quotient(ratio, earlier)
+    record, before = by_name[variant.name], _before(spec, variant)
+    ratio, earlier = _ratio(record), None if before is None else _ratio(by_name[before])
     tokens_per_s = None
     if ratio is not None and speed is not None and variant.metric == "tokens_per_s":
         tokens_per_s = speed * ratio.value
     own = record.timings
     if record.outcome == "is the plan" or variant.metric == "hours":
         own = record.plan_timings
+    peaks = [t.peak_memory_bytes for t in own if t.peak_memory_bytes is not None]
     return Bar(
         name=variant.name,
         label=variant.label,
@@ -157,9 +144,9 @@ def _bar(
         tokens_per_s=tokens_per_s,
         # That the plan is as fast as the plan was not measured.
         ratio=record.ratio,
-        step=step,
+        step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
-        peak_memory_bytes=_peak(own),
+        peak_memory_bytes=max(peaks, default=None),
         padding_fraction=_mean([timing.padding_fraction for timing in own]),
         data_wait_fraction=_mean([timing.data_wait_fraction for timing in own]),
         is_sane=record.is_sane,
@@ -169,28 +156,23 @@ def _bar(
     )
 
 
+def _ratio(record: VariantRecord | None) -> Estimate | None:
+    """Return a variant's ratio to the plan, which is 1 where it is the plan."""
+    return IS_ONE if record is None or record.outcome == "is the plan" else record.ratio
+
+
 def _usd(tokens_per_s: float | None, price: float | None) -> float | None:
     if tokens_per_s is None or price is None:
         return None
     return price / HOUR_S / tokens_per_s * PER_MILLION
 
 
-def _peak(timings: Sequence[Timing]) -> int | None:
-    peaks = [t.peak_memory_bytes for t in timings if t.peak_memory_bytes is not None]
-    return max(peaks) if peaks else None
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _ladders(spec: AblationSpec) -> tuple[tuple[str, ...], ...]:
-    names = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
-    return tuple(tuple(v.name for v in spec.variants if v.of == name) for name in names)
-
-
 def _versions(records: Sequence[VariantRecord]) -> dict[str, str]:
-    """Give the releases that variants were run with, all of them where they differ."""
+    """Return the releases that variants were run with, all of them where they differ."""
     names = sorted({name for record in records for name in record.versions})
     return {
         name: ", ".join(dict.fromkeys(r.versions[name] for r in records if name in r.versions))
@@ -202,13 +184,11 @@ def _unavailable(plan: TrainPlan, speed: float | None, price: float | None) -> d
     missing = {}
     if speed is None:
         missing["plan_tokens_per_s"] = "no variant was measured against the plan"
-    if price is None and plan.world_size > 1:
+    if price is None:
         missing["usd_per_million_tokens"] = (
             f"the price was for {plan.world_size} processes, and all runs here are of one"
-        )
-    elif price is None:
-        missing["usd_per_million_tokens"] = (
-            "no price is known for this hardware; set price_usd_per_hour, or a row of"
+            if plan.world_size > 1
+            else "no price is known for this hardware; set price_usd_per_hour, or a row of"
             " config/hardware/prices.yaml"
         )
     return missing
@@ -231,3 +211,80 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
             " speed for it"
         )
     return tuple(notes)
+
+
+def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> ClaimVerdict:
+    """Return what was measured of a claim, or why nothing was; the plan has no record.
+
+    No change, where the interval holds 1; as claimed, where the estimate lies within what was said,
+    though the interval may reach beyond; less or more, where the whole interval lies outside of it;
+    else it is not decided. Measured, where nothing was said in figures.
+    """
+    of, to = records.get(claim.of), records.get(claim.to)
+    metrics = {record.variant.metric for record in (of, to) if record is not None}
+    metric: Metric = next(iter(sorted(metrics - {"tokens_per_s"})), "tokens_per_s")
+    told = {key: value for key, value in asdict(claim).items() if key not in ("of", "to")}
+    unavailable_reason = _unavailable_reason(claim, of, to)
+    if unavailable_reason is not None:
+        return ClaimVerdict(
+            **told,
+            measured=None,
+            verdict="not measurable",
+            reason=unavailable_reason,
+            metric=metric,
+        )
+    one, other = _ratio(of), _ratio(to)
+    assert one is not None and other is not None
+    # A ratio to the plan needs no division, which would widen it by rounding alone.
+    measured = one if other == IS_ONE else quotient(one, other)
+    verdict, reason = _verdict(measured, low=claim.low, high=claim.high)
+    both = [record for record in (of, to) if record is not None]
+    if metric == "tokens_per_s":
+        # Which of the two is the plan, and what their rows changed besides.
+        said = [f"{r.variant.name} is the plan here" for r in both if r.outcome == "is the plan"]
+        forced = [r for r in both if r.outcome == "measured" and r.reason]
+        said = [*said[:1], *(f"{r.variant.name}: {r.reason}" for r in forced)]
+    else:
+        said = [r.reason for r in both if r.variant.metric == metric and r.reason][:1]
+    reasons = "; ".join(filter(None, (reason, *said))) or None
+    return ClaimVerdict(**told, measured=measured, verdict=verdict, reason=reasons, metric=metric)
+
+
+def _verdict(
+    measured: Estimate, *, low: float | None, high: float | None
+) -> tuple[Any, str | None]:
+    """Return the verdict on a ratio, and what qualifies it."""
+    top = math.inf if high is None else high
+    if measured.low <= 1 <= measured.high:
+        if low is not None and measured.high >= low and measured.low <= top:
+            return "no change", "the interval holds what was said, too; more repeats would tell"
+        return "no change", None
+    if low is None:
+        return "measured", None
+    if measured.high < low:
+        return "less", None
+    if measured.low > top:
+        return "more", None
+    if low <= measured.value <= top:
+        reaches = measured.low < low or measured.high > top
+        return "as claimed", "the interval reaches beyond what was said" if reaches else None
+    return "not decided", "the interval reaches into what was said; more repeats would tell"
+
+
+def _unavailable_reason(
+    claim: ClaimedRatio, of: VariantRecord | None, to: VariantRecord | None
+) -> str | None:
+    """Return why a claim has no answer here, if it has none."""
+    both = [record for record in (of, to) if record is not None]
+    for record in both:
+        if record.outcome not in ("measured", "is the plan"):
+            return f"{record.variant.name}: {record.outcome}, {record.reason or 'no reason given'}"
+    same = f"{claim.of} and {claim.to} are one and the same here"
+    if all(record.outcome == "is the plan" for record in both):
+        return f"{same}: {'; '.join(dict.fromkeys(r.reason for r in both if r.reason))}"
+    return same if of is not None and to is not None and _run_alike(of, to) else None
+
+
+def _run_alike(one: VariantRecord, other: VariantRecord) -> bool:
+    """Tell whether two variants of a plan were run with the same settings and rows."""
+    return one.settings_sha256 is not None and one.settings_sha256 == other.settings_sha256

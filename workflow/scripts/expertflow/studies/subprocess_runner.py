@@ -1,4 +1,4 @@
-"""Run trials one after another, each in a process of its own that starts at once.
+"""Run trials one after another, each in its own process, which starts at once.
 
 Kernels, compiled code, precision switches and peaks of memory outlive a run within its process. So
 one warm process imports the training code and touches no card, and forks for every trial.
@@ -8,13 +8,16 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
+from expertflow.core.files import remove
+from expertflow.train.processes import RANK
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
 # What a trial needs, imported once.
@@ -31,8 +34,8 @@ PATIENCE_S = 60
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-class Trials:
-    """Runs trials apart; each is ended if it has no result after ``limit_s``, null: never."""
+class TrialRunner:
+    """Runs each trial in its own process, which is ended after ``limit_s`` without a result."""
 
     def __init__(self, *, limit_s: float | None = None) -> None:
         self._limit_s = limit_s
@@ -49,14 +52,16 @@ class Trials:
             TrainingError: the plan cannot be run at all.
         """
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(trial, there))
+        process = self._context.Process(target=_run_child, args=(trial, there))
         with _stopping(process):
             process.start()
             there.close()
             if not here.poll(self._limit_s):
                 said = f"no result after {self._limit_s:g} s"
                 return TrialResult(outcome="failed", problem=said)
-            answer = _received(here)
+            answer: Any = None
+            with suppress(EOFError):
+                answer = here.recv()
             process.join()
         if isinstance(answer, TrialResult):
             return answer
@@ -71,7 +76,7 @@ class Trials:
         return TrialResult(outcome="failed", problem=f"the process ended with code {code}")
 
 
-def _child(trial: Trial, answer: Connection) -> None:
+def _run_child(trial: Trial, answer: Connection) -> None:
     """Run a trial and send its result, or the one line of its error."""
     try:
         answer.send(run_trial(trial))
@@ -80,13 +85,6 @@ def _child(trial: Trial, answer: Connection) -> None:
     except (Interrupted, BrokenPipeError):
         # Who asked may have been told to stop, and listens no more.
         raise SystemExit(143) from None
-
-
-def _received(connection: Connection) -> Any:
-    try:
-        return connection.recv()
-    except EOFError:
-        return None
 
 
 @contextmanager
@@ -125,3 +123,17 @@ def _stopping(process: Any) -> Iterator[None]:
 def _ignore() -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[None]:
+    """Work in an empty folder and leave none behind; helpers share that of the first process."""
+    rank = os.environ.get(RANK)
+    if rank is None:
+        remove(folder)
+        folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        if rank in (None, "0"):
+            remove(folder)

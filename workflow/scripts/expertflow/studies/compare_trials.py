@@ -1,0 +1,151 @@
+"""Compare timed runs of a variant with the plan's: losses, saves, and how fast rows are read."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from expertflow.hardware.disk import file_read_speed
+from expertflow.plan.records import TrainPlan
+from expertflow.staging.records import Staged
+from expertflow.studies.variants import NotMeasurableError, differences
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.train.trial import TrialResult
+
+# How far losses may lie apart, as a fraction of the plan's (judgements; docs/ablation.md).
+ROUNDING, OTHER_ROUNDING, OTHER_ORDER, OTHER_UPDATES = 0.01, 0.05, 0.10, 0.25
+# The part of a run whose mean loss is compared.
+LAST_PART = 1 / 3
+# Updates of as many tokens as the plan's, give or take: as many rows are not quite as many tokens.
+SAME_UPDATES = 0.1
+# With these, something else is learned.
+LEARNS_OTHERWISE = {"method", "lora"}
+
+
+class LossComparison(NamedTuple):
+    """How far a variant's loss is from the plan's, and what explains so much."""
+
+    differs: float | None
+    bound: float | None
+    because: str
+    is_sane: bool | None
+
+
+def loss_last(result: TrialResult) -> float:
+    """Return the mean loss of the last third of the timed steps."""
+    n = max(1, math.ceil(result.n_timed_steps * LAST_PART))
+    return float(np.mean(result.losses[-n:]))
+
+
+def compare_losses(
+    pairs: Sequence[tuple[TrialResult, TrialResult]],
+    *,
+    base: TrainPlan,
+    plan: TrainPlan,
+    other_rows: bool,
+) -> LossComparison:
+    """Compare the losses of a variant, first of each pair, with the plan's."""
+    differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
+    own, plain = pairs[0]
+    updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
+    if differences(base, plan) & LEARNS_OTHERWISE:
+        return LossComparison(differs, None, "another adapter learns otherwise", None)
+    bound, because = _bound(base, plan, updates=updates, other_rows=other_rows)
+    distance = differs if bound == OTHER_UPDATES else abs(differs)
+    is_sane = math.isfinite(differs) and distance <= bound
+    kept = differs if math.isfinite(differs) else None
+    return LossComparison(kept, bound, because, is_sane)
+
+
+def _bound(
+    base: TrainPlan, plan: TrainPlan, *, updates: float, other_rows: bool
+) -> tuple[float, str]:
+    if abs(updates - 1) > SAME_UPDATES:
+        return OTHER_UPDATES, "another number of updates for the same tokens; less is no fault"
+    if other_rows:
+        return OTHER_ORDER, "the same number of tokens a step, of documents in another order"
+    if base.global_batch_sequences != plan.global_batch_sequences:
+        return OTHER_ORDER, "another number of rows a step"
+    rounded = (base.precision, base.use_tf32) != (plan.precision, plan.use_tf32)
+    if rounded or plan.precision != "fp32":
+        return OTHER_ROUNDING, "the same rows in every step, rounded otherwise"
+    if plan.optim == "adamw_8bit":
+        return OTHER_ROUNDING, "the same rows in every step, moments in 8 bits"
+    if plan.lora is not None and plan.lora.dropout:
+        return OTHER_ROUNDING, "the same rows in every step, other draws of dropout"
+    return ROUNDING, "the same rows in every step, in fp32"
+
+
+def _differs(own: TrialResult, plain: TrialResult) -> float:
+    """Return how far the losses lie apart at the end of what both have seen of tokens."""
+    per_step = [result.n_tokens / result.n_timed_steps for result in (own, plain)]
+    seen = [len(r.losses) * n for r, n in zip((own, plain), per_step, strict=True)]
+    end = min(seen)
+    means = []
+    for result, n in zip((own, plain), per_step, strict=True):
+        last = min(len(result.losses), max(1, round(end / n)))
+        first = min(last - 1, round(end * (1 - LAST_PART) / n))
+        means.append(float(np.mean(result.losses[first:last])))
+    return means[0] / means[1] - 1 if means[1] else math.inf
+
+
+def count_saves(plan: TrainPlan, steps_s: float) -> int:
+    """Count the saves of a run whose steps take so long: by steps, or by time if that is more."""
+    by_steps = math.ceil(plan.n_steps / plan.save_steps)
+    by_time = int(steps_s / (60 * plan.save_every_minutes))
+    return max(1, by_steps, by_time)
+
+
+def hours_ratios(
+    plan: TrainPlan, results: Sequence[TrialResult], *, saves: float
+) -> tuple[list[float], str]:
+    """Return, for every run, the hours with the plan's saves over those with others, and how.
+
+    Raises:
+        NotMeasurableError: so many times the plan's saves, in whole ones, are as many.
+    """
+    mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
+    save_s = sum(r.save_s or 0.0 for r in results) / len(results)
+    n = count_saves(plan, plan.n_steps * mean_s)
+    others = max(1, round(saves * n))
+    plural = "" if n == 1 else "s"
+    if others == n:
+        raise NotMeasurableError(
+            f"the plan takes {n} save{plural}, and {saves:g} times as many, in whole saves, are"
+            f" {others}; set save_steps lower"
+        )
+    ratios = []
+    for result in results:
+        assert result.save_s is not None
+        steps_s = plan.n_steps * result.timed_s / result.n_timed_steps
+        ratios.append((steps_s + n * result.save_s) / (steps_s + others * result.save_s))
+    how = (
+        f"hours by arithmetic: {plan.n_steps} steps of {mean_s:.3g} s and {n} save{plural} of"
+        f" {save_s:.3g} s, against {others}; evaluations and start-up left out"
+    )
+    return ratios, how
+
+
+def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], str]:
+    """Read rows past the page cache in both places, taking turns; return target over source.
+
+    Raises:
+        NotMeasurableError: rows were not copied, or cannot be read past the cache.
+    """
+    if staged.target is None:
+        raise NotMeasurableError(f"rows are read in place: {staged.reason}")
+    source = Path(staged.source, "train", ROWS_FILE)
+    target = Path(staged.target, "train", ROWS_FILE)
+    ratios, how = [], ""
+    for i in range(n_repeats):
+        speeds: dict[Path, float] = {}
+        for place in (source, target)[:: 1 if i % 2 == 0 else -1]:
+            speed, how = file_read_speed(place)
+            if speed is None:
+                raise NotMeasurableError(f"{place}: {how}")
+            speeds[place] = speed
+        ratios.append(speeds[target] / speeds[source])
+    said = f"read speed of the rows, {how}; with rows in the page cache a step does not wait for it"
+    return ratios, said
