@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from expertflow.report.sections.profile_kinds import kind_of
+from expertflow.report.profile import kind_of
 from expertflow.train.profile.table import ANNOTATIONS, busy_us
 from gpu_kit.ceilings import wait
 

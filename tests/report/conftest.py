@@ -1,22 +1,13 @@
 """Inputs and reports of the two made-up runs; both are built once, tests that change them copy."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import made_up_runs
 import pytest
 
 from expertflow.report.build import build_report
-from expertflow.report.check.report import read_schema
 from expertflow.report.inputs import ReportInputs
-
-SCHEMA_PATH = Path(__file__).parents[2] / "workflow" / "schemas" / "report.schema.yaml"
-
-
-@pytest.fixture(scope="session")
-def schema() -> dict[str, Any]:
-    return read_schema(SCHEMA_PATH)
 
 
 @pytest.fixture(scope="session")

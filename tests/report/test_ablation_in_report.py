@@ -13,7 +13,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import from_json, to_json
 from expertflow.hardware.probe import probe_machine
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report
+from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs, ReportPaths, read_inputs
 from expertflow.report.page import render_page
 from expertflow.report.rules.ablation import ONE_PROCESS, OTHER_HARDWARE, switch_costs
@@ -33,12 +33,10 @@ def _report(inputs: ReportInputs) -> Report:
     return build_report(inputs, PROVENANCE)
 
 
-def test_the_whole_record_is_in_the_report(
-    gpu_inputs: ReportInputs, schema: dict[str, Any]
-) -> None:
+def test_the_whole_record_is_in_the_report(gpu_inputs: ReportInputs) -> None:
     inputs = _with(gpu_inputs)
     report = _report(inputs)
-    check_report(report, schema, inputs)
+    check_report(report, inputs)
     assert from_json(AblationRecord, report["comparison"][0]) == inputs.ablation
 
 

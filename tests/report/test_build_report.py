@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report
+from expertflow.report.check import check_report
 from expertflow.report.diagnose import MISSING, look_up
 from expertflow.report.inputs import ReportInputs
 
@@ -34,12 +34,9 @@ def test_report_equals_golden(variant: str, request: pytest.FixtureRequest) -> N
 
 
 @pytest.mark.parametrize("variant", ["gpu", "cpu"])
-def test_report_passes_its_check(
-    variant: str, schema: dict[str, Any], request: pytest.FixtureRequest
-) -> None:
+def test_report_passes_its_check(variant: str, request: pytest.FixtureRequest) -> None:
     check_report(
         request.getfixturevalue(f"{variant}_report"),
-        schema,
         request.getfixturevalue(f"{variant}_inputs"),
     )
 
@@ -69,25 +66,20 @@ def test_no_reason_for_what_is_there(cpu_report: dict[str, Any]) -> None:
     ],
 )
 def test_what_a_record_lacks_is_null_with_its_reason(
-    record: str,
-    changes: dict[str, Any],
-    path: str,
-    reason: str,
-    gpu_inputs: ReportInputs,
-    schema: dict[str, Any],
+    record: str, changes: dict[str, Any], path: str, reason: str, gpu_inputs: ReportInputs
 ) -> None:
     inputs = replace(gpu_inputs, **{record: replace(getattr(gpu_inputs, record), **changes)})
     report = build_report(inputs, {})
-    check_report(report, schema, inputs)
+    check_report(report, inputs)
     where = path if path.startswith("time.") else f"training_report.hardware.{path}"
     assert reason in report["unavailable"][where]
 
 
-def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs, schema: dict[str, Any]) -> None:
+def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs) -> None:
     first, last = gpu_inputs.training.epoch_summaries
     training = replace(gpu_inputs.training, epoch_summaries=(first, replace(last, eval_loss=None)))
     report = build_report(replace(gpu_inputs, training=training), {})
-    check_report(report, schema, gpu_inputs)
+    check_report(report, gpu_inputs)
     path = "training_report.training.epoch_summaries[1].eval_loss"
     assert report["unavailable"][path] == "no evaluation fell into this epoch"
 

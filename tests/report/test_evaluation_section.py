@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report
+from expertflow.report.check import check_report
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
@@ -21,11 +21,11 @@ Report = dict[str, Any]
 PAGE = Path("r/report.html")
 
 
-def _report(inputs: ReportInputs, evaluation: EvaluationRecord, schema: Report) -> Report:
+def _report(inputs: ReportInputs, evaluation: EvaluationRecord) -> Report:
     published = replace(evaluation.published, step=inputs.export.published_step, candidates=())
     inputs = replace(inputs, evaluation=replace(evaluation, published=published))
     report = build_report(inputs, {})
-    check_report(report, schema, inputs)
+    check_report(report, inputs)
     return report
 
 
@@ -34,8 +34,8 @@ def _section(page: str, name: str) -> str:
 
 
 @pytest.fixture
-def bare(cpu_inputs: ReportInputs, schema: Report) -> Report:
-    return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11), schema)
+def bare(cpu_inputs: ReportInputs) -> Report:
+    return _report(cpu_inputs, made_up.make_bare(before=6.2, after=2.11))
 
 
 def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
@@ -50,7 +50,7 @@ def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
     assert "no earlier evaluation" in reasons["evaluation.earlier"]
 
 
-def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs, schema: Report) -> None:
+def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
     said = {
         "judge": "the endpoint did not answer",
         "baselines": "too few training questions",
@@ -68,7 +68,7 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs, schema: R
         before=replace(old.before, score=replace(old.before.score, ci95=None)),
         after=replace(old.after, n_cut_off=None),
     )
-    report = _report(cpu_inputs, evaluation, schema)
+    report = _report(cpu_inputs, evaluation)
     reasons = report["unavailable"]
     assert reasons["evaluation.judge"] == said["judge"]
     assert reasons["evaluation.before.ci95"] == said["before.score.ci95"]
@@ -80,24 +80,22 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs, schema: R
     assert "is not set" not in shown  # nobody asked for it
 
 
-def test_every_null_of_a_task_that_was_not_scored_has_its_reason(
-    cpu_inputs: ReportInputs, schema: Report
-) -> None:
+def test_every_null_of_a_task_that_was_not_scored_has_its_reason(cpu_inputs: ReportInputs) -> None:
     evaluation = made_up.not_scored(cpu_inputs.evaluation, "Node is not installed")
-    report = _report(cpu_inputs, evaluation, schema)
+    report = _report(cpu_inputs, evaluation)
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
         assert report["unavailable"][f"evaluation.{key}"] == "Node is not installed"
     page = _section(render_page(report, cpu_inputs), "evaluation")
     assert "sql execution: Node is not installed" in page and 'class="range"' not in page
 
 
-def test_a_single_document_has_no_spread(cpu_inputs: ReportInputs, schema: Report) -> None:
+def test_a_single_document_has_no_spread(cpu_inputs: ReportInputs) -> None:
     bare = made_up.make_bare(before=6.2, after=2.11)
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
     bare = replace(
         bare, before=replace(bare.before, **one), after=replace(bare.after, **one), changes=()
     )
-    reasons = _report(cpu_inputs, bare, schema)["unavailable"]
+    reasons = _report(cpu_inputs, bare)["unavailable"]
     assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
 
 
@@ -115,12 +113,10 @@ def test_the_page_answers_first(gpu_report: Report) -> None:
     assert wrong.note == "3 answers cut off before the end"
 
 
-def test_an_earlier_run_of_other_questions_says_so(
-    gpu_inputs: ReportInputs, schema: Report
-) -> None:
+def test_an_earlier_run_of_other_questions_says_so(gpu_inputs: ReportInputs) -> None:
     earlier = made_up.earlier(0.0, "no measurable change")
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
-    report = _report(gpu_inputs, replace(gpu_inputs.evaluation, earlier=earlier), schema)
+    report = _report(gpu_inputs, replace(gpu_inputs.evaluation, earlier=earlier))
     lines = {line.label: line for line in view_evaluation.lines(report)}
     said = lines["Against the earlier evaluation"]
     assert said.text == "None of the earlier questions was asked again" and said.level == ""

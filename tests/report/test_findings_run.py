@@ -6,14 +6,16 @@ import pytest
 from report_reading import findings_by_code
 
 from expertflow.report.diagnose import find
-from expertflow.report.sections.plan import plan_against_actual
 
 Report = dict[str, Any]
 
 
+def _row(report: Report, quantity: str) -> Report:
+    return next(row for row in report["plan_against_actual"] if row["quantity"] == quantity)
+
+
 def _took(report: Report, hours: float) -> Report:
-    report["cost"]["hours"] = hours
-    report["plan_against_actual"] = plan_against_actual(report)
+    _row(report, "Wall time")["actual"] = hours
     return report
 
 
@@ -35,8 +37,10 @@ def test_missed_prior_weighs_less_than_a_missed_calibration(gpu_report: Report) 
     ("held", "speaks"), [(62.9e9, False), (63e9, False), (63.1e9, True), (None, False)]
 )
 def test_more_memory_than_planned(held: float | None, speaks: bool, gpu_report: Report) -> None:
-    gpu_report["training_report"]["hardware"]["memory_peak_reserved_bytes"] = held
-    assert ("memory-over-plan" in findings_by_code(_took(gpu_report, 0.75))) is speaks
+    row = _row(gpu_report, "Peak device memory")
+    difference = None if held is None else held / row["plan"] - 1
+    row |= {"actual": held, "difference_fraction": difference}
+    assert ("memory-over-plan" in findings_by_code(gpu_report)) is speaks
 
 
 def test_only_claims_that_fail_are_repeated(gpu_report: Report) -> None:

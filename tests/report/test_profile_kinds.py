@@ -4,7 +4,7 @@ import pytest
 from made_up_profile import make_profile
 from msgspec.structs import replace
 
-from expertflow.report.sections.profile_kinds import by_kind, kind_of, sorted_kernels
+from expertflow.report.profile import by_kind, kind_of, sorted_kernels
 from expertflow.train.records import Kernel
 
 

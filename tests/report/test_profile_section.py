@@ -8,7 +8,7 @@ from made_up_runs import PROVENANCE
 from msgspec.structs import replace
 
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report
+from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 from expertflow.report.view.profile import kernels
@@ -16,14 +16,14 @@ from expertflow.report.view.profile import kernels
 HOSTILE = "void f<A<int>, B&><script>alert(1)</script>\" onload='x'"
 
 
-def page_of(inputs: ReportInputs, schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def page_of(inputs: ReportInputs) -> tuple[dict[str, Any], str]:
     report = build_report(inputs, PROVENANCE)
-    check_report(report, schema, inputs)
+    check_report(report, inputs)
     return report, render_page(report, inputs)
 
 
-def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs, schema: dict[str, Any]) -> None:
-    report, page = page_of(gpu_inputs, schema)
+def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs) -> None:
+    report, page = page_of(gpu_inputs)
     profile = report["profile"]
     assert len(profile["kernels"]) == 15 < profile["n_kernels"] == 25
     assert sum(kind["share_fraction"] for kind in profile["by_kind"]) == pytest.approx(1)
@@ -37,17 +37,17 @@ def test_the_longest_kernels_are_shown(gpu_inputs: ReportInputs, schema: dict[st
     assert "Kernels were not profiled" not in page
 
 
-def test_a_run_without_has_one_line(cpu_inputs: ReportInputs, schema: dict[str, Any]) -> None:
-    report, page = page_of(cpu_inputs, schema)
+def test_a_run_without_has_one_line(cpu_inputs: ReportInputs) -> None:
+    report, page = page_of(cpu_inputs)
     assert report["profile"] is None
     assert report["unavailable"]["profile"] == "training.profile_steps is 0"
     assert 'id="kernels"' not in page
     assert "Kernels were not profiled: training.profile_steps is 0." in page
-    _, page = page_of(replace(cpu_inputs, profile=not_profiled("no CUPTI <here>")), schema)
+    _, page = page_of(replace(cpu_inputs, profile=not_profiled("no CUPTI <here>")))
     assert "Kernels were not profiled: no CUPTI &lt;here&gt;." in page
 
 
-def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs, schema: dict[str, Any]) -> None:
+def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs) -> None:
     missing = {"trace": "it is too large", "n_trace_bytes": "it is too large",
                "neighbour_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
     profile = replace(
@@ -55,7 +55,7 @@ def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs, schema: dict[str
         notes=("at most 2 of the 5 steps asked for",),
         **dict.fromkeys(missing),
     )  # fmt: skip
-    report, page = page_of(replace(gpu_inputs, profile=profile), schema)
+    report, page = page_of(replace(gpu_inputs, profile=profile))
     assert report["unavailable"]["profile.overhead_fraction"] == "none came before"
     assert report["unavailable"]["profile.trace"] == "it is too large"
     assert "No trace: it is too large." in page and "that each spent itself" in page
@@ -64,12 +64,10 @@ def test_what_a_profile_lacks_is_said(gpu_inputs: ReportInputs, schema: dict[str
     assert shown is not None and shown.noun == "operator"
 
 
-def test_names_of_kernels_are_escaped_and_cut(
-    gpu_inputs: ReportInputs, schema: dict[str, Any]
-) -> None:
+def test_names_of_kernels_are_escaped_and_cut(gpu_inputs: ReportInputs) -> None:
     profile = make_profile()
     first, second, *others = profile.kernels
     table = (replace(first, name=HOSTILE), replace(second, name="x" * 300), *others)
-    _, page = page_of(replace(gpu_inputs, profile=replace(profile, kernels=table)), schema)
+    _, page = page_of(replace(gpu_inputs, profile=replace(profile, kernels=table)))
     assert "<script>" not in page and "B&amp;&gt;&lt;script&gt;" in page
     assert "x" * 160 in page and "x" * 161 not in page

@@ -16,7 +16,7 @@ from expertflow.core.records import read_record
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report
+from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs, read_lines
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import KernelProfile, StepRecord, TrainingRecord
@@ -62,17 +62,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
     return _finish(folder)
 
 
-def test_receipt_of_a_resumed_run_holds(inputs: ReportInputs, schema: dict[str, Any]) -> None:
+def test_receipt_of_a_resumed_run_holds(inputs: ReportInputs) -> None:
     report = build_report(inputs, {})
-    check_report(report, schema, inputs)
+    check_report(report, inputs)
     assert inputs.training.n_sessions == 2
     assert report["time"]["split_source"] == "stamps"
     assert "rows-not-compared" not in {finding["code"] for finding in report["findings"]}
 
 
-def test_a_row_too_many_is_noticed(inputs: ReportInputs, schema: dict[str, Any]) -> None:
+def test_a_row_too_many_is_noticed(inputs: ReportInputs) -> None:
     packing = inputs.packing
     train = replace(packing.train, n_tokens=packing.train.n_tokens - 64)
     inputs = replace(inputs, packing=replace(packing, train=train))
     with pytest.raises(DataError, match=r"epoch_summaries\[0\]\.tokens"):
-        check_report(build_report(inputs, {}), schema, inputs)
+        check_report(build_report(inputs, {}), inputs)

@@ -18,7 +18,7 @@ from tiny_run import assigned, made, train
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
-from expertflow.report.sections.profile_kinds import by_kind
+from expertflow.report.profile import by_kind
 from expertflow.train import loop, publish
 from expertflow.train.profile import steps as profile
 from expertflow.train.profile import trace as profile_trace

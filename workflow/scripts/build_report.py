@@ -7,13 +7,11 @@ from expertflow.core import cli
 from expertflow.core.files import write_text
 from expertflow.data.shards import token_shards
 from expertflow.report.build import build_report
-from expertflow.report.check.report import check_report, read_schema
+from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportPaths, read_inputs
 from expertflow.report.page import render_page
 from expertflow.report.provenance import collect_provenance
 from expertflow.report.records import ReportSpec
-
-SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
@@ -28,7 +26,7 @@ def main() -> None:
     inputs = read_inputs(job.spec, ReportPaths.in_folder(job.results), ablation=job.ablation)
     also = [job.ablation.name] if job.ablation else []
     report = build_report(inputs, collect_provenance(job.results, token_shards, also=also))
-    check_report(report, read_schema(SCHEMA), inputs)
+    check_report(report, inputs)
     write_text(job.html, render_page(report, inputs))
     job.write(report, job.json)
 

@@ -4,19 +4,16 @@
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.report.check.report import read_report, read_schema
+from expertflow.report.check import read_report
 from expertflow.report.summary import print_summary
-
-SCHEMA = Path(__file__).resolve().parents[1] / "schemas" / "report.schema.yaml"
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("reports", type=Path, nargs="+", help="report.json files")
     args = parser.parse_args()
-    schema = read_schema(SCHEMA)
     for path in args.reports:
-        print_summary(read_report(path, schema), html_path=path.with_suffix(".html"))
+        print_summary(read_report(path), html_path=path.with_suffix(".html"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ TEMPLATES = "scripts/expertflow/report/templates"
 RESOURCES = {
     "export_model": ("scripts/expertflow/export/card.md.j2",),
     "build_report": (
-        "schemas/report.schema.yaml",
         f"{TEMPLATES}/page.html.j2",
         f"{TEMPLATES}/macros.html.j2",
         f"{TEMPLATES}/evaluation.html.j2",
@@ -35,7 +34,6 @@ RESOURCES = {
         f"{TEMPLATES}/style.css",
     ),
     "compare_experts": (
-        "schemas/report.schema.yaml",
         f"{TEMPLATES}/index.html.j2",
         f"{TEMPLATES}/style.css",
     ),

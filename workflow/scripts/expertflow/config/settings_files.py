@@ -1,15 +1,18 @@
-"""What is made from the declared settings and checked in: a JSON Schema, and docs/settings.md."""
+"""What is made from declarations and checked in: two JSON Schemas, and docs/settings.md."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from expertflow.core.settings import AUTO, SettingInfo, json_schema, list_settings
 from expertflow.plan.settings import LoraSpec, TrainingSection
+from expertflow.report.records import Report
 
-HEAD = "# Made by workflow/scripts/write_settings.py from the declared settings; do not edit.\n"
+HEAD = "# Made by workflow/scripts/write_settings.py from the declared {}; do not edit.\n"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PAGE = """# Training settings
 
 Made by `workflow/scripts/write_settings.py` from the declarations in
@@ -30,18 +33,29 @@ def generated_files(root: Path) -> dict[Path, str]:
     """Return the text of every generated file of a checkout."""
     return {
         root / "workflow" / "schemas" / "training.schema.yaml": _schema(),
+        root / "workflow" / "schemas" / "report.schema.yaml": _report_schema(),
         root / "docs" / "settings.md": _page(),
     }
 
 
 def _schema() -> str:
     schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": DRAFT,
         "$id": "training.schema.yaml",
         "description": "Training settings; auto is resolved by the plan, with a reason.",
         **json_schema(TrainingSection),
     }
-    return HEAD + yaml.safe_dump(schema, sort_keys=False, width=100, allow_unicode=True)
+    return HEAD.format("settings") + _dump(schema)
+
+
+def _report_schema() -> str:
+    schema = {"$schema": DRAFT, **msgspec.json.schema(Report)}
+    return HEAD.format("records of the report") + _dump(schema, default_flow_style=None)
+
+
+def _dump(schema: dict[str, Any], **style: Any) -> str:
+    text: str = yaml.safe_dump(schema, sort_keys=False, width=100, allow_unicode=True, **style)
+    return text
 
 
 def _page() -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 from expertflow.report.finding import MIN_SAMPLES, broken, lasted, median
 from expertflow.report.format import NBSP, percent
-from expertflow.report.sections.profile_pause import judged_time
+from expertflow.report.profile import judged_time
 
 Report = dict[str, Any]
 

@@ -1,33 +1,45 @@
 """Join all records to one report: plain JSON values, null where nothing was measured.
 
-Key names carry units. The few that do not (``batch_size``, ``warmup_steps``, ...) are paths that
-readers of older training reports already use. ``workflow/schemas/report.schema.yaml`` describes
-every key.
+A figure and the reason why there is none come from the same place; ``settle`` parts them.
 """
 
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
-from expertflow.core.records import to_json
+from expertflow.core.records import from_json, to_json
 from expertflow.report import derive
+from expertflow.report import run_records as r
 from expertflow.report.bottleneck import bottleneck
+from expertflow.report.build_evaluation import evaluation_section
+from expertflow.report.build_plan import plan_row, plan_section, speed_band
+from expertflow.report.build_training import (
+    hardware_section,
+    read_monitor,
+    time_section,
+    training_section,
+)
+from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import accept, find
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.reasons import explain
-from expertflow.report.sections.data import data_section
-from expertflow.report.sections.evaluation import evaluation_section
-from expertflow.report.sections.hardware import hardware_section
-from expertflow.report.sections.plan import plan_against_actual, plan_section
-from expertflow.report.sections.profile import profile_section
-from expertflow.report.sections.staging import staging_section
-from expertflow.report.sections.time import split, time_section
+from expertflow.report.measured import Measured, Missing, explain, or_missing, settle
+from expertflow.report.profile import by_kind, sorted_kernels
+from expertflow.report.records import SCHEMA_VERSION, Profile
 from expertflow.report.verdict import verdict
+from expertflow.staging.records import Staged
 
-SCHEMA_VERSION = 2
+N_KERNELS = 15
 MFU_CONVENTION = (
     "MFU: FLOPs that the model needs for its useful tokens, over the seconds of stepping (saves,"
     " evaluation and start-up left out) and the dense peak of all devices at the precision used;"
     " HFU adds what activation checkpointing computes again"
 )
+NOT_HANDED = {
+    "git": "the workflow is not in a git checkout",
+    "lockfile_sha256": "not handed to the report",
+    "command": "not handed to the report",
+    "host_hash": "not handed to the report",
+}
 
 
 def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -36,168 +48,265 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
     ``provenance`` is what only the caller knows (git, lockfile, inputs, command); its keys are
     kept, and those that the records know are added.
     """
-    report: dict[str, Any] = {
+    training, hardware = training_section(inputs), hardware_section(inputs)
+    cost, plan, throughput = _cost(inputs), plan_section(inputs), _throughput(inputs)
+    data = _data(inputs)
+    report, reasons = settle({
         "schema_version": SCHEMA_VERSION,
         "run": _run(inputs),
         "model": _model(inputs),
-        "data": data_section(inputs),
+        "data": data,
         "training_parameters": _training_parameters(inputs),
-        "training_report": {"training": _training(inputs), "hardware": hardware_section(inputs)},
-        "time": time_section(inputs.training),
-        "throughput": _throughput(inputs),
-        "cost": _cost(inputs),
-        "plan": plan_section(inputs),
-        "evaluation": evaluation_section(inputs),
-        "staging": staging_section(inputs),
-        "profile": profile_section(inputs),
-        "export": to_json(inputs.export),
-        "comparison": [] if inputs.ablation is None else [to_json(inputs.ablation)],
+        "training_report": r.TrainingReport(training=training, hardware=hardware),
+        "time": time_section(inputs),
+        "throughput": throughput,
+        "cost": cost,
+        "plan": plan,
+        "evaluation": evaluation_section(inputs.evaluation),
+        "staging": _staging(inputs),
+        "profile": _profile(inputs),
+        "export": explain(inputs.export, {"merged_into": "no adapter was trained"}),
+        "comparison": [] if inputs.ablation is None else [inputs.ablation],
         "provenance": _provenance(inputs, provenance),
-    }
-    report["plan_against_actual"] = plan_against_actual(report)
-    report["unavailable"] = explain(report, inputs)  # rules repeat some of the reasons
+        "plan_against_actual": [
+            plan_row("Optimiser steps", "steps", plan.steps, training.steps),
+            plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
+            plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
+                      throughput.useful_tokens_per_s, speed_band(inputs)),
+            plan_row("Wall time", "h", plan.hours, cost.hours,
+                      (plan.band.hours_low, plan.band.hours_high)),
+            plan_row("Cost", "usd", plan.usd, cost.billed_usd,
+                      (plan.band.usd_low, plan.band.usd_high)),
+            plan_row("Peak device memory", "bytes", plan.memory_peak_bytes,
+                      hardware.memory_peak_reserved_bytes),
+        ],
+    })  # fmt: skip
+    report["unavailable"] = reasons  # rules repeat some of them
     report["bottleneck"] = bottleneck(report)
     report["findings"] = to_json(find(report))
     report["acceptance"] = to_json(accept(report, inputs.spec.acceptance))
     report["verdict"] = verdict(report)
-    return report
+    return dict(report)
 
 
-def _run(inputs: ReportInputs) -> dict[str, Any]:
+def _run(inputs: ReportInputs) -> r.Run:
     training = inputs.training
-    return {
-        "id": f"{training.expert}-{training.fingerprint[:12]}",
-        "expert": training.expert,
-        "description": inputs.spec.description,
-        "preset": inputs.spec.preset,
-        "status": training.status,
-        "started_at": training.started_at,
-        "simulated": inputs.monitor.simulated,
-    }
+    return r.Run(
+        id=f"{training.expert}-{training.fingerprint[:12]}",
+        expert=training.expert,
+        description=inputs.spec.description,
+        preset=inputs.spec.preset,
+        status=training.status,
+        started_at=training.started_at,
+        simulated=inputs.monitor.simulated,
+    )
 
 
-def _model(inputs: ReportInputs) -> dict[str, Any]:
+def _model(inputs: ReportInputs) -> r.Model:
     model, plan, training = inputs.model, inputs.plan, inputs.training
-    return {
-        "name": model.name,
-        "kind": model.kind,
-        "revision": model.revision,
-        "licence": model.licence,
-        "params_total": training.n_params_total,
-        "params_trainable": training.n_params_trainable,
-        "method": training.method,
-        "lora": to_json(plan.lora),
-        "flops_per_token_model": plan.flops_per_token_model,
-        "flops_per_token_hardware": plan.flops_per_token_hardware,
-        "convention": plan.flops_convention,
+    return r.Model(
+        name=model.name,
+        kind=model.kind,
+        revision=or_missing(model.revision, "only models from a hub have a revision"),
+        licence=or_missing(model.licence, "the model states no licence"),
+        params_total=training.n_params_total,
+        params_trainable=training.n_params_trainable,
+        method=plan.method,
+        lora=or_missing(plan.lora, "the method trains all weights"),
+        flops_per_token_model=plan.flops_per_token_model,
+        flops_per_token_hardware=plan.flops_per_token_hardware,
+        convention=plan.flops_convention,
+    )
+
+
+def _data(inputs: ReportInputs) -> r.Data:
+    documents, packing, training = inputs.documents, inputs.packing, inputs.training
+    rows = packing.train
+    n_refused = sum(packing.n_dropped_by_reason.values())
+    counts = {source.source: source for source in documents.sources}
+    one, other = documents.n_dropped_by_reason, packing.n_dropped_by_reason
+    no_source = {
+        "revision": "the source has no revision; its sha256 pins it",
+        "licence": "the manifest states no licence for this source",
+        "n_records": "the records of this source were not counted",
     }
+    sources: Any = [
+        {
+            **explain(source, no_source),
+            "n_train": (found := counts[source.name]).n_train,
+            "n_held_out": found.n_held_out,
+            "n_left_out": found.n_rejected + found.n_filtered + found.n_dropped,
+        }
+        for source in inputs.datasets.sources
+    ]
+    n_seen = training.n_tokens + training.n_padding_tokens
+    no_rows = "no rows were packed"
+    return r.Data(
+        records=documents.n_records,
+        documents=documents.n_documents - n_refused,
+        documents_train=documents.n_train - n_refused + packing.n_dropped_held_out,
+        documents_train_copies=documents.n_train_copies,
+        documents_held_out=documents.n_held_out - packing.n_dropped_held_out,
+        documents_with_special_text=packing.n_special_text_documents,
+        rejected_by_reason=documents.n_rejected_by_reason,
+        filtered_by_reason=documents.n_filtered_by_reason,
+        dropped_by_reason={k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})},
+        kept_by_category=documents.n_kept_by_category,
+        duplicate_examples=documents.duplicate_examples,
+        chat_template=inputs.model.layout.chat_template_origin,
+        samples=packing.samples,
+        sources=sources,
+        packing=packing.packing,
+        overflow=packing.overflow,
+        seq_len=packing.sequence_length_tokens,
+        seq_len_reason=packing.length_reason,
+        seq_len_suggestion=packing.suggestion.reason,
+        tokenizer_engines=packing.engines,
+        tokenizer_fallbacks=packing.engine_fallbacks,
+        sequences=rows.n_sequences,
+        useful_tokens=rows.n_tokens,
+        trained_tokens=training.n_tokens,
+        target_tokens=training.n_target_tokens,
+        padding_fraction=_share(training.n_padding_tokens, n_seen, "no token was trained"),
+        fill_fraction=_share(rows.n_tokens, rows.n_tokens + rows.n_padding_tokens, no_rows),
+        truncated_fraction=_share(rows.n_tokens_dropped, rows.n_tokens_in, no_rows),
+        sum_len_sq=rows.sum_len_sq,
+        length_histogram=packing.histogram,
+    )
 
 
-def _training_parameters(inputs: ReportInputs) -> dict[str, Any]:
+def _share(part: int, whole: int, reason: str) -> Measured[float]:
+    return part / whole if whole else Missing(reason)
+
+
+def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
     plan, training = inputs.plan, inputs.training
-    return {
-        "warmup_steps": plan.n_warmup_steps,
-        "batch_size": training.micro_batch_size,
-        "gradient_accumulation_steps": training.n_accumulation_steps,
-        "world_size": training.world_size,
-        "global_batch_sequences": plan.global_batch_sequences,
-        "total_steps": plan.n_steps,
-        "num_train_epochs": plan.n_epochs,
-        "max_seq_length": plan.sequence_length_tokens,
-        "bf16": training.precision == "bf16",
-        "fp16": training.precision == "fp16",
-        "tf32": plan.use_tf32,
-        "attention": training.attention,
-        "gradient_checkpointing": plan.gradient_checkpointing,
-        "learning_rate": plan.learning_rate,
-        "lr_scheduler_type": plan.lr_scheduler_type,
-        "weight_decay": plan.weight_decay,
-        "max_grad_norm": plan.max_grad_norm,
-        "adam_beta1": plan.adam_beta1,
-        "adam_beta2": plan.adam_beta2,
-        "optim": plan.optim,
-        "save_steps": plan.save_steps,
-        "save_every_minutes": plan.save_every_minutes,
-        "eval_steps": plan.eval_steps,
-        "load_best_model_at_end": plan.load_best_model_at_end,
-        "patience": plan.patience,
-        "logging_steps": plan.logging_steps,
-        "seed": training.seed,
-    }
+    return r.TrainingParameters(
+        warmup_steps=plan.n_warmup_steps,
+        batch_size=training.micro_batch_size,
+        gradient_accumulation_steps=training.n_accumulation_steps,
+        world_size=training.world_size,
+        global_batch_sequences=plan.global_batch_sequences,
+        total_steps=plan.n_steps,
+        num_train_epochs=plan.n_epochs,
+        max_seq_length=plan.sequence_length_tokens,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        tf32=plan.use_tf32,
+        attention=training.attention,
+        gradient_checkpointing=plan.gradient_checkpointing,
+        learning_rate=plan.learning_rate,
+        lr_scheduler_type=plan.lr_scheduler_type,
+        weight_decay=plan.weight_decay,
+        max_grad_norm=plan.max_grad_norm,
+        adam_beta1=plan.adam_beta1,
+        adam_beta2=plan.adam_beta2,
+        optim=plan.optim,
+        save_steps=plan.save_steps,
+        save_every_minutes=plan.save_every_minutes,
+        eval_steps=plan.eval_steps,
+        load_best_model_at_end=plan.load_best_model_at_end,
+        patience=or_missing(plan.patience, "the run was not to stop early"),
+        logging_steps=plan.logging_steps,
+        seed=training.seed,
+    )
 
 
-def _training(inputs: ReportInputs) -> dict[str, Any]:
-    training = inputs.training
-    return {
-        "steps": training.n_steps,
-        "planned_steps": inputs.plan.n_steps,
-        "stopped_early_at_step": training.stopped_early_at_step,
-        "published_step": training.published_step,
-        "n_candidates": len(training.candidates),
-        "epochs": training.n_epochs,
-        "sessions": training.n_sessions,
-        "resumed_at_steps": list(training.resumed_at_steps),
-        "saves": training.n_saves,
-        "checkpoint_write_s": training.checkpoint_write_s,
-        "memory_retries": to_json(training.memory_retries),
-        "on_the_fly": training.on_the_fly,
-        "sampled_steps": to_json(training.sampled_steps),
-        "activated": list(training.activated),
-        "loss_first": training.loss_first,
-        "loss_last": training.loss_last,
-        "eval_points": to_json(training.eval_points),
-        "save_points": to_json(training.save_points),
-        "epoch_summaries": to_json(training.epoch_summaries),
-        "series_path": training.steps_path,
-    }
-
-
-def _throughput(inputs: ReportInputs) -> dict[str, Any]:
+def _throughput(inputs: ReportInputs) -> r.Throughput:
     plan, training = inputs.plan, inputs.training
+    return r.Throughput(
+        useful_tokens_per_s=derive.tokens_per_s(training),
+        target_tokens_per_s=derive.per_stepping_s(training, training.n_target_tokens),
+        steps_per_s=derive.per_stepping_s(training, training.n_steps),
+        tokens_per_step=training.n_tokens / training.n_steps,
+        mfu_fraction=derive.utilisation(inputs, plan.flops_per_token_model),
+        hfu_fraction=derive.utilisation(inputs, plan.flops_per_token_hardware),
+        goodput_fraction=derive.goodput(derive.split_time(training).spent),
+        convention=f"{MFU_CONVENTION} ({plan.flops_convention}).",
+    )
+
+
+def _cost(inputs: ReportInputs) -> r.Cost:
+    training, cost = inputs.training, inputs.plan.cost
+    no_price = cost.price_usd_per_hour is None
+    return r.Cost(
+        usd=derive.cost_usd(inputs),
+        billed_usd=derive.cost_usd(inputs, billed=True),
+        hours=training.time.wall_s / 3600,
+        usd_per_hour=or_missing(cost.price_usd_per_hour, NO_PRICE),
+        rate_as_of=or_missing(cost.price_as_of, NO_PRICE if no_price else "the price has no date"),
+        usd_per_million_tokens=derive.usd_per_million(inputs, training.n_tokens),
+        usd_per_million_target_tokens=derive.usd_per_million(inputs, training.n_target_tokens),
+        energy_kwh=derive.energy_kwh(inputs),
+    )
+
+
+def _staging(inputs: ReportInputs) -> dict[str, Any]:
+    """Join what was staged before training with what training found where it ran."""
+    staging, used = inputs.staging, inputs.preflight.get("staging")
+    found: Any = Missing("the preflight of this run did not note where it read from")
+    if used is not None:
+        notes = from_json(dict[str, Staged], used, where="preflight.json.staging")
+        found = {kind: _staged(note) for kind, note in notes.items()}
     return {
-        "useful_tokens_per_s": derive.tokens_per_s(training).value,
-        "target_tokens_per_s": derive.per_stepping_s(training, training.n_target_tokens).value,
-        "steps_per_s": derive.per_stepping_s(training, training.n_steps).value,
-        "tokens_per_step": training.n_tokens / training.n_steps,
-        "mfu_fraction": derive.utilisation(inputs, plan.flops_per_token_model).value,
-        "hfu_fraction": derive.utilisation(inputs, plan.flops_per_token_hardware).value,
-        "goodput_fraction": derive.goodput(split(training).spent).value,
-        "convention": f"{MFU_CONVENTION} ({plan.flops_convention}).",
+        "expert": staging.expert,
+        **_staged(staging.rows),
+        "weights": _staged(staging.weights),
+        "used": found,
     }
 
 
-def _cost(inputs: ReportInputs) -> dict[str, Any]:
-    training = inputs.training
-    return {
-        "usd": derive.cost_usd(inputs).value,
-        "billed_usd": derive.billed_usd(inputs).value,
-        "hours": training.time.wall_s / 3600,
-        "usd_per_hour": inputs.plan.cost.price_usd_per_hour,
-        "rate_as_of": inputs.plan.cost.price_as_of,
-        "usd_per_million_tokens": derive.usd_per_million(inputs, training.n_tokens).value,
-        "usd_per_million_target_tokens": derive.usd_per_million(
-            inputs, training.n_target_tokens
-        ).value,
-        "energy_kwh": derive.energy_kwh(inputs).value,
+def _staged(note: Staged) -> Any:
+    idle = "nothing had to be copied: " if note.target else ""
+    return explain(note, {
+        "target": note.reason,
+        "n_bytes_copied": note.reason,
+        "copy_bytes_per_s": f"{idle}{note.reason}",
+        "source_file_system": f"not asked for, as {note.reason}",
+        "source_read_bytes_per_s": note.source_read_method,
+        "target_read_bytes_per_s": note.target_read_method,
+    })  # fmt: skip
+
+
+def _profile(inputs: ReportInputs) -> Any:
+    """Return the longest kernels and all kinds."""
+    profile = inputs.profile
+    if not profile.n_steps or profile.wall_s is None:
+        return Missing(profile.reason or "the profiler watched no step")
+    step_s, neighbour_s = profile.wall_s / profile.n_steps, profile.neighbour_step_s
+    folder, said = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
+    same = {
+        **explain(profile, said),
+        "trace": str(folder / profile.trace)
+        if profile.trace
+        else or_missing(None, said.get("trace", "the profiler did not write it")),
     }
+    own = {
+        "step_s": step_s,
+        "overhead_fraction": step_s / neighbour_s - 1
+        if neighbour_s
+        else or_missing(None, said.get("neighbour_step_s", "no step before was timed")),
+        "by_kind": by_kind(profile),
+        "kernels": sorted_kernels(profile, N_KERNELS),
+    }
+    names = Profile.__struct_fields__
+    return {name: own[name] if name in own else same[name] for name in names}
 
 
-def _provenance(inputs: ReportInputs, given: dict[str, Any]) -> dict[str, Any]:
+def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> dict[str, Any]:
     training = inputs.training
+    known = {name: value for name, value in given.items() if value is not None}
     return {
-        "git": None,
-        "lockfile_sha256": None,
+        **{name: Missing(why) for name, why in NOT_HANDED.items()},
         "input_sha256": {},
-        "command": None,
-        "host_hash": None,
         "chain": [],
-        "torch": training.versions.get("torch"),
-        "driver": inputs.monitor.driver,
-        "versions": dict(training.versions),
+        "torch": or_missing(training.versions.get("torch"), "the trainer did not note its version"),
+        "driver": read_monitor(inputs, "driver"),
+        "versions": training.versions,
         "fingerprint": training.fingerprint,
         "documents_sha256": inputs.documents.sha256,
         "packing_sha256": training.packing_sha256,
         "tokenizer_sha256": inputs.packing.tokenizer_sha256,
         "weights_sha256": training.weights_sha256,
-        **given,
+        **known,
     }

@@ -1,183 +1,217 @@
 """Figures that no stage measures but that follow from what was measured.
 
-Each is a number or null with a reason. Nothing is assumed: an unknown peak gives no utilisation,
-and an unknown price no cost.
+Each is a number or the reason why there is none. Nothing is assumed: an unknown peak gives no
+utilisation, and an unknown price no cost.
 """
 
 import math
+
+from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import billed_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
-from expertflow.train.records import TimeSpent, TrainingRecord
+from expertflow.report.measured import Measured, Missing
+from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
 MEASURED_PEAK = "measured matmul on this card"
+NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
-
-
-class Figure(Record, frozen=True, kw_only=True):
-    """A derived number; exactly one of the two is null."""
-
-    value: float | None = None
-    reason: str | None = None
+STAMPS, SAMPLED = "stamps", "sampled steps"
+THROWN_AWAY = "work that was thrown away is not timed"
 
 
 class Peak(Record, frozen=True, kw_only=True):
     """What the card could do at the precision that was used, in dense FLOP/s."""
 
-    flops_per_s: float | None = None
-    source: str | None = None
-    reason: str | None = None
+    flops_per_s: float
+    source: str
+
+
+class Times(Record, frozen=True, kw_only=True):
+    """Time spent, with the parts of a step where they can be told, and from what."""
+
+    spent: TimeSpent
+    split_source: Measured[str]
+    gpu_idle_source: Measured[str]
 
 
 def on_cpu(training: TrainingRecord) -> bool:
-    """Tell whether the run used no GPU."""
     return training.device == "cpu"
 
 
-def stepping_s(time: TimeSpent) -> float:
-    """Sum the seconds in which training advanced or waited for data: no saves, no evaluation."""
-    return time.train_s + time.data_wait_s + (time.h2d_s or 0.0)
-
-
-def parts_s(time: TimeSpent) -> float:
-    """Sum the disjoint parts of wall time. They should give ``wall_s`` within 1 %."""
-    return stepping_s(time) + time.startup_s + time.checkpoint_s + time.eval_s + time.other_s
-
-
-def tokens_per_s(training: TrainingRecord) -> Figure:
-    """Give useful tokens (no padding) a second of stepping, over all devices."""
+def tokens_per_s(training: TrainingRecord) -> Measured[float]:
+    """Return useful tokens (no padding) a second of stepping, over all devices."""
     return per_stepping_s(training, training.n_tokens)
 
 
-def per_stepping_s(training: TrainingRecord, n: int) -> Figure:
-    """Divide a count of the whole run by the seconds in which it was stepping."""
-    seconds = stepping_s(training.time)
-    if seconds <= 0:
-        return Figure(reason="no training step took measurable time")
-    return Figure(value=n / seconds)
+def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
+    """Divide a count of the run by the seconds that advanced or waited: no saves, no evaluation."""
+    time = training.time
+    seconds = time.train_s + time.data_wait_s + (time.h2d_s or 0.0)
+    return n / seconds if seconds > 0 else Missing("no training step took measurable time")
 
 
 def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
-    """Give the planned card's facts, only if that card did the work."""
+    """Return the planned card's facts, only if that card did the work."""
     card = plan.gpu
     if card is None or training.gpu_name not in {card.name, *card.driver_names}:
         return None
     return card
 
 
-def peak(plan: TrainPlan, training: TrainingRecord) -> Peak:
-    """Give the peak of the card that ran: the table's, else what a product was measured to reach.
+def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
+    """Return the peak of the card that ran: the table's, else what a product was measured to reach.
 
     The table counts only if the card that ran is the one that the plan describes.
     """
-    table = _peak_of_table(plan, training)
-    measured = training.measured_peak_flops_per_s
-    if table.flops_per_s is None and not on_cpu(training) and measured is not None:
+    table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
+    if isinstance(table, Missing) and not on_cpu(training) and measured is not None:
         return Peak(flops_per_s=measured, source=MEASURED_PEAK)
     return table
 
 
-def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Peak:
+def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     if on_cpu(training):
-        return Peak(reason="this run was on the CPU, whose peak FLOP/s no source gives")
+        return Missing("this run was on the CPU, whose peak FLOP/s no source gives")
     if training.gpu_name is None:
-        return Peak(reason="the driver did not tell the card's name")
+        return Missing("the driver did not tell the card's name")
     if plan.gpu is None:
-        return Peak(reason=f"no source gives the peak FLOP/s of {training.gpu_name}")
+        return Missing(f"no source gives the peak FLOP/s of {training.gpu_name}")
     card = facts_of_card(plan, training)
     if card is None:
-        return Peak(reason=f"planned for {plan.gpu.name}, but {training.gpu_name} did the work")
+        return Missing(f"planned for {plan.gpu.name}, but {training.gpu_name} did the work")
     name = {"bf16": "peak_bf16_flops_per_s", "fp16": "peak_fp16_flops_per_s"}.get(
         training.precision, "peak_tf32_flops_per_s" if plan.use_tf32 else ""
     )
     figure = getattr(card, name) if name else None
     if figure is None:
-        return Peak(reason=f"no source gives the {training.precision} peak of {card.name}")
-    return Peak(flops_per_s=figure, source=source_of(card, name))
+        return Missing(f"no source gives the {training.precision} peak of {card.name}")
+    return Peak(flops_per_s=figure, source=card.sources.get(name) or card.source)
 
 
-def source_of(card: GpuFacts, figure: str) -> str:
-    """Give the source of one figure of a card, or that of its row."""
-    return card.sources.get(figure) or card.source
-
-
-def memory_spilled(inputs: ReportInputs) -> Figure:
-    """Give what torch held beyond anything the card ever held, in bytes.
+def memory_spilled(inputs: ReportInputs) -> Measured[float]:
+    """Return what torch held beyond anything the card ever held, in bytes.
 
     Where the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as
     the card's; the card's own reading, of all processes together, does not.
     """
     training, used = inputs.training, inputs.monitor.memory_used_bytes
     if on_cpu(training):
-        return Figure(reason="this run was on the CPU: there is no device memory to spill")
+        return Missing("this run was on the CPU: there is no device memory to spill")
     if training.peak_memory_reserved_bytes is None:
-        return Figure(reason="the trainer did not record the memory that its allocator held")
+        return Missing("the trainer did not record the memory that its allocator held")
     if used is None:
-        return Figure(reason="the monitor has no reading of the card's memory to compare with")
-    return Figure(value=max(0, training.peak_memory_reserved_bytes - round(used.max)))
+        return Missing("the monitor has no reading of the card's memory to compare with")
+    return max(0, training.peak_memory_reserved_bytes - round(used.max))
 
 
-def utilisation(inputs: ReportInputs, flops_per_token: float) -> Figure:
+def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:
     """Divide the FLOP/s that useful tokens needed by the peak of all devices."""
     top, speed = peak(inputs.plan, inputs.training), tokens_per_s(inputs.training)
-    if top.flops_per_s is None:
-        return Figure(reason=top.reason)
-    if speed.value is None:
-        return Figure(reason=speed.reason)
-    peak_flops_per_s = top.flops_per_s * inputs.training.world_size
-    return Figure(value=speed.value * flops_per_token / peak_flops_per_s)
+    if isinstance(top, Missing):
+        return top
+    if isinstance(speed, Missing):
+        return speed
+    return speed * flops_per_token / (top.flops_per_s * inputs.training.world_size)
 
 
-def goodput(time: TimeSpent) -> Figure:
-    """Give the share of wall time in forward, backward and optimiser."""
-    if time.wall_s <= 0:
-        return Figure(reason="the run took no measurable time")
-    return Figure(value=time.train_s / time.wall_s)
+def goodput(time: TimeSpent) -> Measured[float]:
+    """Return the share of wall time in forward, backward and optimiser."""
+    return (
+        time.train_s / time.wall_s
+        if time.wall_s > 0
+        else Missing("the run took no measurable time")
+    )
 
 
-def cost_usd(inputs: ReportInputs) -> Figure:
-    """Price the wall time of training; storage as in the rate, no rounding to billing steps."""
-    rate = inputs.plan.cost.price_usd_per_hour
-    if rate is None:
-        return Figure(reason="no price per hour is configured for this hardware")
-    return Figure(value=rate * inputs.training.time.wall_s / 3600)
+def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
+    """Price the wall time of training; storage as in the rate.
 
-
-def billed_usd(inputs: ReportInputs) -> Figure:
-    """Price the wall time of training, rounded up to whole billing steps as in the plan."""
-    cost = inputs.plan.cost
+    ``billed``: rounded up to whole billing steps, as in the plan.
+    """
+    cost, hours = inputs.plan.cost, inputs.training.time.wall_s / 3600
     if cost.price_usd_per_hour is None:
-        return cost_usd(inputs)
-    hours = billed_hours(inputs.training.time.wall_s / 3600, cost.billing_minutes)
-    return Figure(value=cost.price_usd_per_hour * hours)
+        return Missing(NO_PRICE)
+    if billed:
+        return cost.price_usd_per_hour * billed_hours(hours, cost.billing_minutes)
+    return cost.price_usd_per_hour * inputs.training.time.wall_s / 3600
 
 
-def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Figure:
+def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:
     """Price a million of the run's tokens, start-up, saves and evaluation included."""
     usd = cost_usd(inputs)
-    if usd.value is None:
+    if isinstance(usd, Missing):
         return usd
-    if n_tokens == 0:
-        return Figure(reason="no token was trained")
-    return Figure(value=usd.value / n_tokens * 1e6)
+    return usd / n_tokens * 1e6 if n_tokens else Missing("no token was trained")
 
 
-def energy_kwh(inputs: ReportInputs) -> Figure:
-    """Give the energy of the cards that trained, in kilowatt-hours; of several, all visible ones.
+def energy_kwh(inputs: ReportInputs) -> Measured[float]:
+    """Return the energy of the cards that trained; of several, that of all visible ones.
 
     The host's own energy has no counter here.
     """
     monitor = inputs.monitor
     name = "energy_all_j" if inputs.training.world_size > 1 else "energy_j"
-    energy_j = getattr(monitor, name)
+    energy_j: float | None = getattr(monitor, name)
     if energy_j is None:
-        return Figure(reason=monitor.unavailable.get(name, "the monitor did not record it"))
-    return Figure(value=energy_j / JOULES_PER_KWH)
+        return Missing(monitor.unavailable.get(name, "the monitor did not record it"))
+    return energy_j / JOULES_PER_KWH
 
 
 def n_epochs_started(n_epochs: float) -> int:
     """Count epochs begun: 2.4 epochs are three. A hair over a whole number is rounding."""
     return max(1, math.ceil(n_epochs - 1e-6))
+
+
+def split_time(training: TrainingRecord) -> Times:
+    """Split the time of the steps; what cannot be told has its reason.
+
+    On a CPU the host's stamps time every part. A GPU runs behind the host: there the time of all
+    steps is split as the device's own events split the steps that were sampled.
+    """
+    time, sampled = training.time, training.sampled_steps
+    if on_cpu(training):
+        source = Missing("the trainer did not time the parts of a step")
+        idle = Missing(training.unavailable.get("time.gpu_idle_s", NOT_ON_CPU))
+        return Times(
+            spent=time,
+            split_source=source if time.forward_s is None else STAMPS,
+            gpu_idle_source=idle,
+        )
+    if sampled is None or span_s(sampled) <= 0:
+        why = training.unavailable.get("sampled_steps", "no step was timed on the device")
+        return Times(spent=time, split_source=Missing(why), gpu_idle_source=Missing(why))
+    spent = _by_shares(time, sampled)
+    # Steps may have been done that a later session or a retry did again.
+    if training.n_sessions > 1 or training.memory_retries:
+        return Times(spent=spent, split_source=SAMPLED, gpu_idle_source=Missing(THROWN_AWAY))
+    busy_s = training.n_steps * span_s(sampled) + time.eval_s
+    idle_source = (
+        f"estimate: wall time less evaluation (taken as busy) and {training.n_steps:,} steps of"
+        f" {span_s(sampled):.4g} s, the mean of {sampled.n_steps:,} sampled ones; gaps between"
+        " kernels inside a step are not counted"
+    )
+    spent = replace(spent, gpu_idle_s=max(0.0, time.wall_s - busy_s))
+    return Times(spent=spent, split_source=SAMPLED, gpu_idle_source=idle_source)
+
+
+def span_s(sampled: SampledSteps) -> float:
+    """Return the mean seconds between the first and last event of a step's parts, added up."""
+    return sampled.h2d_s + sampled.forward_s + sampled.backward_s + sampled.optimizer_s
+
+
+def _by_shares(time: TimeSpent, sampled: SampledSteps) -> TimeSpent:
+    """Share out the seconds of the steps; copies leave ``train_s``, so that parts stay disjoint."""
+    steps_s = time.train_s + (time.h2d_s or 0.0)
+    share_s = steps_s / span_s(sampled)
+    return replace(
+        time,
+        h2d_s=share_s * sampled.h2d_s,
+        train_s=steps_s - share_s * sampled.h2d_s,
+        forward_s=share_s * sampled.forward_s,
+        backward_s=share_s * sampled.backward_s,
+        optimizer_s=share_s * sampled.optimizer_s,
+    )

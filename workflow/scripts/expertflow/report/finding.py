@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from expertflow.report.derive import NO_PRICE
 from expertflow.report.format import NBSP
 from expertflow.report.records import Finding
 
@@ -13,7 +14,6 @@ MIN_WALL_S = 60.0  # in a shorter run every fixed cost looks large
 MIN_SAMPLES = 20  # readings of the monitor
 NOT_TIMED = "what it cost in time was not measured"
 NO_LOSS = "no time is lost by it"
-NO_PRICE = "no price per hour is configured for this hardware"
 
 
 def lasted(report: Report) -> bool:

@@ -1,25 +1,49 @@
-"""What the report adds to the records it reads: findings and acceptance verdicts."""
+"""report.json, declared once: every key with its type and what it says.
 
-from typing import Any, Literal
+From it comes ``workflow/schemas/report.schema.yaml``, and a finished report is checked against it.
+Keys carry their unit, but for paths that readers of older training reports use. ``Measured`` is a
+value or, while the report is built, the reason why there is none.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
 
 from expertflow.core.records import Record
+from expertflow.evaluate.records import (
+    Decoding,
+    EarlierRun,
+    EvaluationSample,
+    JudgeResult,
+    LmEvalScore,
+    PairedChange,
+)
+from expertflow.export.records import ExportRecord
+from expertflow.report.measured import Measured
+from expertflow.report.run_records import (
+    Amount,
+    Cost,
+    Count,
+    Data,
+    Model,
+    Plan,
+    PlanRow,
+    Positive,
+    Run,
+    Share,
+    Throughput,
+    Time,
+    TrainingParameters,
+    TrainingReport,
+    doc,
+)
+from expertflow.staging.records import Staged
+from expertflow.studies.records import AblationRecord
 
-
-class Finding(Record, frozen=True, kw_only=True):
-    """Something worth changing, with what was seen and where the threshold comes from.
-
-    ``worth_usd`` is the price of time that was measured as lost: the most that a fix can save.
-    ``worth_reason`` says how it was reckoned, or why there is none.
-    """
-
-    code: str
-    severity: Literal["info", "warning", "problem"]
-    evidence: str
-    threshold: str
-    threshold_origin: str
-    recommendation: str
-    worth_usd: float | None
-    worth_reason: str | None
+SCHEMA_VERSION = 2
+Interval = tuple[float, float]
+Severity = Literal["info", "warning", "problem"]
+Learned = Literal["yes", "no", "unclear"]
 
 
 class AcceptanceRule(Record, frozen=True, kw_only=True):
@@ -30,14 +54,6 @@ class AcceptanceRule(Record, frozen=True, kw_only=True):
     value: Any
 
 
-class AcceptanceVerdict(Record, frozen=True, kw_only=True):
-    """``not measured`` where the path holds null."""
-
-    rule: str
-    verdict: Literal["pass", "fail", "not measured"]
-    value: Any
-
-
 class ReportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``build_report``."""
 
@@ -45,3 +61,248 @@ class ReportSpec(Record, frozen=True, kw_only=True):
     preset: str
     description: str
     acceptance: tuple[AcceptanceRule, ...]
+
+
+class Scored(Record, frozen=True, kw_only=True):
+    """A task's metric over the questions; null where the task has none or was not scored."""
+
+    value_fraction: Annotated[Measured[Share], doc("The task's metric.")]
+    ci95: Annotated[Measured[Interval], doc("Wilson's 95 % interval.")]
+    n_examples: Annotated[Measured[int], doc("Questions asked.")]
+    n_correct: Annotated[Measured[int], doc("Correct answers.")]
+    n_by_kind: Annotated[Measured[dict[str, int]], doc("Verdicts by kind.")]
+
+
+class Side(Scored, frozen=True, kw_only=True):
+    """One model, base or expert. The loss is in nats a token."""
+
+    held_out_loss: Annotated[float, doc("Mean over target tokens.")]
+    held_out_loss_ci95: Annotated[Measured[Interval], doc("Bootstrap over documents, 95 %.")]
+    perplexity: Annotated[float, doc("exp of the held-out loss.")]
+    perplexity_ci95: Annotated[Measured[Interval], doc("Bootstrap over documents, 95 %.")]
+    n_target_tokens: Annotated[Count, doc("Tokens behind the loss.")]
+    n_documents: Annotated[Count, doc("Documents behind the loss.")]
+    generation_s: Annotated[Measured[Amount], doc("Time to write the answers.")]
+    n_generated_tokens: Annotated[Measured[int], doc("Tokens of all answers.")]
+    n_cut_off: Annotated[Measured[int], doc("Those that reached evaluation.max_new_tokens.")]
+
+
+class Baseline(Scored, frozen=True, kw_only=True):
+    """A rule that answers without a model, tuned on training questions only."""
+
+    name: Annotated[str, doc("Short name.")]
+    description: Annotated[str, doc("What it answers.")]
+    change: Measured[PairedChange]
+
+
+class Candidate(Scored, frozen=True, kw_only=True):
+    """A kept checkpoint."""
+
+    step: Annotated[Count, doc("Step of training.")]
+    held_out_loss: Annotated[Measured[Amount], doc("In nats a token, at that step.")]
+    published: Annotated[bool, doc("The chosen one.")]
+
+
+class PublishedWeights(Record, frozen=True, kw_only=True):
+    """The weights that were evaluated and are exported, and why these."""
+
+    step: Annotated[Count, doc("Step of training.")]
+    path: Annotated[str, doc("Below the checkpoint's folder; . is itself.")]
+    weights_sha256: Annotated[str, doc("Hash of the weights.")]
+    reason: Annotated[str, doc("Why these.")]
+    n_questions: Annotated[Count, doc("Questions to choose by, no part of the reported scores.")]
+    candidates: tuple[Candidate, ...]
+
+
+class Delta(Record, frozen=True, kw_only=True):
+    """After minus before, for bars to point at; the same as in changes."""
+
+    held_out_loss: Annotated[float, doc("In nats a token; negative is better.")]
+    held_out_loss_ci95: Annotated[Measured[Interval], doc("Paired bootstrap over documents.")]
+    value_fraction: Annotated[Measured[float], doc("Of the metric.")]
+    ci95: Annotated[Measured[Interval], doc("Paired bootstrap over questions.")]
+
+
+class Evaluation(Record, frozen=True, kw_only=True):
+    """The model before and after training, on documents that it never saw."""
+
+    task: Annotated[str, doc("Which task was scored.")]
+    metric: Annotated[Measured[str], doc("Name of the task's metric.")]
+    held_out_documents: Annotated[Count, doc("Documents of the split.")]
+    documents_shared_with_training: Annotated[Count, doc("Must be 0.")]
+    n_questions_shared_with_training: Annotated[Count, doc("Trained on with another answer.")]
+    before: Annotated[Side, doc("The untrained model.")]
+    after: Annotated[Side, doc("The expert.")]
+    changes: tuple[PairedChange, ...]
+    published: PublishedWeights
+    baselines: tuple[Baseline, ...]
+    earlier: Measured[EarlierRun]
+    judge: Measured[JudgeResult]
+    lm_eval: tuple[LmEvalScore, ...]
+    backend: Annotated[str, doc("What wrote the answers.")]
+    decoding: Decoding
+    tools: Annotated[dict[str, str], doc("Versions of what scored the answers.")]
+    samples: Annotated[tuple[EvaluationSample, ...], doc("Right and wrong answers in turn.")]
+    worst: Annotated[tuple[EvaluationSample, ...], doc("Wrong answers, once right ones first.")]
+    answers_path: Annotated[str, doc("File with every answer.")]
+    unavailable: Annotated[dict[str, str], doc("Parts that could not be given, and why.")]
+    wall_s: Annotated[Amount, doc("Both sides, outside time.wall_s.")]
+    delta: Delta
+
+
+class Bottleneck(Record, frozen=True, kw_only=True):
+    """The largest part of wall time; inside a step, what the card's counters say."""
+
+    class_: Annotated[
+        Literal[
+            "compute", "memory-bound kernels", "small kernels", "step", "data", "checkpoint",
+            "evaluation", "start-up", "lost-work", "unknown",
+        ],
+        doc("What took most of the time; step: the steps, and no counter says why."),
+    ] = field(name="class")  # fmt: skip
+    confidence: Annotated[Literal["low", "medium", "high"], doc("How sure that is.")]
+    evidence: Annotated[tuple[str, ...], doc("Shares of wall time and medians of counters.")]
+
+
+class Finding(Record, frozen=True, kw_only=True):
+    """Something worth changing, with what was seen and where the threshold comes from."""
+
+    code: Annotated[str, doc("Name of the rule.")]
+    severity: Annotated[Severity, doc("Weight.")]
+    evidence: Annotated[str, doc("What was seen.")]
+    threshold: Annotated[str, doc("What would have been silent.")]
+    threshold_origin: Annotated[str, doc("Who says so.")]
+    recommendation: Annotated[str, doc("What to try.")]
+    worth_usd: Annotated[Amount | None, doc("Price of the time measured as lost: the most saved.")]
+    worth_reason: Annotated[str | None, doc("How that was reckoned, or why there is none.")]
+
+
+class AcceptanceVerdict(Record, frozen=True, kw_only=True):
+    """``not measured`` where the path holds null."""
+
+    rule: Annotated[str, doc("Path, operator and bar.")]
+    verdict: Annotated[Literal["pass", "fail", "not measured"], doc("Outcome.")]
+    value: Annotated[Any, doc("Value at the path.")]
+
+
+class KernelKind(Record, frozen=True, kw_only=True):
+    """All kernels of one kind."""
+
+    kind: Annotated[str, doc("By the kernel's name.")]
+    n_calls: Annotated[Count, doc("Launches.")]
+    total_s: Annotated[Amount, doc("Seconds in all watched steps.")]
+    share_fraction: Annotated[float, Meta(ge=0, le=1.000001, description="Of kernels_s.")]
+
+
+class SortedKernel(KernelKind, frozen=True, kw_only=True):
+    """All launches of one kernel."""
+
+    name: Annotated[str, doc("As the profiler gives it.")]
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """What a profiler saw in a few steps."""
+
+    n_steps: Annotated[Positive, doc("Steps that were watched.")]
+    first_step: Annotated[Positive, doc("The first of them; they follow each other.")]
+    device: Annotated[str, doc("cuda: kernels are counted; cpu: operators.")]
+    wall_s: Annotated[Amount, doc("What these steps took while they were watched.")]
+    n_neighbour_steps: Annotated[Count, doc("Steps just before to compare with.")]
+    neighbour_step_s: Annotated[Measured[Amount], doc("Mean of one of those.")]
+    pause_s: Annotated[Amount, doc("Wait for the profiler to start and to write.")]
+    device_busy_fraction: Annotated[Measured[Share], doc("Share of the span with a kernel.")]
+    n_kernels: Annotated[Positive, doc("Kernels by name.")]
+    kernels_s: Annotated[Amount, doc("Seconds of all, without what they call.")]
+    n_trace_bytes: Annotated[Measured[Count], doc("Size of the trace.")]
+    step_s: Annotated[Amount, doc("Mean of a watched step.")]
+    overhead_fraction: Annotated[
+        Measured[Annotated[float, Meta(ge=-1)]], doc("How much longer a watched step took.")
+    ]
+    by_kind: Annotated[
+        tuple[KernelKind, ...], Meta(min_length=1, description="All kernels, longest kind first.")
+    ]
+    kernels: Annotated[
+        tuple[SortedKernel, ...], Meta(min_length=1, description="The longest kernels.")
+    ]
+    trace: Annotated[Measured[str], doc("Chrome trace, packed by gzip.")]
+    notes: Annotated[tuple[str, ...], doc("What was cut short.")]
+
+
+class UsedStaging(Record, frozen=True, kw_only=True):
+    """Where training read from on its machine."""
+
+    weights: Annotated[Staged, doc("The base model's weights.")]
+    rows: Annotated[Staged | None, doc("The packed rows; none where it tokenised on the fly.")] = (
+        None
+    )
+
+
+class Staging(Staged, frozen=True, kw_only=True):
+    """Where stage_to_nvme would have rows read from (and weights, under that key), and why."""
+
+    expert: Annotated[str, doc("Name of the expert.")]
+    weights: Annotated[Staged, doc("The same of the base model's weights.")]
+    used: Measured[UsedStaging]
+
+
+class ChainLink(Record, frozen=True, kw_only=True):
+    """A stage that led here, from the note beside its record."""
+
+    stage: Annotated[str, doc("Rule that made the record.")]
+    record: Annotated[str, doc("Its place; of many shards, the pattern.")]
+    sha256: Annotated[str, doc("Hash of the record; of many, of their hashes.")]
+    code: Annotated[str, doc("Digest of the stage's code.")]
+
+
+class Provenance(Struct, frozen=True, kw_only=True):
+    """What this report was made from; there may be further keys."""
+
+    git: Annotated[Measured[str], doc("Commit of the workflow.")]
+    lockfile_sha256: Annotated[Measured[str], doc("Hash of the pinned environment.")]
+    input_sha256: Annotated[dict[str, str], doc("Hash of every record that was read.")]
+    driver: Annotated[Measured[str], doc("Driver of the card.")]
+    torch: Annotated[Measured[str], doc("Release of torch.")]
+    command: Annotated[Measured[str], doc("What makes this again.")]
+    host_hash: Annotated[Measured[str], doc("Tells two machines apart and names neither.")]
+    chain: tuple[ChainLink, ...]
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """The run in one sentence."""
+
+    level: Annotated[Literal["good", "mixed", "bad"], doc("Colour of the answer.")]
+    learned: Annotated[Learned, doc("Beyond the 95 % interval.")]
+    answer: Annotated[str, doc("Did it learn?")]
+    sentence: Annotated[str, doc("What supports the answer.")]
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """Where the time and the money of a training run went, and what the model learned."""
+
+    schema_version: Annotated[Literal[2], doc("Raised when a path changes its meaning.")]
+    run: Run
+    model: Model
+    data: Data
+    training_parameters: TrainingParameters
+    training_report: TrainingReport
+    time: Time
+    throughput: Throughput
+    cost: Cost
+    plan: Plan
+    evaluation: Evaluation
+    staging: Staging
+    profile: Annotated[Measured[Profile], doc("Null where no step was watched.")]
+    export: ExportRecord
+    comparison: Annotated[
+        tuple[AblationRecord, ...], doc("One ablation, or none; it has the reasons of its nulls.")
+    ]
+    provenance: Provenance
+    plan_against_actual: tuple[PlanRow, ...]
+    unavailable: Annotated[
+        dict[str, Annotated[str, Meta(min_length=1)]],
+        doc("Dotted path of every null that could have been measured, and why it was not."),
+    ]
+    bottleneck: Bottleneck
+    findings: tuple[Finding, ...]
+    acceptance: tuple[AcceptanceVerdict, ...]
+    verdict: Verdict

@@ -11,7 +11,8 @@ from expertflow.report.ablation_facts import (
     is_faster,
     quoted,
 )
-from expertflow.report.finding import NO_PRICE, Report, finding
+from expertflow.report.derive import NO_PRICE
+from expertflow.report.finding import Report, finding
 from expertflow.report.records import Finding
 from expertflow.report.rules.time import recomputation, recomputed_s
 from expertflow.studies.records import AblationRecord, Estimate

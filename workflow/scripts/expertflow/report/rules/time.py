@@ -4,8 +4,8 @@ from expertflow.core.records import Record
 from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report.finding import Report, broken, finding, lasted, price
 from expertflow.report.format import duration, percent, size
+from expertflow.report.profile import judged_time
 from expertflow.report.records import Finding
-from expertflow.report.sections.profile_pause import judged_time
 
 
 class LostTime(Record, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
-"""Sort kernels by what they are for, by their names, and sum them up."""
+"""What a profile says: kernels sorted by what they are for, and the wait that it cost."""
 
 from collections import defaultdict
+from typing import Any
 
-from expertflow.core.records import Record
+from expertflow.report.records import KernelKind, SortedKernel
 from expertflow.train.records import Kernel, KernelProfile
 
 # Parts of lower-case names and their kinds, in the order in which they are looked for: a kernel of
@@ -31,25 +32,7 @@ KINDS = (
 )  # fmt: skip
 REST = "other"
 N_CHARS = 300
-
-
-class SortedKernel(Record, frozen=True, kw_only=True):
-    """All launches of one kernel; the share is of the time of all kernels."""
-
-    name: str
-    kind: str
-    n_calls: int
-    total_s: float
-    share_fraction: float
-
-
-class KernelKind(Record, frozen=True, kw_only=True):
-    """All kernels of one kind."""
-
-    kind: str
-    n_calls: int
-    total_s: float
-    share_fraction: float
+Report = dict[str, Any]
 
 
 def kind_of(name: str) -> str:
@@ -62,34 +45,39 @@ def kind_of(name: str) -> str:
     return next((kind for kind, parts in KINDS if any(part in low for part in parts)), REST)
 
 
-def sorted_kernels(profile: KernelProfile, n: int) -> list[SortedKernel]:
-    """Give the longest kernels of a profile with their kinds."""
-    return [
-        SortedKernel(
-            name=kernel.name[:N_CHARS],
-            kind=kind_of(kernel.name),
-            n_calls=kernel.n_calls,
-            total_s=kernel.total_s,
-            share_fraction=_share(kernel.total_s, profile),
-        )
+def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
+    """Return the longest kernels of a profile with their kinds."""
+    return tuple(
+        SortedKernel(name=kernel.name[:N_CHARS], **_sum(kind_of(kernel.name), [kernel], profile))
         for kernel in profile.kernels[:n]
-    ]
+    )
 
 
-def by_kind(profile: KernelProfile) -> list[KernelKind]:
+def by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
     """Sum a profile up by kind, the longest first; what has no name counts as other."""
     groups: defaultdict[str, list[Kernel]] = defaultdict(list)
     for kernel in profile.kernels:
         groups[kind_of(kernel.name)].append(kernel)
     if profile.rest.n_calls:
         groups[REST].append(profile.rest)
-    kinds = []
-    for kind, group in groups.items():
-        total_s = sum(kernel.total_s for kernel in group)
-        n_calls, share = sum(kernel.n_calls for kernel in group), _share(total_s, profile)
-        kinds.append(KernelKind(kind=kind, n_calls=n_calls, total_s=total_s, share_fraction=share))
-    return sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind))
+    kinds = [KernelKind(**_sum(kind, group, profile)) for kind, group in groups.items()]
+    return tuple(sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind)))
 
 
-def _share(total_s: float, profile: KernelProfile) -> float:
-    return total_s / profile.kernels_s if profile.kernels_s else 0.0
+def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> dict[str, Any]:
+    total_s = sum(kernel.total_s for kernel in kernels)
+    share = total_s / profile.kernels_s if profile.kernels_s else 0.0
+    n_calls = sum(kernel.n_calls for kernel in kernels)
+    return {"kind": kind, "n_calls": n_calls, "total_s": total_s, "share_fraction": share}
+
+
+def pause_s(report: Report) -> float:
+    """Return the seconds of other time that training waited for its profile."""
+    profile, other_s = report["profile"], float(report["time"]["other_s"])
+    return 0.0 if profile is None else min(profile["pause_s"] or 0.0, max(0.0, other_s))
+
+
+def judged_time(report: Report) -> dict[str, Any]:
+    """Return the parts of wall time without the wait for a profile, which was asked for."""
+    time, waited_s = report["time"], pause_s(report)
+    return {**time, "other_s": time["other_s"] - waited_s, "wall_s": time["wall_s"] - waited_s}

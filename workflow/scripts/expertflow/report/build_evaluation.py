@@ -1,0 +1,183 @@
+"""The part of report.json that says what the model learned."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from expertflow.evaluate.records import EvaluationRecord, EvaluationSide, PairedChange, TaskScore
+from expertflow.report import records as r
+from expertflow.report.learned import LOSSES
+from expertflow.report.measured import Measured, Missing, explain, or_missing
+
+NO_CHANGE_REASON = "the two sides were not compared"
+JUDGE = {
+    "win_fraction": "no pair was judged",
+    "ci95": "no pair was decided",
+    "n_input_tokens": "the endpoint does not count tokens",
+    "n_output_tokens": "the endpoint does not count tokens",
+    "usd": "no price a token is configured for the judge, or it counts none",
+}
+LM_EVAL = {
+    **dict.fromkeys(("before", "after"), "the harness gave no figure"),
+    **dict.fromkeys(
+        ("before_stderr", "after_stderr"), "the harness gives no standard error for this metric"
+    ),
+}
+SAMPLE = {
+    **dict.fromkeys(("before", "after"), "no text was generated"),
+    **dict.fromkeys(("kind_before", "kind_after"), "the text was not judged"),
+    "reference_loss": "not measured for this question",
+}
+
+
+def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
+    """Lay out the evaluation: what was measured, then what it is compared with.
+
+    What the record itself says of a gap comes first, by the paths of its fields.
+    """
+    no_metric = f"task {record.task} has no metric beyond the held-out loss"
+    baselines = tuple(
+        r.Baseline(
+            name=baseline.name,
+            description=baseline.description,
+            **_score(baseline.score, ""),
+            change=or_missing(
+                baseline.change, "the baseline or the expert has no score to compare"
+            ),
+        )
+        for baseline in record.baselines
+    )
+    after = record.after.score
+    return r.Evaluation(
+        task=record.task,
+        metric=after.metric if after else Missing(no_metric),
+        held_out_documents=record.n_held_out_documents,
+        documents_shared_with_training=record.n_documents_shared_with_training,
+        n_questions_shared_with_training=record.n_questions_shared_with_training,
+        before=_side(record, "before", no_metric),
+        after=_side(record, "after", no_metric),
+        changes=record.changes,
+        published=_published(record),
+        baselines=baselines,
+        earlier=_earlier(record),
+        judge=Missing(record.unavailable.get("judge", "no judge was asked for"))
+        if record.judge is None
+        else explain(record.judge, JUDGE),
+        lm_eval=_explained(record.lm_eval, LM_EVAL),
+        backend=record.backend,
+        decoding=record.decoding,
+        tools=record.tools,
+        samples=_explained(record.samples, SAMPLE),
+        worst=_explained(record.worst, SAMPLE),
+        answers_path=record.answers_path,
+        unavailable=record.unavailable,
+        wall_s=record.wall_s,
+        delta=_delta(record, no_metric),
+    )
+
+
+def _explained(records: tuple[Any, ...], reasons: Mapping[str, str]) -> Any:
+    return [explain(record, reasons) for record in records]
+
+
+def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
+    side: EvaluationSide = getattr(record, name)
+    said = record.unavailable
+    because = _why_unscored(side.score, no_metric)
+    single = "one document has no spread" if side.n_documents == 1 else "no spread was measured"
+
+    def known(field: str, reason: str) -> Measured[Any]:
+        return or_missing(getattr(side, field), said.get(f"{name}.{field}", reason))
+
+    return r.Side(
+        held_out_loss=side.held_out_loss,
+        held_out_loss_ci95=known("held_out_loss_ci95", single),
+        perplexity=side.perplexity,
+        perplexity_ci95=known("perplexity_ci95", single),
+        n_target_tokens=side.n_target_tokens,
+        n_documents=side.n_documents,
+        **_score(side.score, no_metric, {
+            field: why
+            for field in r.Scored.__struct_fields__
+            if (why := said.get(f"{name}.score.{field}") or said.get(f"{name}.score"))
+        }),
+        generation_s=known("generation_s", because),
+        n_generated_tokens=known("n_generated_tokens", because),
+        n_cut_off=known("n_cut_off", because),
+    )  # fmt: skip
+
+
+def _score(
+    score: TaskScore | None, missing: str, said: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    because = _why_unscored(score, missing)
+    return {
+        name: or_missing(
+            None if score is None else getattr(score, name), (said or {}).get(name, because)
+        )
+        for name in r.Scored.__struct_fields__
+    }
+
+
+def _why_unscored(score: TaskScore | None, missing: str) -> str:
+    return missing if score is None else score.reason or "not recorded"
+
+
+def _published(record: EvaluationRecord) -> r.PublishedWeights:
+    published = record.published
+    candidates = tuple(
+        r.Candidate(
+            step=candidate.step,
+            held_out_loss=or_missing(
+                candidate.held_out_loss, "no held-out loss was measured at this step"
+            ),
+            **_score(candidate.score, ""),
+            published=candidate.published,
+        )
+        for candidate in published.candidates
+    )
+    return r.PublishedWeights(
+        step=published.step,
+        path=published.path,
+        weights_sha256=published.weights_sha256,
+        reason=published.reason,
+        n_questions=published.n_questions,
+        candidates=candidates,
+    )
+
+
+def _earlier(record: EvaluationRecord) -> Any:
+    earlier, said = record.earlier, record.unavailable
+    if earlier is None:
+        return Missing(said.get("earlier", "no earlier evaluation of this expert was found"))
+    why = "none of the earlier questions was asked again"
+    if earlier.n_shared_questions:
+        why = "the earlier evaluation has no score"
+    names = ("value_fraction", "change")
+    return explain(earlier, {name: said.get(f"earlier.{name}", why) for name in names})
+
+
+def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
+    """Repeat what bars of a manifest point at: after minus before, with the paired intervals."""
+    loss = next((c for c in record.changes if c.quantity == "held_out_loss"), None)
+    metric = next((c for c in record.changes if c.quantity not in LOSSES), None)
+    before, after = (_value(side.score) for side in (record.before, record.after))
+    unscored = next(
+        (s.score for s in (record.after, record.before) if _value(s.score) is None), None
+    )
+    because = _why_unscored(unscored, no_metric)
+    not_compared = record.unavailable.get("changes", NO_CHANGE_REASON)
+    is_scored = before is not None and after is not None
+    return r.Delta(
+        held_out_loss=record.after.held_out_loss - record.before.held_out_loss,
+        held_out_loss_ci95=_interval(loss, not_compared),
+        value_fraction=Missing(because) if before is None or after is None else after - before,
+        ci95=_interval(metric, not_compared if is_scored else because),
+    )
+
+
+def _value(score: TaskScore | None) -> float | None:
+    return None if score is None else score.value_fraction
+
+
+def _interval(change: PairedChange | None, reason: str) -> Measured[tuple[float, float]]:
+    return Missing(reason) if change is None else change.ci95

@@ -1,0 +1,76 @@
+"""A figure or the reason why there is none, and the plain report that follows from both."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
+
+from expertflow.core.records import Record
+
+T = TypeVar("T")
+
+
+class Missing(Record, frozen=True):
+    """Stands where nothing was measured."""
+
+    reason: str
+
+
+# A type checker lets no null pass without its reason; the JSON Schema shows what is written.
+if TYPE_CHECKING:
+    Measured = Union[T, Missing]  # noqa: UP007 (an alias with a type variable)
+else:
+    Measured = Optional[T]  # noqa: UP045
+
+
+def or_missing(value: T | None, reason: str) -> Measured[T]:
+    return Missing(reason) if value is None else value
+
+
+def explain(record: Record, reasons: Mapping[str, str], default: str | None = None) -> Any:
+    """Return the fields of another stage's record, its nulls replaced by their reasons.
+
+    A null that has neither a reason nor the default is no gap and stays.
+    """
+    found = {name: getattr(record, name) for name in record.__struct_fields__}
+    return {
+        name: Missing(why) if value is None and (why := reasons.get(name, default)) else value
+        for name, value in found.items()
+    }
+
+
+def settle(value: Any) -> tuple[Any, dict[str, str]]:
+    """Return plain JSON values, null where something is missing, and the reasons by path.
+
+    >>> settle({"cost": {"usd": Missing("no price")}, "steps": (1, 2)})
+    ({'cost': {'usd': None}, 'steps': [1, 2]}, {'cost.usd': 'no price'})
+    """
+    reasons: dict[str, str] = {}
+
+    def plain(value: Any, path: str) -> Any:
+        if isinstance(value, Missing):
+            reasons[path] = value.reason
+            return None
+        if isinstance(value, Record):
+            value = {name: getattr(value, name) for name in value.__struct_fields__}
+        if isinstance(value, dict):
+            return {k: plain(v, f"{path}.{k}" if path else str(k)) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return value
+
+    return plain(value, ""), reasons
+
+
+def null_paths(value: Any, path: str = "") -> Iterator[str]:
+    """Walk JSON values in order and yield the dotted path of each null.
+
+    >>> list(null_paths({"a": {"b": None}, "c": [1, None]}))
+    ['a.b', 'c[1]']
+    """
+    if value is None:
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from null_paths(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from null_paths(item, f"{path}[{index}]")

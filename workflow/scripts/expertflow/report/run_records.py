@@ -1,0 +1,344 @@
+"""The sections of report.json on the run: data, settings, training, hardware, time, cost, plan.
+
+``Measured`` is a value or, while the report is built, the reason why there is none.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from expertflow.core.records import Record
+from expertflow.data.records import DatasetSource, DuplicateExample
+from expertflow.hardware.records import Stats
+from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason
+from expertflow.plan.settings import LoraSpec
+from expertflow.report.measured import Measured
+from expertflow.tokens.records import DecodedSample, LengthHistogram
+from expertflow.train.records import (
+    EpochSummary,
+    EvalPoint,
+    MemoryRetry,
+    SampledSteps,
+    SavePoint,
+    TimeSpent,
+)
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Counts = dict[str, Count]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Origin = Literal["tokenizer", "manifest", "chatml", "none"]
+
+
+def doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class Run(Record, frozen=True, kw_only=True):
+    """Which run this is."""
+
+    id: Annotated[str, doc("Expert and the first digits of the run's fingerprint.")]
+    expert: Annotated[str, doc("Name of the expert.")]
+    description: Annotated[str, doc("What the expert is for, from its manifest.")]
+    preset: Annotated[str, doc("demo: a small random model on generated data; or full.")]
+    status: Annotated[Literal["finished"], doc("Only finished runs have a report.")]
+    started_at: Annotated[str, doc("Start of training, ISO 8601.")]
+    simulated: Annotated[bool, doc("Hardware samples were replayed or made up.")]
+
+
+class Model(Record, frozen=True, kw_only=True):
+    """The base model, and the arithmetic a token costs."""
+
+    name: Annotated[str, doc("Hub id, directory or builtin name.")]
+    kind: Annotated[Literal["builtin", "local", "hub"], doc("Where the base model came from.")]
+    revision: Annotated[Measured[str], doc("Commit on the hub.")]
+    licence: Annotated[Measured[str], doc("As the model states it.")]
+    params_total: Annotated[Count, doc("Parameters with adapters.")]
+    params_trainable: Annotated[Count, doc("Parameters that training changed.")]
+    method: Annotated[Literal["full", "lora", "qlora"], doc("What is trained.")]
+    lora: Measured[LoraSpec]
+    flops_per_token_model: Annotated[Amount, doc("FLOP, for MFU.")]
+    flops_per_token_hardware: Annotated[Amount, doc("For HFU: adds what is computed again.")]
+    convention: Annotated[str, doc("What the two counts include.")]
+
+
+class Source(DatasetSource, frozen=True, kw_only=True):
+    """A data set, and what became of its documents."""
+
+    n_train: Annotated[Count, doc("Documents that are trained on.")]
+    n_held_out: Annotated[Count, doc("Documents held out.")]
+    n_left_out: Annotated[Count, doc("Records rejected, filtered or dropped.")]
+
+
+class Data(Record, frozen=True, kw_only=True):
+    """What the model was trained on."""
+
+    records: Annotated[Count, doc("Raw records in all sources.")]
+    documents: Annotated[Count, doc("Records that became a document.")]
+    documents_train: Annotated[Count, doc("Documents kept for training.")]
+    documents_train_copies: Annotated[Count, doc("Those, as often as an epoch sees them.")]
+    documents_held_out: Annotated[Count, doc("Documents kept for evaluation.")]
+    documents_with_special_text: Annotated[Count, doc("Those that name a special token.")]
+    rejected_by_reason: Annotated[Counts, doc("Records that were no document.")]
+    filtered_by_reason: Annotated[Counts, doc("Kept out by a check, a secret, or a benchmark.")]
+    dropped_by_reason: Annotated[Counts, doc("Documents that were not kept.")]
+    kept_by_category: Annotated[Counts, doc("Documents kept, of the largest categories.")]
+    duplicate_examples: tuple[DuplicateExample, ...]
+    chat_template: Annotated[Origin, doc("Where it is from.")]
+    samples: tuple[DecodedSample, ...]
+    sources: tuple[Source, ...]
+    packing: Annotated[str, doc("How documents were laid into rows.")]
+    overflow: Annotated[str, doc("What became of documents longer than a row.")]
+    seq_len: Annotated[Positive, doc("Length of a row, in tokens.")]
+    seq_len_reason: Annotated[str, doc("Why this length.")]
+    seq_len_suggestion: Annotated[str, doc("The shortest rows that cut hardly any document.")]
+    tokenizer_engines: Annotated[Counts, doc("Shards by engine and its version.")]
+    tokenizer_fallbacks: Annotated[tuple[str, ...], doc("Why some shards had the slower engine.")]
+    sequences: Annotated[Count, doc("Rows of the training split.")]
+    useful_tokens: Annotated[Count, doc("Tokens in those rows, no padding.")]
+    trained_tokens: Annotated[Count, doc("Tokens over all epochs, no padding.")]
+    target_tokens: Annotated[Count, doc("Trained tokens that the loss counts.")]
+    padding_fraction: Annotated[Measured[Share], doc("Padding in training, as run.")]
+    fill_fraction: Annotated[Measured[Share], doc("Useful share of the rows, as packed.")]
+    truncated_fraction: Annotated[Measured[Share], doc("Tokens lost to overflow.")]
+    sum_len_sq: Annotated[Count, doc("tokens^2, for attention FLOPs.")]
+    length_histogram: LengthHistogram
+
+
+class TrainingParameters(Record, frozen=True, kw_only=True):
+    """Settings as they were used. Keys without a unit are names of the trainers we know."""
+
+    warmup_steps: Annotated[Count, doc("Steps of rising learning rate.")]
+    batch_size: Annotated[Positive, doc("Micro-batch of a device, in rows.")]
+    gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
+    world_size: Annotated[Positive, doc("Devices.")]
+    global_batch_sequences: Annotated[Positive, doc("Rows a step.")]
+    total_steps: Annotated[Positive, doc("Optimiser steps.")]
+    num_train_epochs: Annotated[Amount, doc("Passes over the training split.")]
+    max_seq_length: Annotated[Positive, doc("Length of a row, in tokens.")]
+    bf16: Annotated[bool, doc("Trained in bfloat16.")]
+    fp16: Annotated[bool, doc("Trained in float16.")]
+    tf32: Annotated[bool, doc("TF32 matrix products were allowed.")]
+    attention: Annotated[str, doc("Attention implementation.")]
+    gradient_checkpointing: Annotated[bool, doc("Activations were computed twice.")]
+    learning_rate: Annotated[Amount, doc("Highest learning rate.")]
+    lr_scheduler_type: Annotated[str, doc("Shape of the schedule.")]
+    weight_decay: Annotated[Amount, doc("Decoupled weight decay.")]
+    max_grad_norm: Annotated[Amount, doc("Gradients were clipped to this norm.")]
+    adam_beta1: Annotated[Amount, doc("Decay of the first moment.")]
+    adam_beta2: Annotated[Amount, doc("Decay of the second moment.")]
+    optim: Annotated[str, doc("Optimiser.")]
+    save_steps: Annotated[int, doc("Steps between saves.")]
+    save_every_minutes: Annotated[float, doc("Longest time between saves.")]
+    eval_steps: Annotated[int, doc("Steps between held-out evaluations.")]
+    load_best_model_at_end: Annotated[bool, doc("Weights of the lowest held-out loss count.")]
+    patience: Annotated[Measured[int], doc("Evaluations without a lower loss that end it.")]
+    logging_steps: Annotated[int, doc("Steps between log lines.")]
+    seed: Annotated[int, doc("Seed of order and initialisation.")]
+
+
+class Training(Record, frozen=True, kw_only=True):
+    """The run itself. Losses are in nats a token."""
+
+    steps: Annotated[Count, doc("Optimiser steps done.")]
+    planned_steps: Annotated[Count, doc("Optimiser steps planned.")]
+    stopped_early_at_step: Annotated[Measured[int], doc("After evaluations that brought nothing.")]
+    published_step: Annotated[Count, doc("Step whose weights are published.")]
+    n_candidates: Annotated[Count, doc("Checkpoints kept to choose from.")]
+    epochs: Annotated[Amount, doc("Passes over the data done.")]
+    sessions: Annotated[Count, doc("Processes; more than one was resumed.")]
+    resumed_at_steps: Annotated[tuple[int, ...], doc("Where it was resumed.")]
+    saves: Annotated[Count, doc("Checkpoints written.")]
+    checkpoint_write_s: Annotated[Amount, doc("Writing beside training, in the last session.")]
+    memory_retries: tuple[MemoryRetry, ...]
+    on_the_fly: Annotated[bool, doc("Documents were tokenised as needed, not packed.")]
+    sampled_steps: Measured[SampledSteps]
+    activated: Annotated[tuple[str, ...], doc("Optimisations that were on.")]
+    loss_first: Annotated[float, doc("Training loss at the start.")]
+    loss_last: Annotated[float, doc("Training loss at the end.")]
+    eval_points: tuple[EvalPoint, ...]
+    save_points: tuple[SavePoint, ...]
+    epoch_summaries: Annotated[
+        tuple[EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
+    ]
+    series_path: Annotated[str, doc("One JSON record a step.")]
+
+
+class Gpu(Record, frozen=True, kw_only=True):
+    """The card; null where none was used or the figure is not known."""
+
+    name: Annotated[Measured[str], doc("As the driver names it.")]
+    driver: Annotated[Measured[str], doc("Driver version.")]
+    compute_capability: Annotated[Measured[str], doc("Of the planned card, if it did the work.")]
+    peak_flops_per_s: Annotated[
+        Measured[Amount], doc("Dense, at the precision used: published, else measured.")
+    ]
+    peak_bf16_flops_per_s: Annotated[Measured[Amount], doc("The same, if bf16 was used.")]
+    peak_source: Annotated[Measured[str], doc("Source of the peak.")]
+    sources: Annotated[Measured[dict[str, str]], doc("Source of each figure, by its name.")]
+    memory_total_bytes: Annotated[Measured[Amount], doc("Memory of the card.")]
+    power_limit_w: Annotated[Measured[Amount], doc("Power limit in force.")]
+
+
+class ReferenceBand(Record, frozen=True, kw_only=True):
+    """A band that an earlier set-up worked by."""
+
+    quantity: Annotated[str, doc("Key beside this one that the band is for.")]
+    low: Annotated[float, doc("Low end.")]
+    high: Annotated[float, doc("High end.")]
+    unit: Annotated[str, doc("Unit of the ends.")]
+    system: Annotated[str, doc("Whose band it is.")]
+    note: Annotated[str, doc("How to read it.")]
+
+
+class Hardware(Record, frozen=True, kw_only=True):
+    """The machine, sampled while training ran."""
+
+    collection_interval_seconds: Annotated[
+        Measured[Annotated[float, Meta(gt=0)]], doc("As configured; null: the monitor chose it.")
+    ]
+    collection_interval_effective_seconds: Annotated[Measured[Amount], doc("As it came out.")]
+    samples: Annotated[Count, doc("Readings taken.")]
+    watched_s: Annotated[Measured[Amount], doc("Stretch of time that was watched.")]
+    series_path: Annotated[str, doc("One JSON record a sample.")]
+    device: Annotated[str, doc("Device that trained.")]
+    n_gpus: Annotated[Count, doc("Cards that trained; 0 on a CPU.")]
+    n_gpus_visible: Annotated[Measured[Count], doc("Cards that the monitor saw.")]
+    threads: Annotated[Positive, doc("CPU threads of the trainer.")]
+    machine: Annotated[Measured[dict[str, Any]], doc("What the job's preflight found it to be.")]
+    gpu: Gpu
+    any_kernel_percent: Annotated[Measured[Stats], doc("Some kernel ran; no more.")]
+    sm_active_percent: Annotated[Measured[Stats], doc("Multiprocessors had work.")]
+    tensor_active_percent: Annotated[Measured[Stats], doc("Tensor cores were busy.")]
+    power_w: Annotated[Measured[Stats], doc("Power of the card.")]
+    temperature_c: Annotated[Measured[Stats], doc("Temperature of the card.")]
+    memory_used_bytes: Annotated[Measured[Stats], doc("Device memory, all processes.")]
+    sm_clock_mhz: Annotated[Measured[Stats], doc("Clock of the multiprocessors.")]
+    memory_clock_mhz: Annotated[Measured[Stats], doc("Clock of the memory.")]
+    pcie_rx_bytes_per_s: Annotated[Measured[Stats], doc("To the card.")]
+    pcie_tx_bytes_per_s: Annotated[Measured[Stats], doc("From the card.")]
+    throttle_s: Annotated[
+        Measured[dict[str, Amount]], doc("By what held the clocks back; causes may overlap.")
+    ]
+    throttle_source: Annotated[Measured[str], doc("The card's counters, or reasons as seen.")]
+    temperature_limits_c: Annotated[
+        Measured[dict[str, float]], doc("The device's own: slowdown, shutdown, max_operating.")
+    ]
+    cpu_percent: Annotated[Measured[Stats], doc("Load of all CPU cores.")]
+    ram_used_bytes: Annotated[Measured[Stats], doc("Host memory in use.")]
+    disk_read_bytes: Annotated[Measured[Amount], doc("Read from disks by the whole machine.")]
+    disk_write_bytes: Annotated[Measured[Amount], doc("Written to disks by it.")]
+    energy_j: Annotated[Measured[Amount], doc("Energy of the card.")]
+    energy_source: Annotated[Measured[str], doc("How it was read.")]
+    energy_all_j: Annotated[Measured[Amount], doc("Energy of all visible cards.")]
+    power_all_w: Annotated[Measured[Stats], doc("Power of all visible cards.")]
+    monitor_cpu_fraction: Annotated[Measured[Amount], doc("What the monitor took of one core.")]
+    memory_peak_allocated_bytes: Annotated[Measured[Amount], doc("Live tensors at most.")]
+    memory_peak_reserved_bytes: Annotated[Measured[Amount], doc("Held by the allocator.")]
+    memory_spilled_bytes: Annotated[
+        Measured[Amount], doc("Held beyond all that the card was seen to hold: on the host.")
+    ]
+    host_memory_peak_bytes: Annotated[Count, doc("Resident memory of the trainer.")]
+    lost_readings: Annotated[Counts, doc("Failed for once, by figure.")]
+    monitor_remarks: Annotated[tuple[str, ...], doc("What qualifies the monitor's figures.")]
+    reference_bands: tuple[ReferenceBand, ...]
+    assessment: Annotated[tuple[str, ...], doc("The monitor's own remarks.")]
+
+
+class TrainingReport(Record, frozen=True, kw_only=True):
+    """What training and the hardware monitor saw."""
+
+    training: Training
+    hardware: Hardware
+
+
+class Time(TimeSpent, frozen=True, kw_only=True):
+    """Wall time and its parts, which add up to it within 1 %; train_s has parts of its own."""
+
+    split_source: Annotated[
+        Measured[Literal["stamps", "sampled steps"]],
+        doc("The host's stamps on a CPU, on a GPU the shares in the steps that were sampled."),
+    ]
+    gpu_idle_source: Annotated[Measured[str], doc("How gpu_idle_s, an estimate, was reckoned.")]
+
+
+class Throughput(Record, frozen=True, kw_only=True):
+    """Speed of the training steps, saves and evaluation left out."""
+
+    useful_tokens_per_s: Annotated[Measured[Amount], doc("All devices, no padding.")]
+    target_tokens_per_s: Annotated[Measured[Amount], doc("Tokens that the loss counts.")]
+    steps_per_s: Annotated[Measured[Amount], doc("Optimiser steps.")]
+    tokens_per_step: Annotated[Amount, doc("Useful tokens of a mean step.")]
+    mfu_fraction: Annotated[Measured[Share], doc("Model FLOP/s over the dense peak.")]
+    hfu_fraction: Annotated[Measured[Share], doc("Hardware FLOP/s over the dense peak.")]
+    goodput_fraction: Annotated[Measured[Share], doc("train_s over wall_s.")]
+    convention: Annotated[str, doc("What MFU and HFU divide by what.")]
+
+
+class Cost(Record, frozen=True, kw_only=True):
+    """Price of the wall time of training; storage as in the rate."""
+
+    usd: Annotated[Measured[Amount], doc("usd_per_hour times hours.")]
+    billed_usd: Annotated[Measured[Amount], doc("Hours rounded up to plan.billing_minutes.")]
+    hours: Annotated[Amount, doc("time.wall_s in hours.")]
+    usd_per_hour: Annotated[Measured[Amount], doc("The user's own price.")]
+    rate_as_of: Annotated[Measured[str], doc("Date of that price.")]
+    usd_per_million_tokens: Annotated[Measured[Amount], doc("Useful tokens, wall time.")]
+    usd_per_million_target_tokens: Annotated[Measured[Amount], doc("Those that the loss counts.")]
+    energy_kwh: Annotated[Measured[Amount], doc("Energy of the card.")]
+
+
+class PlanBand(Record, frozen=True, kw_only=True):
+    """Low and high ends of the predictions."""
+
+    hours_low: Annotated[Measured[Amount], doc("Shortest time expected.")]
+    hours_high: Annotated[Measured[Amount], doc("Longest time expected.")]
+    usd_low: Annotated[Measured[Amount], doc("Lowest cost expected.")]
+    usd_high: Annotated[Measured[Amount], doc("Highest cost expected.")]
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """What was predicted before the run."""
+
+    hardware: Annotated[str, doc("The hardware that was planned for.")]
+    steps: Annotated[Count, doc("Optimiser steps.")]
+    micro_batch_size: Annotated[Positive, doc("Rows of a micro-batch.")]
+    gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
+    trained_tokens: Annotated[Count, doc("All epochs, no padding.")]
+    useful_tokens_per_s: Annotated[Measured[Amount], doc("trained_tokens over step_hours.")]
+    memory_peak_bytes: Annotated[Measured[Amount], doc("Peak device memory.")]
+    memory: Measured[MemoryParts]
+    next_micro_batch_peak_bytes: Annotated[Measured[Amount], doc("At most, with twice the rows.")]
+    without_checkpointing_peak_bytes: Annotated[
+        Measured[Amount], doc("At most, with all activations kept; null where they are kept.")
+    ]
+    memory_reason: Annotated[str, doc("How memory was predicted.")]
+    calibrated: Annotated[bool, doc("The band was measured by a short run of this plan.")]
+    mfu_fraction: Annotated[Measured[Share], doc("Of the steps in the middle prediction.")]
+    hours: Annotated[Measured[Amount], doc("Wall time of training.")]
+    step_hours: Annotated[Measured[Amount], doc("Hours of stepping.")]
+    save_hours: Annotated[Measured[Amount], doc("Hours of saving.")]
+    eval_hours: Annotated[Measured[Amount], doc("Hours of held-out evaluation.")]
+    startup_hours: Annotated[Measured[Amount], doc("Hours of all that happens once.")]
+    usd: Annotated[Measured[Amount], doc("Cost of training.")]
+    billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are of hours rounded up.")]
+    band: PlanBand
+    cost_reason: Annotated[str, doc("How time and cost were predicted.")]
+    options: tuple[HardwareOption, ...]
+    claims: tuple[ClaimCheck, ...]
+    reasons: tuple[Reason, ...]
+
+
+class PlanRow(Record, frozen=True, kw_only=True):
+    """A prediction beside the measurement that answers it."""
+
+    quantity: Annotated[str, doc("What is compared.")]
+    unit: Annotated[
+        Literal["steps", "tokens", "tokens/s", "h", "usd", "bytes"], doc("Unit of the figures.")
+    ]
+    plan: Annotated[Measured[Amount], doc("The plan's figure.")]
+    plan_low: Annotated[float | None, doc("Low end of the plan's band; null without.")]
+    plan_high: Annotated[float | None, doc("High end of the plan's band.")]
+    actual: Annotated[Measured[Amount], doc("What the run measured.")]
+    difference_fraction: Annotated[Measured[float], doc("actual / plan - 1.")]
