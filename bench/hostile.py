@@ -14,7 +14,7 @@ from pathlib import Path
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, Trial, try_task
 
-from expertflow.evaluate.typescript import by_tests as typescript_tests
+from expertflow.evaluate.tasks import typescript_tests
 
 # A prediction of this size is longer than a model's answer ever is; some are many times longer.
 SIZE = 30_000
@@ -28,7 +28,7 @@ def main() -> None:
     trials: list[Trial] = []
     skipped: dict[str, str] = {}
     for task in arguments.tasks or PREDICTIONS:
-        if task.startswith("typescript_tests") and (reason := typescript_tests.hindrance()):
+        if task.startswith("typescript_tests") and (reason := typescript_tests.sandbox_problem()):
             skipped[task] = reason
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from hostile_predictions import PREDICTIONS, records
 
 from expertflow.core.records import Record
 from expertflow.evaluate.records import Example, Task, Verdict
-from expertflow.evaluate.tasks import score
+from expertflow.evaluate.tasks.registry import score
 
 SECRET = "a-secret-of-the-environment-5d1f"
 PR_SET_CHILD_SUBREAPER = 36

@@ -9,7 +9,8 @@ import pyarrow as pa
 from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocument
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
-from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
+from expertflow.evaluate.tasks.base import Case
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.records import PackedSplit
 
@@ -94,4 +95,22 @@ def packed_split(n_documents: int, sha256: str) -> PackedSplit:
         n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=0, n_tokens=0,
         n_tokens_dropped=0, n_supervised_tokens=0, n_target_tokens=0, n_padding_tokens=0,
         n_sequences=0, n_sequences_lower_bound=0, sum_len_sq=0,
+    )  # fmt: skip
+
+
+def case(
+    prediction: str,
+    reference: str = "",
+    *,
+    database: Path | None = None,
+    graph: Path | None = None,
+    document_id: str = "d7",
+    **record: Any,
+) -> Case:
+    """Give a prediction on a record whose fields are called as the task's arguments are."""
+    artefacts = {"database": database, "graph": graph}
+    example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
+    return Case(
+        example=example, prediction=prediction, fields={name: name for name in record},
+        artefacts={name: path for name, path in artefacts.items() if path is not None},
     )  # fmt: skip

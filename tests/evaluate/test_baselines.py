@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.baselines.answering import Baseline, make_baselines
+from expertflow.evaluate.baselines import Baseline, make_baselines
 from expertflow.evaluate.records import Example, Verdict
 
 COLUMNS = ("colour", "weight", "size", "price", "maker", "year", "shape")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.options import judge_choice, read_options, right_label
+from expertflow.evaluate.tasks.choice import read_options, right_label
 
 TEXTS = ["red", "blue", "green", "grey"]
 FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}
@@ -43,8 +43,3 @@ def test_a_number_that_is_no_label_is_not_taken_for_an_index(choices: Any, answe
 def test_what_is_no_index_is_refused(answer: Any) -> None:
     with pytest.raises(EvaluationError, match="none of the options"):
         right_label(read_options(TEXTS), answer)
-
-
-def test_the_label_decides_the_verdict() -> None:
-    assert judge_choice("red", choices=FROM_1, answer=1).correct
-    assert judge_choice("blue", choices=FROM_1, answer=1).kind == "wrong_choice"

@@ -4,7 +4,7 @@ import pytest
 
 from expertflow.data.sources.generated.text_to_cypher import GRAPHS
 from expertflow.evaluate.cypher.schema import read_schema
-from expertflow.evaluate.cypher.scorer import judge_cypher
+from expertflow.evaluate.tasks.cypher import judge as judge_cypher
 
 SECTIONS = """Node properties:
 - **Person**

@@ -126,7 +126,7 @@ def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:
     short = tiny_qwen3(n_positions=8)
     asked = prompts(8, 6, 3)
     found = ask(short, asked)
-    assert found[0].hindrance is not None and "8 tokens" in found[0].hindrance
+    assert found[0].not_asked is not None and "8 tokens" in found[0].not_asked
     assert (found[0].text, found[0].ended) == ("", False)
     assert "no position" in caplog.text
     # The others are answered as far as positions go, each by its own length.

@@ -4,17 +4,14 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-import made_up_documents
 import pytest
+from made_up_documents import case, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.cypher import scorer as cypher
-from expertflow.evaluate.graph import engine
-from expertflow.evaluate.graph import rows as cypher_rows
-from expertflow.evaluate.graph.engine import GraphAnswer, GraphServer
-from expertflow.evaluate.graph.rows import CypherPair, judge_by_rows
-from expertflow.evaluate.records import EvaluationSpec, Example
-from expertflow.evaluate.tasks import hindrance, metric_of, score, tools
+from expertflow.evaluate.isolation.rows import Answer
+from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.tasks import cypher
+from expertflow.evaluate.tasks.cypher import Cypher, GraphServer
 
 needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("apsw") is None or importlib.util.find_spec("graphqlite") is None,
@@ -48,8 +45,9 @@ def server(script: Path) -> Iterator[GraphServer]:
         yield running
 
 
-def pair(prediction: str, reference: str = REFERENCE) -> CypherPair:
-    return CypherPair(prediction=prediction, reference=reference, schema=SCHEMA)
+def judge(graph: Path, prediction: str, reference: str = REFERENCE) -> Verdict:
+    [verdict] = Cypher().score([case(prediction, reference, graph=graph, schema=SCHEMA)])
+    return verdict
 
 
 @needs_engine
@@ -78,44 +76,42 @@ def pair(prediction: str, reference: str = REFERENCE) -> CypherPair:
     ],
 )
 def test_verdicts(script: Path, prediction: str, reference: str, kind: str) -> None:
-    [verdict] = judge_by_rows([pair(prediction, reference)], script)
+    verdict = judge(script, prediction, reference)
     assert (verdict.kind, verdict.correct) == (kind, kind == "correct")
 
 
 @needs_engine
-def test_two_queries_that_return_nothing_prove_nothing(script: Path) -> None:
-    nobody = "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name"
-    other = "MATCH (p:Person) WHERE p.name = 'Dan' RETURN p.name"
-    [verdict, same] = judge_by_rows([pair(other, nobody), pair(nobody, nobody)], script)
-    assert verdict.kind == "different"
-    assert verdict.detail == "both return nothing, which tells nothing"
-    assert same.correct
-
-
-@needs_engine
-def test_rows_of_nulls_alone_prove_nothing(script: Path) -> None:
-    queries = [f"MATCH (p:Person) RETURN p.{name}" for name in ("nope", "alsonope")]
-    [verdict] = judge_by_rows([CypherPair(prediction=queries[0], reference=queries[1])], script)
-    assert (verdict.correct, verdict.kind) == (False, "different")
-    assert verdict.detail == "both return nothing but nulls, which tells nothing"
+@pytest.mark.parametrize(
+    ("prediction", "reference", "what"),
+    [
+        ("MATCH (p:Person) WHERE p.name = 'Dan' RETURN p.name",
+         "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name", "nothing"),
+        ("MATCH (p:Person) RETURN p.nope", "MATCH (p:Person) RETURN p.nada", "nothing but nulls"),
+    ],
+)  # fmt: skip
+def test_rows_that_say_nothing_prove_nothing(
+    script: Path, prediction: str, reference: str, what: str
+) -> None:
+    [verdict, same] = Cypher().score(
+        [case(text, reference, graph=script) for text in (prediction, reference)]
+    )
+    assert verdict.kind == "different" and same.correct
+    assert verdict.detail == f"both return {what}, which tells nothing"
 
 
 @needs_engine
 def test_predictions_are_parsed_in_a_process_with_limits(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cypher, cypher_rows):
-        monkeypatch.setattr(module, "judge_cypher", None, raising=False)
-    monkeypatch.setattr(cypher, "read_query", None)
-    query = "MATCH (p:Person) RETURN p.name"
-    assert judge_by_rows([pair(query)], script)[0].correct
+    for name in ("judge", "read_query"):
+        monkeypatch.setattr(cypher, name, None)
+    assert judge(script, "MATCH (p:Person) RETURN p.name").correct
 
 
 @needs_engine
 def test_a_bad_reference_names_its_document(script: Path) -> None:
-    bad = CypherPair(document_id="d9", prediction="RETURN 1", reference="'")
-    with pytest.raises(EvaluationError, match="document d9: the reference is empty or no Cypher"):
-        judge_by_rows([bad], script)
+    with pytest.raises(EvaluationError, match="document d7: the reference is empty or no Cypher"):
+        judge(script, "RETURN 1", "'")
 
 
 @needs_engine
@@ -134,11 +130,11 @@ def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphSe
 def test_rows_that_cannot_be_read_are_a_verdict(
     script: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    def ask(_server: GraphServer, _query: str) -> GraphAnswer:
+    def ask(_server: GraphServer, _query: str) -> Answer:
         raise fault(*(("utf-8", "x", 0, 1, "no") if fault is UnicodeEncodeError else ()))
 
     monkeypatch.setattr(GraphServer, "ask", ask)
-    [verdict] = judge_by_rows([pair("MATCH (p:Person) RETURN p.name")], script)
+    verdict = judge(script, "MATCH (p:Person) RETURN p.name")
     assert verdict.kind == "not_executed"
     assert fault.__name__ in verdict.detail
 
@@ -146,10 +142,10 @@ def test_rows_that_cannot_be_read_are_a_verdict(
 @needs_engine
 def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -> None:
     reference = "MATCH (p:Person) CALL db.labels() YIELD label RETURN p.name, label"
-    [verdict] = judge_by_rows([pair("MATCH (p:Person) RETURN p.name", reference)], script)
+    verdict = judge(script, "MATCH (p:Person) RETURN p.name", reference)
     assert verdict.kind == "different"
     assert verdict.detail.startswith("not executed: of the reference, ")
-    assert judge_by_rows([pair(reference, reference)], script)[0].correct
+    assert judge(script, reference, reference).correct
 
 
 @needs_engine
@@ -201,32 +197,22 @@ def test_a_graph_that_cannot_be_built_is_an_error(
     if text is not None:
         path.write_text(text)
     with pytest.raises(EvaluationError, match=message):
-        judge_by_rows([pair("MATCH (p) RETURN p")], path)
+        judge(path, "MATCH (p) RETURN p")
 
 
-def spec(artefacts: dict[str, str]) -> EvaluationSpec:
-    return made_up_documents.spec(task="cypher", artefacts=artefacts)
-
-
-def test_the_metric_follows_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert metric_of(spec({})) == "normalised_match"
-    assert hindrance(spec({})) is None
-    assert metric_of(spec({"graph": "graph.cypher"})) == "execution_accuracy"
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda _: None)
-    reason = hindrance(spec({"graph": "graph.cypher"}))
-    assert reason is not None
-    assert "pip install -r envs/requirements-graph.lock" in reason
+def test_the_metric_and_what_is_needed_follow_the_artefact(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, plain = Cypher(), spec(task="cypher")
+    asked = spec(task="cypher", artefacts={"graph": "graph.cypher"})
+    assert (task.metric_of(plain), task.metric_of(asked)) == (
+        "normalised_match", "execution_accuracy"
+    )  # fmt: skip
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert task.unavailable_reason(plain) is None
+    reason = task.unavailable_reason(asked)
+    assert reason is not None and "pip install -r envs/requirements-graph.lock" in reason
 
 
 @needs_engine
-def test_the_task_asks_the_graph(script: Path) -> None:
-    example = Example(document_id="d1", prompt="?", reference=REFERENCE, fields={"schema": SCHEMA})
-    [verdict] = score(
-        "cypher",
-        examples=[example],
-        predictions=["MATCH (p:Person) RETURN p.name"],
-        fields={"schema": "schema"},
-        artefacts={"graph": script},
-    )
-    assert verdict.correct
-    assert {"graphqlite", "apsw", "graphglot"} <= set(tools(spec({"graph": str(script)})))
+def test_the_engines_versions_are_told() -> None:
+    found = Cypher().tools(spec(task="cypher", artefacts={"graph": "graph.cypher"}))
+    assert {"graphqlite", "apsw", "graphglot"} <= set(found)

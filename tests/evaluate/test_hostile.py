@@ -7,7 +7,7 @@ import pytest
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, score_all
 
-from expertflow.evaluate.typescript import by_tests as typescript_tests
+from expertflow.evaluate.tasks import typescript_tests
 
 SIZE = 3_000
 # They run until a limit of many seconds; others that stay reach the same limits.
@@ -24,7 +24,10 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
 
 @pytest.mark.parametrize("task", sorted(PREDICTIONS))
 def test_hostile_predictions_are_wrong_and_harm_nothing(task: str, around: Surroundings) -> None:
-    if task.startswith("typescript_tests") and (reason := typescript_tests.hindrance()) is not None:
+    if (
+        task.startswith("typescript_tests")
+        and (reason := typescript_tests.sandbox_problem()) is not None
+    ):
         pytest.skip(reason)
     hostile = {
         name: prediction.replace("{port}", str(around.port))

@@ -14,8 +14,12 @@ from judge_server import Answer, Answering, Asked, judge_server
 
 from expertflow.core.records import write_record
 from expertflow.evaluate.judge.client import MAX_COUNT, Patience
-from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
-from expertflow.evaluate.judge.prompt import make_messages, read_verdict
+from expertflow.evaluate.judge.comparison import (
+    JudgedPair,
+    judge_pairs,
+    make_messages,
+    read_verdict,
+)
 from expertflow.evaluate.records import JudgeResult, JudgeSpec
 
 QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)

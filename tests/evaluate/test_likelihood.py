@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
-from support import LORA, SHARED_DATA
+from support import LORA
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import likelihood
-from expertflow.evaluate.ask import Held
-from expertflow.evaluate.expert_sides import Models
+from expertflow.evaluate.evaluator import Models
 from expertflow.evaluate.generate import answers
 from expertflow.evaluate.likelihood import choose_options, log_likelihoods
-from expertflow.evaluate.options import wordings
+from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Decoding, Example
-from expertflow.evaluate.tasks import score
+from expertflow.evaluate.tasks.choice import wordings
+from expertflow.evaluate.tasks.registry import score
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import causal_lm
 
@@ -99,23 +99,22 @@ def test_a_batch_that_does_not_fit_is_halved(
 
 FIELDS = {"choices": "options", "answer": "correct"}
 ENGINE = Pairs()
-AQUA = SHARED_DATA / "phase1c-cot" / "aqua" / "records.jsonl"
 
 
 def held(
     prompt: list[int], options: list[str], correct: Any, reference: str, engine: Any = ENGINE
-) -> Held:
+) -> EvalExample:
     fields = {"options": options, "correct": correct}
     example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
     ids = engine.encode_flat(options).tolist()
     pairs = {text: (prompt, [*own, END]) for text, own in zip(options, ids, strict=True)}
-    return Held(example, prompt, options=pairs)
+    return EvalExample(example, prompt, options=pairs)
 
 
-def choose(asked: list[Held], batch_size: int = 3, n_positions: int = 512) -> list[str]:
+def choose(asked: list[EvalExample], batch_size: int = 3, n_positions: int = 512) -> list[str]:
     model = tiny_qwen3(n_positions=n_positions)
     found = choose_options(model, asked, pad_id=PAD, batch_size=batch_size)
-    assert all(answer.hindrance is None for answer in found)
+    assert all(answer.not_asked is None for answer in found)
     return [answer.text for answer in found]
 
 
@@ -149,7 +148,7 @@ def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
         (" Ba\n", ["Aa", "Ba"]), ("Ha", ["Ga", "Ha"]), ("The answer is Ha", ["Ga", "Ha"])
     ):  # fmt: skip
         example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
-        assert wordings(example, "options") == wanted
+        assert wordings(example, FIELDS) == wanted
 
 
 def test_questions_may_have_different_numbers_of_options() -> None:
@@ -166,5 +165,5 @@ def test_a_question_with_an_option_that_has_no_position_is_not_asked(options: li
     found = choose_options(
         tiny_qwen3(n_positions=8), [long, short], pad_id=PAD, batch_size=2
     )  # fmt: skip
-    assert found[0].text == "" and "positions" in (found[0].hindrance or "")
+    assert found[0].text == "" and "positions" in (found[0].not_asked or "")
     assert [found[1].text] == choose([short])

@@ -151,7 +151,7 @@ def test_what_one_side_lacks_is_null() -> None:
 
 def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert lm_eval_hook.hindrance() == (
+    assert lm_eval_hook.unavailable_reason() == (
         "lm_eval is not installed; see envs/requirements-lm-eval.lock"
     )
 

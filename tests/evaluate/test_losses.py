@@ -6,8 +6,8 @@ import torch
 from made_up_model import VOCAB, tiny_qwen3
 from transformers import Qwen3ForCausalLM
 
-from expertflow.evaluate import losses
-from expertflow.evaluate.losses import document_losses
+from expertflow.evaluate import likelihood
+from expertflow.evaluate.likelihood import document_losses
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.heldout import held_out_loss
 from expertflow.train.model import attention
@@ -81,7 +81,7 @@ def test_logits_exist_a_chunk_at_a_time(
         return linear(rows, weight, *rest)
 
     expected = document_losses(model, made_rows(), micro_batch_size=8)
-    monkeypatch.setattr(losses, "chunk_rows", lambda head: 5)
+    monkeypatch.setattr(likelihood, "chunk_rows", lambda head: 5)
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
     found = document_losses(model, made_rows(), micro_batch_size=8)
     assert max(heights) == 5 and sum(heights) == 53

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.apart import sandbox as sandbox_module
-from expertflow.evaluate.apart.sandbox import Ended, Sandbox, SandboxLimits
-from expertflow.evaluate.typescript import by_tests as typescript_tests
-from expertflow.evaluate.typescript.node import find_node
+from expertflow.evaluate.isolation import sandbox as sandbox_module
+from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits
+from expertflow.evaluate.tasks.typescript_tests import find_node, sandbox_problem
 
-pytestmark = pytest.mark.skipif(
-    typescript_tests.hindrance() is not None, reason=str(typescript_tests.hindrance())
-)
+pytestmark = pytest.mark.skipif(sandbox_problem() is not None, reason=str(sandbox_problem()))
 
 
 @pytest.fixture

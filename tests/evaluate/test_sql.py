@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_documents import case
 
 from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.isolation.sql_worker import Limits
 from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.sql.scorer import QueryPair, judge_queries
-from expertflow.evaluate.sql.worker import Limits
+from expertflow.evaluate.tasks.sql import SqlExecution
 
 LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
@@ -37,13 +38,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _judge(
     database: Path, *predictions: str, gold: str = GOLD, limits: Limits = LIMITS
 ) -> list[Verdict]:
-    return judge_queries(
-        (
-            QueryPair(document_id=f"d{i}", database=database, reference=gold, prediction=text)
-            for i, text in enumerate(predictions)
-        ),
-        limits,
-    )
+    cases = [
+        case(text, gold, database=database, document_id=f"d{i}")
+        for i, text in enumerate(predictions)
+    ]
+    return SqlExecution().score(cases, limits)
 
 
 def _kinds(

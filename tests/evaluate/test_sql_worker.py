@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expertflow.evaluate.apart import serving
-from expertflow.evaluate.sql import rows as sql_rows
-from expertflow.evaluate.sql import worker as sql_worker
-from expertflow.evaluate.sql.rows import same_rows
-from expertflow.evaluate.sql.worker import Limits, Reader, clean_query, is_ordered
+from expertflow.evaluate.isolation import rows, sql_worker, worker
+from expertflow.evaluate.isolation.rows import same_rows
+from expertflow.evaluate.isolation.sql_worker import Limits, Reader, clean_query, is_ordered
 
 
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
@@ -30,7 +28,7 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
 
 
 def test_the_worker_imports_nothing_but_the_standard_library() -> None:
-    ours = [sql_worker, serving, sql_rows]
+    ours = [sql_worker, worker, rows]
     imported = {
         line.split()[1]
         for module in ours

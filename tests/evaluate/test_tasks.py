@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from made_up_documents import spec
+from made_up_documents import case, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.judging import Judged, judge_apart
 from expertflow.evaluate.records import Example, Task, Verdict
-from expertflow.evaluate.tasks import METRICS, hindrance, metric_of, score, tools
+from expertflow.evaluate.tasks.json_schema import JsonSchema
+from expertflow.evaluate.tasks.registry import TASKS, score
 
 
 def _score(
@@ -45,8 +45,12 @@ def databases(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def test_every_task_but_the_loss_has_a_metric() -> None:
-    assert set(METRICS) == set(get_args(Task)) - {"held_out_loss"}
+def test_every_task_but_the_loss_has_a_scorer_and_says_what_it_needs() -> None:
+    assert set(TASKS) == set(get_args(Task)) - {"held_out_loss"}
+    for task in TASKS.values():
+        known = {f"fields.{name}" for name in task.fields}
+        known |= {f"artefacts.{name}" for name in task.artefacts}
+        assert set(task.required) <= known
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_verdicts_keep_the_order_of_examples() -> None:
     assert [v.kind for v in verdicts] == ["correct", "wrong_answer", "no_answer", "correct"]
 
 
-@pytest.mark.parametrize("task", sorted(METRICS))
+@pytest.mark.parametrize("task", sorted(TASKS))
 def test_no_examples_give_no_verdicts(task: Task) -> None:
     assert score(task, examples=[], predictions=[], fields={}, artefacts={}) == []
 
@@ -158,26 +162,23 @@ def test_choices_that_cannot_be_read_name_their_document(choices: Any, answer: A
 
 
 def test_code_runs_only_where_the_manifest_allows_it() -> None:
-    assert "allow_code_execution is false" in str(hindrance(spec(task="typescript_tests")))
+    found = TASKS["typescript_tests"].unavailable_reason(spec(task="typescript_tests"))
+    assert "allow_code_execution is false" in str(found)
 
 
-@pytest.mark.parametrize("task", sorted(set(METRICS) - {"typescript_tests"}))
+@pytest.mark.parametrize("task", sorted(set(TASKS) - {"typescript_tests"}))
 def test_what_scores_has_versions(task: Task) -> None:
-    assert hindrance(spec(task=task)) is None
-    assert all(tools(spec(task=task)).values())
-    assert metric_of(spec(task=task)) == METRICS[task]
+    assert TASKS[task].unavailable_reason(spec(task=task)) is None
+    assert all(TASKS[task].tools(spec(task=task)).values())
 
 
 def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
     schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
-    judged = [
-        Judged(
-            document_id="d",
-            prediction=prediction,
-            texts={"reference": '{"a": "a"}', "schema": schema},
-        )
+    cases = [
+        case(prediction, '{"a": "a"}', schema=schema)
         for prediction in ('{"a": "' + "a" * 50 + '!"}', '{"a": "a"}')
     ]
+    task = JsonSchema()
     # Each new process also imports the judge within its processor time.
-    kinds = [verdict.kind for verdict in judge_apart("json_schema", judged, cpu_s=5)]
-    assert kinds == ["timed_out", "correct"]
+    task.cpu_s = 5
+    assert [verdict.kind for verdict in task.score(cases)] == ["timed_out", "correct"]

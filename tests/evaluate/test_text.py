@@ -6,14 +6,12 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_documents import case
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.text import (
-    final_answer,
-    judge_exact_match,
-    judge_final_answer,
-    strip_code_fence,
-)
+from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.tasks.text import ExactMatch, FinalAnswer, final_answer
 
 
 @pytest.mark.parametrize(
@@ -94,6 +92,14 @@ def test_final_answer_does_not_guess(text: str) -> None:
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9)), st.text())
 def test_final_answer_reads_back_any_number(value: Decimal, before: str) -> None:
     assert final_answer(f"{before}#### {value:,f}") == value
+
+
+def judge_final_answer(prediction: str, reference: str) -> Verdict:
+    return FinalAnswer().judge_case(case(prediction, reference))
+
+
+def judge_exact_match(prediction: str, reference: str) -> Verdict:
+    return ExactMatch().judge_case(case(prediction, reference))
 
 
 def test_final_answer_kinds() -> None:

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.typescript.syntax import judge_typescript, syntax
+from expertflow.evaluate.tasks.typescript import judge as judge_typescript
+from expertflow.evaluate.tasks.typescript import syntax
 
 FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; };"
 

@@ -5,30 +5,24 @@ from collections.abc import Iterator
 
 import pytest
 from hostile_predictions import HEAP
+from made_up_documents import case
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.apart.sandbox import Ended, SandboxLimits
-from expertflow.evaluate.typescript import by_tests as typescript_tests
-from expertflow.evaluate.typescript import node
-from expertflow.evaluate.typescript.by_tests import TestedProgram, judge_programs
+from expertflow.evaluate.isolation.sandbox import Ended, SandboxLimits
+from expertflow.evaluate.tasks import typescript_tests
+from expertflow.evaluate.tasks.typescript_tests import TypeScriptTests, find_node, sandbox_problem
 
-TestedProgram.__test__ = False  # type: ignore[attr-defined]
 TESTS = "import * as assert from 'assert';\nassert.equal(f(2), 4);\n"
 PREFIX = "/** Doubles. */\nconst f = (n: number): number => {\n"
 
-needs_sandbox = pytest.mark.skipif(
-    typescript_tests.hindrance() is not None, reason=str(typescript_tests.hindrance())
-)
+needs_sandbox = pytest.mark.skipif(sandbox_problem() is not None, reason=str(sandbox_problem()))
 
 
 def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[str]:
-    programs = [
-        TestedProgram(document_id="d7", prediction=said, prefix=prefix, tests=tests)
-        for said in predictions
-    ]
+    cases = [case(said, prefix=prefix, tests=tests) for said in predictions]
     # Node alone takes a part of the processor time, on a slow machine the more.
     limits = SandboxLimits(cpu_s=5, wall_s=120)
-    return [verdict.kind for verdict in judge_programs(programs, limits)]
+    return [verdict.kind for verdict in TypeScriptTests().score(cases, limits)]
 
 
 @needs_sandbox
@@ -110,22 +104,18 @@ def test_tests_that_do_not_parse_name_their_document() -> None:
 
 @pytest.fixture
 def fresh_answers() -> Iterator[None]:
-    for cached in (typescript_tests.hindrance, node.find_node):
+    for cached in (sandbox_problem, find_node):
         cached.cache_clear()
     yield
-    for cached in (typescript_tests.hindrance, node.find_node):
+    for cached in (sandbox_problem, find_node):
         cached.cache_clear()
 
 
 def test_without_the_tools_nothing_runs(
     monkeypatch: pytest.MonkeyPatch, fresh_answers: None
 ) -> None:
-    monkeypatch.setattr(node.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "there is no Node" in str(typescript_tests.hindrance())
+    assert "there is no Node" in str(sandbox_problem())
     with pytest.raises(EvaluationError, match="there is no Node"):
         _kinds("  return 4; };")
-
-
-def test_no_programs_need_no_sandbox() -> None:
-    assert judge_programs([]) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.data.records import ShardRecord
-from expertflow.evaluate.expert import Case, evaluate_expert
+from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import staged
@@ -39,14 +39,14 @@ def main() -> None:
     model, plan = job.model, job.plan
     # Weights are read several times, and on the machine that trained a copy is at hand.
     with staged(job.staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
-        case = Case(
+        inputs = EvalInputs(
             **job.pick(*NAMES),
             tokenizer=Path(model.path),
             layout=model.layout,
             load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
             answers_path=job.answers,
         )
-        evaluation = evaluate_expert(case)
+        evaluation = evaluate_expert(inputs)
     job.write(evaluation)
 
 

@@ -5,16 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from expertflow.core.errors import ConfigError
-from expertflow.evaluate.records import TASK_FIELDS
-
-ARTEFACTS = {"sql_execution": frozenset({"database"}), "cypher": frozenset({"graph"})}
-NEEDED = (
-    ("sql_execution", "artefacts", "database"),
-    ("json_schema", "fields", "schema"),
-    ("typescript_tests", "fields", "tests"),
-    ("multiple_choice", "fields", "choices"),
-    ("multiple_choice", "fields", "answer"),
-)
+from expertflow.evaluate.tasks.registry import TASKS
 
 
 def check_task(evaluation: dict[str, Any], where: str) -> None:
@@ -29,19 +20,20 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
     task, fields, artefacts = evaluation["task"], evaluation["fields"], evaluation["artefacts"]
     # The record's field names the artefact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    known_fields = (
-        frozenset().union(*TASK_FIELDS.values()) if task == "held_out_loss" else TASK_FIELDS[task]
-    )
+    scorer = TASKS.get(task)
+    all_fields = frozenset[str]().union(*(one.fields for one in TASKS.values()))
+    known_fields = all_fields if scorer is None else scorer.fields
     _refuse_unknown(fields, known_fields, f"{where}: evaluation.fields", task)
     if not by_record:
-        known = frozenset().union(*ARTEFACTS.values())
-        own = ARTEFACTS.get(task, frozenset())
+        known = frozenset[str]().union(*(one.artefacts for one in TASKS.values()))
+        own = frozenset[str]() if scorer is None else scorer.artefacts
         _refuse_unknown(artefacts, known, f"{where}: evaluation.artefacts", task, own)
-    for needing, key, name in NEEDED:
+    for needed in () if scorer is None else scorer.required:
+        key, _, name = needed.partition(".")
         there = bool(artefacts) if by_record and key == "artefacts" else name in evaluation[key]
-        if task == needing and not there:
+        if not there:
             raise ConfigError(
-                f"{where}: evaluation.task {task} reads evaluation.{key}.{name}, which is not set;"
+                f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"
                 " set it, or use another task"
             )
 

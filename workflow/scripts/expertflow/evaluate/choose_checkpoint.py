@@ -29,13 +29,13 @@ CHOSEN_BY_LOSS = (
 
 
 def no_choice(
-    spec: EvaluationSpec, training: TrainingRecord, n_questions: int, hindrance: str | None
+    spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
     """Say why there is nothing to choose; nothing if there is."""
     if spec.task == TASK_WITHOUT_METRIC:
         return "the task has no metric beside the held-out loss"
-    if hindrance is not None:
-        return f"the task cannot be scored here: {hindrance}"
+    if unavailable_reason is not None:
+        return f"the task cannot be scored here: {unavailable_reason}"
     if len(training.candidates) == 1:
         return "training kept no other"
     if spec.n_selection_examples == 0:

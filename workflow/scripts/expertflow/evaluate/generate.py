@@ -27,7 +27,7 @@ from transformers import (
 from expertflow.core.errors import EvaluationError
 from expertflow.core.progress import Progress
 from expertflow.core.records import Record
-from expertflow.evaluate.ask import cut_at, without_thoughts
+from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding
 from expertflow.tokens.engine import Encoder
 from expertflow.train.model.packed import causal_lm
@@ -46,13 +46,13 @@ class Answer(Record, frozen=True):
     """What a model wrote, without thoughts and without what ended it.
 
     ``n_tokens`` counts all that it wrote. ``ended`` is false where it had no room to go on.
-    ``hindrance`` says why a question was not asked at all.
+    ``not_asked`` says why a question was not asked at all.
     """
 
     text: str
     n_tokens: int
     ended: bool
-    hindrance: str | None = None
+    not_asked: str | None = None
 
 
 def answers(
@@ -71,7 +71,7 @@ def answers(
 
     An answer ends with the turn, the text (``pad_id``), a token that the model's own settings name,
     a stop text, ``max_new_tokens``, or the model's last position. Where the prompt leaves no
-    position, nothing is asked and ``hindrance`` says so.
+    position, nothing is asked and ``not_asked`` says so.
 
     The answer to a prompt depends on the prompt, the model and ``seed``, not on its batch: draws
     are seeded by the prompt. Sums in batches of other sizes round differently, though. In fp32
@@ -83,8 +83,16 @@ def answers(
     """
     lm = causal_lm(model)
     ends = end_ids(lm.generation_config, end_id, pad_id)
-    rooms = [room_of(p, positions_of(lm.config), max_new_tokens) for p in prompts]
-    found = {i: unasked(len(prompts[i])) for i, room in enumerate(rooms) if room == 0}
+    n_positions = positions_of(lm.config)
+    rooms = [max_new_tokens] * len(prompts)
+    if n_positions is not None:
+        rooms = [max(0, min(max_new_tokens, n_positions - len(prompt))) for prompt in prompts]
+    found: dict[int, Answer] = {}
+    for i, prompt in enumerate(prompts):
+        if rooms[i] == 0:
+            why = f"the prompt's {len(prompt)} tokens leave the model no position to answer in"
+            log.warning("not asked: %s", why)
+            found[i] = Answer("", 0, ended=False, not_asked=why)
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = Progress("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generating(lm, ends=ends, pad_id=pad_id):
@@ -109,28 +117,14 @@ def answers(
     return [found[i] for i in range(len(prompts))]
 
 
-def room_of(prompt: Sequence[int], n_positions: int | None, max_new_tokens: int) -> int:
-    """Give how many tokens may follow a prompt; 0 where it leaves the model no position."""
-    if n_positions is None:
-        return max_new_tokens
-    return max(0, min(max_new_tokens, n_positions - len(prompt)))
-
-
 def positions_of(config: Any) -> int | None:
-    """Give how many positions a model has; null where its configuration does not say."""
+    """Return how many positions a model has; null where its configuration does not say."""
     n: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return n
 
 
-def unasked(n_tokens: int) -> Answer:
-    """Answer a question that leaves the model no position with nothing, and say so."""
-    hindrance = f"the prompt's {n_tokens} tokens leave the model no position to answer in"
-    log.warning("not asked: %s", hindrance)
-    return Answer("", 0, ended=False, hindrance=hindrance)
-
-
 def end_ids(config: Any, end_id: int, pad_id: int) -> frozenset[int]:
-    """Give all tokens that end an answer: of the turn, of a text, and the model's own."""
+    """Return all tokens that end an answer: of the turn, of a text, and the model's own."""
     own = getattr(config, "eos_token_id", None)
     own = [] if own is None else [own] if isinstance(own, int) else own
     return frozenset({end_id, pad_id, *own})
@@ -152,7 +146,7 @@ def finished(
 
 
 def halved(n_rows: int, error: RuntimeError) -> int:
-    """Give half of a batch that did not fit into memory.
+    """Return half of a batch that did not fit into memory.
 
     Raises:
         EvaluationError: it was a single prompt.
@@ -194,7 +188,7 @@ def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Ite
 
 
 def pad_left(prompts: Sequence[list[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give ids and attention mask, both [B, longest], prompts flush right."""
+    """Return ids and attention mask, both [B, longest], prompts flush right."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), pad_id, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -213,7 +207,7 @@ def _continued(
     decoding: Decoding,
     seed: int,
 ) -> list[list[int]]:
-    """Give the ids that follow each prompt, at most its room; padded where others go on."""
+    """Return the ids that follow each prompt, at most its room; padded where others go on."""
     config = lm.generation_config
     ids, mask = pad_left(prompts, pad_id=config.pad_token_id)
     processors = LogitsProcessorList()
@@ -245,10 +239,12 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
             self.warpers.append(TopKLogitsWarper(decoding.top_k))
         if decoding.top_p < 1:
             self.warpers.append(TopPLogitsWarper(decoding.top_p))
-        self.generators = [random.Random(seed_text(prompt, seed)) for prompt in prompts]
+        # Seeded by what a question says, so that no other question changes its draws.
+        texts = (f"{seed}:{','.join(map(str, prompt))}" for prompt in prompts)
+        self.generators = [random.Random(text) for text in texts]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Give scores [B, V] of which all but the drawn token's are minus infinity."""
+        """Return scores [B, V] of which all but the drawn token's are minus infinity."""
         warped = scores.float()
         for warper in self.warpers:
             warped = warper(input_ids, warped)
@@ -257,11 +253,6 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
         places = torch.tensor(uniform, dtype=sums.dtype, device=sums.device) * sums[:, -1:]
         chosen = torch.searchsorted(sums, places, right=True).clamp_(max=sums.shape[1] - 1)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
-
-
-def seed_text(prompt: Sequence[int], seed: int) -> str:
-    """Name the draws of a question by what it says, so that no other question changes them."""
-    return f"{seed}:{','.join(map(str, prompt))}"
 
 
 class Endings(StoppingCriteria):  # type: ignore[misc]
@@ -281,7 +272,7 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """Give one flag a row, [B]."""
+        """Return one flag a row, [B]."""
         n_written = input_ids.shape[1] - self.start
         rows = input_ids[:, self.start :].tolist() if self.stops else []
         for i, room in enumerate(self.rooms):
@@ -290,8 +281,8 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
         return torch.tensor(self.done, device=input_ids.device)
 
     def _stops(self, row: list[int]) -> bool:
-        return self._found(row[-self.n_tail :]) and self._found(row)
+        return self._has_stop(row[-self.n_tail :]) and self._has_stop(row)
 
-    def _found(self, ids: list[int]) -> bool:
+    def _has_stop(self, ids: list[int]) -> bool:
         text = self.engine.decode(ids)
         return any(stop in text for stop in self.stops)

@@ -1,6 +1,7 @@
-"""How likely a model finds given continuations of given prompts: exact, never sampled.
+"""Losses of held-out documents, and how likely a model finds given texts: exact, never sampled.
 
-Multiple-choice questions are answered by it: nothing is generated.
+Multiple-choice questions are answered by it: nothing is generated. Shapes: D documents, N rows,
+B rows of a batch, L tokens, T targets, C targets of a chunk, V vocabulary.
 """
 
 import logging
@@ -9,24 +10,94 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from expertflow.evaluate.ask import Held, Pair
+from expertflow.core.records import Record
 from expertflow.evaluate.generate import Answer, halved, positions_of
-from expertflow.evaluate.losses import document_losses
+from expertflow.evaluate.questions import EvalExample, Pair
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train.model.packed import causal_lm
+from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.model.loss import chunk_rows, targets_of
+from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 
 log = logging.getLogger(__name__)
 
 
+class DocumentLosses(Record, frozen=True):
+    """Summed loss in nats, and number of targets, of each document in the order of the rows.
+
+    A document that was cut over several rows counts once for each.
+    """
+
+    nats_D: NDArray[np.float64]
+    n_targets_D: NDArray[np.int64]
+
+
+@torch.inference_mode()
+def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> DocumentLosses:
+    """Take the loss of every document in ``rows``.
+
+    The sums agree with ``held_out_loss``, and the losses with those of documents one by one. Only
+    some rows of logits exist at a time.
+    """
+    lm = causal_lm(model)
+    training = model.training
+    model.eval()
+    collator = Collator(rows)
+    buffers = Buffers(micro_batch_size, rows.length)
+    n_documents = len(rows.seq_lengths.values)
+    nats_D, n_targets_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
+    # Of the rows that hold targets, those of like length together.
+    order = np.argsort(-collator.n_tokens_N, kind="stable")
+    order = order[collator.n_targets_N[order] > 0]
+    for start in range(0, len(order), micro_batch_size):
+        batch = collator.batch(order[start : start + micro_batch_size], buffers)
+        positions_T, targets_T = targets_of(batch.labels_BL, batch.n_target_tokens)
+        nats_T = _target_nats(lm, batch, positions_T, targets_T)
+        owners_T = _owners(rows, batch)[positions_T.numpy() + 1]
+        np.add.at(nats_D, owners_T, nats_T)
+        np.add.at(n_targets_D, owners_T, 1)
+    model.train(training)
+    return DocumentLosses(nats_D, n_targets_D)
+
+
+def _target_nats(
+    lm: Any, batch: Batch, positions_T: torch.Tensor, targets_T: torch.Tensor
+) -> NDArray[np.float64]:
+    """Return the loss of every target of a batch, in nats."""
+    head_VH = head_weight(lm)
+    device = head_VH.device
+    hidden_TH = hidden_states(lm, batch).flatten(0, 1).index_select(0, positions_T.to(device))
+    targets_T1 = targets_T.to(device)[:, None]
+    chunk, nats = chunk_rows(head_VH), []
+    for start in range(0, len(targets_T1), chunk):
+        part = slice(start, start + chunk)
+        logits_CV = torch.nn.functional.linear(hidden_TH[part].to(head_VH.dtype), head_VH).float()
+        said_C = logits_CV.gather(1, targets_T1[part])[:, 0]
+        nats.append(logits_CV.logsumexp(1) - said_C)
+    result: NDArray[np.float64] = torch.cat(nats).cpu().numpy().astype(np.float64)
+    return result
+
+
+def _owners(rows: PackedRows, batch: Batch) -> NDArray[np.int64]:
+    """Return for each position of a batch, laid end to end, its document; -1 for padding."""
+    owners = np.full(batch.input_ids_BL.shape, -1, np.int64)
+    for i, row in enumerate(batch.rows):
+        first, last = rows.seq_lengths.offsets[row : row + 2]
+        lengths = rows.seq_lengths.values[first:last]
+        owners[i, : lengths.sum()] = np.repeat(np.arange(first, last), lengths)
+    return owners.reshape(-1)
+
+
 def log_likelihoods(
     model: Any,
-    pairs: Sequence[tuple[list[int], list[int]]],
+    pairs: Sequence[Pair],
     *,
     pad_id: int,
     batch_size: int,
 ) -> list[tuple[float, int]]:
-    """Give ln p of each continuation after its prompt, and its number of tokens.
+    """Return ln p of each continuation after its prompt, and its number of tokens.
 
     Each pair is a row of its own in which the continuation is what is learned, so this is the loss
     of training with its sign turned. Prompts hold one token at least. What the model has no
@@ -50,9 +121,7 @@ def log_likelihoods(
     return found
 
 
-def _sums(
-    model: Any, pairs: list[tuple[list[int], list[int]]], pad_id: int, batch_size: int
-) -> list[tuple[float, int]]:
+def _sums(model: Any, pairs: list[Pair], pad_id: int, batch_size: int) -> list[tuple[float, int]]:
     if not pairs:
         return []
     rows = _rows(pairs, pad_id)
@@ -66,7 +135,7 @@ def _sums(
     return [(-nats, n) for nats, n in zip(losses.nats_D.tolist(), counts, strict=True)]
 
 
-def _rows(pairs: Sequence[tuple[list[int], list[int]]], pad_id: int) -> PackedRows:
+def _rows(pairs: Sequence[Pair], pad_id: int) -> PackedRows:
     lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
     ids = np.full((len(pairs), max(lengths)), pad_id, np.int32)
     for row, (prompt, continuation) in zip(ids, pairs, strict=True):
@@ -79,19 +148,19 @@ def _rows(pairs: Sequence[tuple[list[int], list[int]]], pad_id: int) -> PackedRo
 
 
 def choose_options(
-    model: Any, asked: Sequence[Held], *, pad_id: int, batch_size: int
+    model: Any, asked: Sequence[EvalExample], *, pad_id: int, batch_size: int
 ) -> list[Answer]:
-    """Give for each question the option with the highest likelihood a token, as an answer.
+    """Return for each question the option with the highest likelihood a token, as an answer.
 
     The mean over its tokens and the end of the turn, so that neither a short option nor the
     beginning of another one has an advantage; the first of equals. Where the model has no position
-    for one of the options, nothing is chosen and ``hindrance`` says so.
+    for one of the options, nothing is chosen and ``not_asked`` says so.
     """
-    pairs = [pair for held in asked for pair in held.options.values()]
+    pairs = [pair for one in asked for pair in one.options.values()]
     found = iter(log_likelihoods(model, pairs, pad_id=pad_id, batch_size=batch_size))
     return [
-        _chosen(held.options, [nats / n for nats, n in (next(found) for _ in held.options)])
-        for held in asked
+        _chosen(one.options, [nats / n for nats, n in (next(found) for _ in one.options)])
+        for one in asked
     ]
 
 
@@ -101,5 +170,5 @@ def _chosen(options: dict[str, Pair], means: list[float]) -> Answer:
         why = (
             f"the {longest} tokens of the prompt with an option are more than the model's positions"
         )
-        return Answer("", 0, ended=True, hindrance=why)
+        return Answer("", 0, ended=True, not_asked=why)
     return Answer(list(options)[int(np.argmax(means))], 0, ended=True)

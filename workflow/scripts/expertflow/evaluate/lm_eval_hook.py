@@ -43,8 +43,8 @@ class Figure(NamedTuple):
 Figures = dict[tuple[str, str], Figure]
 
 
-def hindrance() -> str | None:
-    """Say why no task can be run; null if they can."""
+def unavailable_reason() -> str | None:
+    """Return why no task can be run; null if they can."""
     if importlib.util.find_spec("lm_eval") is None:
         return "lm_eval is not installed; see envs/requirements-lm-eval.lock"
     return None

@@ -17,18 +17,6 @@ Task = Literal[
     "exact_match",
     "multiple_choice",
 ]
-# What each task may read from a record.
-TASK_FIELDS: dict[str, frozenset[str]] = {
-    "held_out_loss": frozenset(),
-    "sql_execution": frozenset({"database"}),
-    "json_schema": frozenset({"schema"}),
-    "cypher": frozenset({"schema"}),
-    "typescript": frozenset({"prefix"}),
-    "typescript_tests": frozenset({"prefix", "tests"}),
-    "multiple_choice": frozenset({"choices", "answer"}),
-    "final_answer": frozenset(),
-    "exact_match": frozenset(),
-}
 Change = Literal["better", "worse", "no measurable change"]
 
 

@@ -26,6 +26,7 @@ CHUNK = 8_000_000
 Z_95 = 1.959963984540054
 # If so few pairs differ and all in one direction, a sign test still gives it 2 x 0.5^5 = 0.06.
 MIN_DIFFERING = 6
+NO_EXAMPLES = "no held-out examples to score"
 
 
 def paired_change(
@@ -63,7 +64,7 @@ def paired_change(
 
 
 def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
-    """Give the 95 % bootstrap interval of sum over count, by documents; null for fewer than two.
+    """Return the 95 % bootstrap interval of sum over count, by documents; null for fewer than two.
 
     >>> mean_interval([2.0], [1], seed=0) is None
     True
@@ -82,7 +83,7 @@ def _word(low: float, high: float, higher_is_better: bool) -> Change:
 
 
 def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float]:
-    """Resample pairs of a sum and a count; give the percentiles of the sum of one by the other's.
+    """Resample pairs of a sum and a count; return the percentiles of the sum of one by the other's.
 
     Equal pairs are drawn together, so that a metric of right and wrong takes a few numbers a
     resample, however many questions there are.
@@ -132,8 +133,10 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def summarise(metric: str, verdicts: Sequence[Verdict]) -> TaskScore:
-    """Count verdicts; without examples there is no value, and the score says why."""
+def summarise(
+    metric: str, verdicts: Sequence[Verdict], *, empty_reason: str = NO_EXAMPLES
+) -> TaskScore:
+    """Count verdicts; without any there is no value, and the score says why."""
     n, n_correct = len(verdicts), sum(verdict.correct for verdict in verdicts)
     counts = Counter(verdict.kind for verdict in verdicts)
     return TaskScore(
@@ -143,5 +146,5 @@ def summarise(metric: str, verdicts: Sequence[Verdict]) -> TaskScore:
         value_fraction=n_correct / n if n else None,
         ci95=wilson_interval(n_correct, n) if n else None,
         n_by_kind=dict(sorted(counts.items())),
-        reason=None if n else "no held-out examples to score",
+        reason=None if n else empty_reason,
     )

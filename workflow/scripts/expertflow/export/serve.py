@@ -16,7 +16,7 @@ from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, question_of
-from expertflow.evaluate.ask import cut_at, without_thoughts
+from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.export.merge_files import end_ids, read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize

@@ -1,4 +1,4 @@
-"""Read a graph's schema from the texts that data sets and Neo4j's tools write it in.
+"""Read a graph's schema from the texts that data sets write it in, and hold names against it.
 
 Known forms: sections of ``- **Label**`` with ``- `property`: TYPE`` lines; sections of
 ``Label {property: TYPE}`` lines (also under "Relevant node labels …"); ``(:A)-[:R]->(:B)`` and
@@ -8,11 +8,16 @@ the JSON of ``apoc.meta.schema``.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from msgspec import Struct, field
+
+from expertflow.evaluate.cypher.paths import Entity, Path, find_paths
+from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator, nesting
+from expertflow.evaluate.records import Verdict, wrong_verdict
 
 # The properties of a label or type; nothing where the text names none, which proves nothing.
 Properties = dict[str, set[str] | None]
@@ -50,24 +55,20 @@ def read_schema(text: str) -> GraphSchema | None:
     if len(text) > MAX_CHARS:
         return None
     schema = _from_json(text) if text.lstrip().startswith("{") else None
-    schema = schema or _from_lines(text)
+    if schema is None:
+        reader = _Lines()
+        for line in text.split("\n"):
+            for part in line.split(";") if line.lstrip().startswith("(:") else [line]:
+                reader.take(part)
+        schema = reader.schema
     return schema if schema.nodes else None
-
-
-def _from_lines(text: str) -> GraphSchema:
-    schema = GraphSchema()
-    reader = _Lines(schema)
-    for line in text.split("\n"):
-        for part in line.split(";") if line.lstrip().startswith("(:") else [line]:
-            reader.take(part)
-    return schema
 
 
 class _Lines:
     """Goes through a schema's lines and knows in which section and below which label it is."""
 
-    def __init__(self, schema: GraphSchema) -> None:
-        self._schema = schema
+    def __init__(self) -> None:
+        self.schema = GraphSchema()
         self._section: Properties | None = None
         self._owner: str | None = None
 
@@ -75,20 +76,19 @@ class _Lines:
         if (pattern := _PATTERN.match(line)) is not None:
             self._join(pattern[1], pattern[2], pattern[4])
             if pattern[3] is not None:
-                _add(self._schema.types, pattern[2], _keys("{" + pattern[3] + "}"))
+                _add(self.schema.types, pattern[2], _keys("{" + pattern[3] + "}"))
         elif (triple := _TRIPLE.match(line)) is not None:
             self._join(triple[1], triple[2], triple[3])
         elif (node := _NODE.match(line)) is not None:
-            _add(self._schema.nodes, node[1], _keys(node[2]))
+            _add(self.schema.nodes, node[1], _keys(node[2]))
         elif line.rstrip().endswith(":"):
-            self._section, self._owner = self._titled(line), None
+            self._section = self._owner = None
+            if _NODES_TITLE.search(line):
+                self._section = self.schema.nodes
+            elif _TYPES_TITLE.search(line):
+                self._section = self.schema.types
         elif self._section is not None:
             self._take_entry(self._section, line)
-
-    def _titled(self, line: str) -> Properties | None:
-        if _NODES_TITLE.search(line):
-            return self._schema.nodes
-        return self._schema.types if _TYPES_TITLE.search(line) else None
 
     def _take_entry(self, section: Properties, line: str) -> None:
         if (bold := _BOLD.match(line)) is not None:
@@ -101,14 +101,13 @@ class _Lines:
 
     def _join(self, start: str, kind: str, end: str) -> None:
         # A label without properties has no entry of its own in some texts.
-        _add(self._schema.nodes, start, None)
-        _add(self._schema.nodes, end, None)
-        _add(self._schema.types, kind, None)
-        self._schema.ends.add((_name(start), _name(kind), _name(end)))
+        _add(self.schema.nodes, start, None)
+        _add(self.schema.nodes, end, None)
+        _add(self.schema.types, kind, None)
+        self.schema.ends.add((_name(start), _name(kind), _name(end)))
 
 
 def _from_json(text: str) -> GraphSchema | None:
-    """Read the JSON of ``apoc.meta.schema``."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
@@ -153,3 +152,118 @@ def _add(properties: Properties, name: str, keys: set[str] | None) -> None:
     known = properties.setdefault(_name(name), None)
     if keys is not None:
         properties[_name(name)] = (known or set()) | keys
+
+
+def find_name_fault(tokens: Sequence[Token], schema: GraphSchema) -> Verdict | None:
+    """Return the first name of a query that the schema does not have.
+
+    Labels come first, then types, then properties, then directions. What the text of a schema does
+    not tell is not judged: properties of a label listed without any, those of maps and of variables
+    that WITH, UNWIND or a list makes, names of plug-ins.
+    """
+    return next(_Names(tokens, schema).faults(), None)
+
+
+class _Names:
+    def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:
+        self._tokens, self._schema = tokens, schema
+        self._paths = find_paths(tokens)
+        self._rebound = _rebound(tokens)
+        self._nodes = self._bind(node for path in self._paths for node in path.nodes)
+        relationships = self._bind(r for path in self._paths for r in path.relationships)
+        self._sides = ((self._nodes, schema.nodes), (relationships, schema.types))
+
+    def faults(self) -> Iterator[Verdict]:
+        nodes, types = self._schema.nodes, self._schema.types
+        for path in self._paths:
+            for name in (name for node in path.nodes for name in node.names):
+                # `(r:R)` may be a condition on a relationship.
+                if name not in nodes and not (name in types and not path.relationships):
+                    yield wrong_verdict("unknown_label", f":{name}")
+        for path in self._paths:
+            for name in (name for r in path.relationships for name in r.names):
+                if types and name not in types:
+                    yield wrong_verdict("unknown_relationship", f":{name}")
+        yield from self._of_properties()
+        for path in self._paths:
+            yield from self._of_directions(path)
+
+    def _bind(self, entities: Iterable[Entity]) -> dict[str, set[str] | None]:
+        """Collect each variable's names; nothing where they are not sure."""
+        names: dict[str, set[str] | None] = {}
+        for entity in entities:
+            if entity.variable is None:
+                continue
+            known = names.setdefault(entity.variable, set())
+            sure = entity.plain and entity.variable not in self._rebound and known is not None
+            names[entity.variable] = (known or set()) | set(entity.names) if sure else None
+        return names
+
+    def _of_properties(self) -> Iterator[Verdict]:
+        for path in self._paths:
+            both = (path.nodes, path.relationships)
+            for entities, (bound, known) in zip(both, self._sides, strict=True):
+                for entity in entities:
+                    yield from self._of_keys(entity, _names_of(entity, bound), known)
+        for index, token in enumerate(self._tokens):
+            key = at(self._tokens, index + 2)
+            is_property = is_operator(at(self._tokens, index + 1), ".") and key.kind == "name"
+            if token.kind in VARIABLES and is_property:
+                for bound, known in self._sides:
+                    if (names := bound.get(token.text)) is not None:
+                        yield from _unless_known(key.text, names, known)
+
+    def _of_keys(
+        self, entity: Entity, names: set[str] | None, known: Properties
+    ) -> Iterator[Verdict]:
+        if entity.keys is None or names is None:
+            return
+        level = 0
+        for index in range(*entity.keys):
+            token = self._tokens[index]
+            level += nesting(token)
+            is_key = token.kind == "name" and is_operator(at(self._tokens, index - 1), "{", ",")
+            if level == 1 and is_key:
+                yield from _unless_known(token.text, names, known)
+
+    def _of_directions(self, path: Path) -> Iterator[Verdict]:
+        known = self._schema.ends
+        hops = zip(path.nodes, path.relationships, path.nodes[1:], strict=False)
+        for left, relationship, right in hops:
+            if not relationship.direction or relationship.has_length or not relationship.plain:
+                continue
+            ends = (left, right) if relationship.direction == ">" else (right, left)
+            starts, stops = (_names_of(node, self._nodes) or set() for node in ends)
+            triples = sorted(product(starts, relationship.names, stops))
+            if any(triple in known for triple in triples):
+                continue
+            for start, kind, end in triples:
+                if (end, kind, start) in known:
+                    detail = f"it is (:{end})-[:{kind}]->(:{start})"
+                    yield wrong_verdict("wrong_direction", detail)
+
+
+def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | None:
+    if entity.variable is not None:
+        return bound.get(entity.variable)
+    return set(entity.names) if entity.plain else None
+
+
+def _rebound(tokens: Sequence[Token]) -> set[str]:
+    """Find the variables that get another meaning: by AS, or as the element of a list."""
+    found = set()
+    for index, token in enumerate(tokens):
+        before, after = at(tokens, index - 1), at(tokens, index + 1)
+        is_element = after == Token("keyword", "IN") and is_operator(before, "[", "(", ",")
+        if token.kind in VARIABLES and (before == Token("keyword", "AS") or is_element):
+            found.add(token.text)
+    return found
+
+
+def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator[Verdict]:
+    """Yield a fault where none of the names, or of all if there are none, has the property."""
+    owners = names or set(properties)
+    known = [properties.get(name) for name in owners]
+    if known and all(keys is not None and key not in keys for keys in known):
+        where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
+        yield wrong_verdict("unknown_property", f"{key} (of {where})"[:200])

@@ -6,19 +6,21 @@ HTTP carries a key to this machine only.
 """
 
 import asyncio
+import ipaddress
 import json
 import logging
+import os
 import ssl
 import time
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.evaluate.judge.address import checked_address, is_this_machine, read_key, shown
 from expertflow.evaluate.records import JudgeSpec
 
 LOG = logging.getLogger(__name__)
@@ -53,10 +55,9 @@ class Reply(Record, frozen=True, kw_only=True):
 
 
 class JudgeError(Exception):
-    """A request came to nothing."""
+    """A request came to nothing; ``is_final`` says that every other one will fail as well."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
-        """Keep the reason; ``is_final`` says that every other request will fail as well."""
         super().__init__(reason)
         self.is_final = is_final
 
@@ -76,6 +77,14 @@ class _Refused(Exception):
     """The endpoint answered HTTP 400 and may want another style."""
 
 
+def shown(endpoint: str) -> str:
+    """Return an address as it may be recorded: without user, query and fragment."""
+    address = endpoint.partition("?")[0].partition("#")[0]
+    scheme, found, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+
+
 class JudgeClient:
     """One endpoint, model and key, for the tasks of one event loop."""
 
@@ -86,9 +95,9 @@ class JudgeClient:
             ConfigError: the address is unusable, or the key is missing or would travel in clear.
         """
         self._spec, self._patience, self._deadline = spec, patience, deadline
-        address = checked_address(spec.endpoint)
-        key = read_key(spec.api_key_env)
-        if key and address.scheme == "http" and not is_this_machine(address):
+        address = _checked_address(spec.endpoint)
+        key = _read_key(spec.api_key_env)
+        if key and address.scheme == "http" and not _is_this_machine(address):
             raise ConfigError(
                 f"evaluation.judge.endpoint {shown(spec.endpoint)}: a key must not travel over "
                 "plain http; use https, or no api_key_env"
@@ -110,7 +119,6 @@ class JudgeClient:
         self._style: Style | None = None  # of the first request that was answered
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
     async def ask(self, messages: Sequence[dict[str, str]]) -> Reply:
@@ -248,3 +256,44 @@ def _seconds(retry_after: str | None) -> float | None:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
+
+
+def _checked_address(endpoint: str) -> SplitResult:
+    """Split an address of scheme, host and path; an error never repeats what may hold a secret."""
+    try:
+        address = urlsplit(endpoint)
+        port = address.port
+    except ValueError:
+        address, port = urlsplit(""), 0
+    if address.scheme not in ("http", "https") or not address.hostname or port == 0:
+        raise ConfigError("evaluation.judge.endpoint is no address; write https://host/v1")
+    if "@" in address.netloc or address.query or address.fragment:
+        # Not repeated: it may hold a secret.
+        raise ConfigError(
+            "evaluation.judge.endpoint holds a user, query or fragment; "
+            "give scheme, host and path, and the key by api_key_env"
+        )
+    if any(ord(char) <= 32 or ord(char) > 126 for char in endpoint):
+        raise ConfigError("evaluation.judge.endpoint holds a blank or no ASCII; write it encoded")
+    return address
+
+
+def _read_key(name: str | None) -> str | None:
+    """Read the key from the environment variable of that name; an error never repeats it."""
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {name} is not set; it should hold the key")
+    if any(ord(char) <= 32 or ord(char) > 126 for char in key):
+        raise ConfigError(f"the environment variable {name} holds what no key can; set it again")
+    return key
+
+
+def _is_this_machine(address: SplitResult) -> bool:
+    if address.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.hostname or "").is_loopback
+    except ValueError:
+        return False

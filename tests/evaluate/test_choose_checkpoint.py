@@ -1,0 +1,124 @@
+"""Which of the kept checkpoints is published, and why."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made_up_documents import spec
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.choose_checkpoint import (
+    MIN_QUESTIONS,
+    as_trained,
+    check_there,
+    chosen,
+    in_order,
+    n_to_report,
+    no_choice,
+)
+from expertflow.evaluate.records import Published, TaskScore, Verdict
+from expertflow.evaluate.statistics import summarise
+from expertflow.train.records import Candidate
+
+
+def training(*losses: float | None, published: int) -> Any:
+    """Give a training that kept steps 10, 20, … with these held-out losses."""
+    candidates = tuple(
+        Candidate(
+            step=step, held_out_loss=loss, weights_sha256=f"w{step}",
+            path="." if step == published else f"steps/step-{step:08d}",
+        )
+        for step, loss in zip(range(10, 99, 10), losses, strict=False)
+    )  # fmt: skip
+    return SimpleNamespace(candidates=candidates, published_step=published)
+
+
+def score(n_correct: int, n: int = 40) -> TaskScore:
+    return summarise("accuracy", [Verdict(correct=i < n_correct, kind="") for i in range(n)])
+
+
+def choice(run: Any, *n_correct: int) -> Published:
+    scored = dict(zip((c.step for c in run.candidates), map(score, n_correct), strict=True))
+    return chosen(run, [(c, scored[c.step]) for c in in_order(run)], 40)
+
+
+def test_the_best_score_wins_over_the_lowest_loss() -> None:
+    found = choice(training(0.9, 0.5, 0.7, published=20), 10, 20, 30)
+    assert (found.step, found.path, found.weights_sha256) == (30, "steps/step-00000030", "w30")
+    assert [c.step for c in found.candidates] == [10, 20, 30]
+    assert [c.published for c in found.candidates] == [False, False, True]
+    assert found.n_questions == 40
+    assert found.reason == (
+        "step 30 has the best accuracy of 3 kept checkpoints, 30 of 40 questions of the choice"
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [((0.9, 0.5, 0.7), 20), ((0.9, None, 0.7), 30), ((None, None, None), 30), ((1, 0.5, 0.5), 30)],
+)
+def test_equal_scores_go_by_loss_and_then_by_step(
+    losses: tuple[float | None, ...], step: int
+) -> None:
+    found = choice(training(*losses, published=10), 7, 7, 7)
+    assert found.step == step
+    assert "which 2 others have too; the lowest held-out loss decides" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "losses", "n_questions", "unavailable", "why"),
+    [
+        ({}, (0.1, 0.2), MIN_QUESTIONS, None, None),
+        ({}, (0.1, 0.2), MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
+        ({}, (0.1,), 40, None, "training kept no other"),
+        ({"n_selection_examples": 0}, (0.1, 0.2), 0, None, "n_selection_examples is 0"),
+        ({"task": "held_out_loss"}, (0.1, 0.2), 0, None, "has no metric"),
+        ({}, (0.1, 0.2), 0, "Node is missing", "cannot be scored here: Node is missing"),
+    ],
+)
+def test_there_may_be_nothing_to_choose(
+    changes: dict[str, Any],
+    losses: tuple[float, ...],
+    n_questions: int,
+    unavailable: str | None,
+    why: str | None,
+) -> None:
+    settings = spec(**{"n_selection_examples": 100, **changes})
+    run = training(*losses, published=10)
+    found = no_choice(settings, run, n_questions, unavailable)
+    if why is None:
+        assert found is None
+        return
+    assert found is not None and why in found
+    published = as_trained(run, found)
+    assert (published.step, published.path, published.candidates) == (10, ".", ())
+    assert published.reason == f"the weights that training published: {found}"
+
+
+def test_weights_that_training_chose_by_loss_are_told_so() -> None:
+    run = training(0.1, 0.2, published=10)
+    found = as_trained(run, "no metric", by_loss=True).reason
+    assert "by the lowest held-out loss, so the reported loss is too good" in found
+
+
+@pytest.mark.parametrize(
+    ("n", "n_selection", "n_reported"),
+    [
+        (300, 100, 200), (500, 100, 200), (250, 100, 167), (210, 0, 200), (90, 100, 60),
+        (45, 100, 25), (40, 100, 20), (39, 100, 39), (45, 5, 40), (0, 100, 0),
+    ],
+)  # fmt: skip
+def test_too_few_questions_are_shared(n: int, n_selection: int, n_reported: int) -> None:
+    settings = spec(max_examples=200, n_selection_examples=n_selection)
+    assert n_to_report(n, settings) == n_reported
+
+
+def test_weights_that_are_missing_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    run = training(0.1, 0.2, published=20)
+    for name, file in ((".", "config.json"), ("steps/step-00000010", "adapter_config.json")):
+        with pytest.raises(EvaluationError, match="are missing; run train_expert again"):
+            check_there(run, tmp_path)
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).write_text("{}")
+    check_there(run, tmp_path)

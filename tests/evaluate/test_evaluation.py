@@ -1,0 +1,380 @@
+"""The whole of an evaluation, with models that are made of words."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_documents import Letters, document, packed_split, shard, spec, write_documents
+from msgspec import Struct
+from msgspec.structs import replace
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.records import from_json, to_json
+from expertflow.data.layout import chatml_layout
+from expertflow.evaluate import comparisons, evaluation, evaluator, statistics
+from expertflow.evaluate.comparisons import Comparison
+from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
+from expertflow.evaluate.evaluator import ModelEvaluator, Models
+from expertflow.evaluate.generate import Answer
+from expertflow.evaluate.likelihood import DocumentLosses
+from expertflow.evaluate.questions import EvalExample
+from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Verdict
+from expertflow.evaluate.tasks.text import ExactMatch
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.train.records import Candidate
+
+N_HELD_OUT, N_TRAINING = 60, 40
+END = "\x02"
+
+
+class Parrot(Struct):
+    """A model that answers the first questions rightly: as many of ten as its skill says."""
+
+    name: str
+    skill: int
+
+    def answer(self, prompt: str) -> str:
+        question = prompt.split("user\n")[1].split(END)[0]
+        return question.upper() if int(question.removeprefix("q")) % 10 < self.skill else "dunno"
+
+    def loss(self) -> float:
+        return 3.0 - 0.2 * self.skill
+
+
+def speak(model: Parrot, prompts: list[list[int]], **how: Any) -> list[Answer]:
+    texts = [model.answer("".join(map(chr, prompt))) for prompt in prompts]
+    return [Answer(text, len(text), ended=text != "dunno") for text in texts]
+
+
+def document_losses(model: Parrot, rows: Any, *, micro_batch_size: int) -> DocumentLosses:
+    counts = np.arange(1, N_HELD_OUT + 1)
+    return DocumentLosses(counts * model.loss(), counts)
+
+
+def likelihoods(model: Parrot, pairs: list[Any], **_: Any) -> list[tuple[float, int]]:
+    """The later the number of a question, the less its reference is expected."""
+    numbers = [int("".join(chr(i) for i in prompt if chr(i).isdigit())) for prompt, _ in pairs]
+    return [(-model.loss() * (1 + number), 2) for number in numbers]
+
+
+class Shelf:
+    """Loads models, and notes which."""
+
+    def __init__(self, skills: dict[str, int]) -> None:
+        self.skills = skills
+        self.loaded: list[str] = []
+
+    def __call__(self, folder: Path | None) -> Parrot:
+        name = "base" if folder is None else folder.name
+        self.loaded.append(name)
+        return Parrot(name, self.skills[name])
+
+
+@pytest.fixture(autouse=True)
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator.generate, "answers", speak)
+    monkeypatch.setattr(evaluator, "document_losses", document_losses)
+    monkeypatch.setattr(evaluator, "log_likelihoods", likelihoods)
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
+    # These models are no cycles, and collecting takes a second beside all that torch holds.
+    monkeypatch.setattr(evaluator.gc, "collect", lambda: None)
+    monkeypatch.setattr(evaluation, "Engine", lambda _: Letters())
+    monkeypatch.setattr(evaluation, "read_rows", lambda _: None)
+
+
+def training(*steps: int, published: int, packing_sha256: str) -> Any:
+    candidates = tuple(
+        Candidate(
+            step=step, held_out_loss=None if step == 10 else 1.0, weights_sha256=f"w{step}",
+            path="." if step == published else f"steps/step-{step:08d}",
+        )
+        for step in steps
+    )  # fmt: skip
+    return SimpleNamespace(
+        candidates=candidates, published_step=published, packing_sha256=packing_sha256
+    )
+
+
+def made(
+    folder: Path, load: Any, *, steps: tuple[int, ...] = (10, 20), **changes: Any
+) -> EvalInputs:
+    documents = [document(i, f"q{i:03d}") for i in range(N_HELD_OUT)]
+    answers = [document(200 + i, f"q{200 + i}", held_out=False) for i in range(N_TRAINING)]
+    keep = write_documents(folder, [*documents, *answers])
+    rows = folder / "rows" / "held_out" / ROWS_FILE
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.write_bytes(b"rows")
+    packing: Any = SimpleNamespace(
+        train=packed_split(N_TRAINING, "t"), held_out=packed_split(N_HELD_OUT, sha256_file(rows)),
+        n_dropped_by_reason={}, n_dropped_held_out=0,
+    )  # fmt: skip
+    sha256 = sha256_json(["t", packing.held_out.sha256])
+    run = training(*steps, published=steps[-1], packing_sha256=sha256)
+    for candidate in run.candidates:
+        place = folder / "checkpoint" / candidate.path
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "config.json").write_text("{}")
+    plan: Any = SimpleNamespace(
+        expert="e",
+        method="full",
+        lora=None,
+        precision="fp32",
+        batch_size=1,
+        load_best_model_at_end=False,
+    )
+    settings = {"max_examples": 30, "n_selection_examples": 30, "max_new_tokens": 9, **changes}
+    return EvalInputs(
+        spec=spec(**settings), shards=[shard(folder, N_HELD_OUT + N_TRAINING)], keep=keep,
+        packing=packing, training=run, rows=folder / "rows", tokenizer=folder,
+        layout=chatml_layout(), checkpoint=folder / "checkpoint", load=load, plan=plan,
+        state=folder / "state", answers_path=folder / "answers.jsonl",
+    )  # fmt: skip
+
+
+def test_an_evaluation_from_questions_to_record(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 2, "checkpoint": 5, "step-00000010": 8})
+    record = evaluate_expert(made(tmp_path, shelf))
+    # The one that training published was asked second, so the winner is loaded once more.
+    assert shelf.loaded == ["base", "step-00000010", "checkpoint", "step-00000010"]
+    assert (record.published.step, record.published.path) == (10, "steps/step-00000010")
+    assert [c.held_out_loss for c in record.published.candidates] == pytest.approx([1.4, 2.0])
+    before, after = record.before.score, record.after.score
+    assert before is not None and after is not None
+    assert before.n_examples == after.n_examples == 30 == record.published.n_questions
+    assert after.n_correct > before.n_correct
+    assert record.before.held_out_loss == pytest.approx(2.6)
+    assert record.after.n_documents == N_HELD_OUT
+    assert {change.quantity: change.change for change in record.changes} == {
+        "exact_match": "better", "held_out_loss": "better",
+    }  # fmt: skip
+    assert record.changes[0].difference == pytest.approx((after.n_correct - before.n_correct) / 30)
+    assert record.after.n_cut_off == 30 - after.n_correct
+    assert record.baselines
+    for baseline in record.baselines:
+        assert baseline.description.endswith(f"; from {N_TRAINING} training documents")
+        assert baseline.change is not None and baseline.score.n_examples == 30
+        assert baseline.change.difference == pytest.approx(
+            (after.n_correct - baseline.score.n_correct) / 30
+        )
+    assert record.unavailable.keys() == {"earlier", "judge", "lm_eval"}
+    # It is read back as it was written.
+    text = json.loads(json.dumps(to_json(record)))
+    assert from_json(EvaluationRecord, text) == record
+
+
+def test_the_winner_that_is_loaded_is_not_loaded_again(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 2, "checkpoint": 8, "step-00000010": 5})
+    record = evaluate_expert(made(tmp_path, shelf))
+    assert shelf.loaded == ["base", "step-00000010", "checkpoint"]
+    assert record.published.path == "."
+
+
+def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 4, "checkpoint": 3})
+    case = made(tmp_path, shelf, steps=(20,), max_examples=60)
+    record = evaluate_expert(case)
+    spoilt = [one.kind_before == "correct" for one in record.worst]
+    assert len(record.worst) == 10 and spoilt == [True] * 6 + [False] * 4
+    for part in (record.worst[:6], record.worst[6:]):
+        losses = [one.reference_loss for one in part]
+        assert losses == sorted(losses, key=lambda loss: -(loss or 0)) and None not in losses
+    assert all(one.kind_after != "correct" for one in record.worst)
+    lines = [json.loads(line) for line in case.answers_path.open()]
+    assert len(lines) == 60
+    assert {"before", "after_kind", "after_detail", "after_reference_loss"} <= lines[0].keys()
+    told = {line["document_id"]: line["after_reference_loss"] for line in lines}
+    assert record.worst[0].reference_loss == told[record.worst[0].document_id]
+
+
+def test_twice_the_same_gives_the_same_record(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 2, "checkpoint": 5, "step-00000010": 8})
+    case = made(tmp_path, shelf)
+    both = [evaluate_expert(case) for _ in range(2)]
+    timeless = [
+        replace(
+            record, wall_s=0.0, before=replace(record.before, generation_s=0.0),
+            after=replace(record.after, generation_s=0.0),
+        )
+        for record in both
+    ]  # fmt: skip
+    assert timeless[0] == timeless[1]
+    # The same weights are no earlier run of the expert.
+    assert timeless[1].earlier is None
+
+
+def test_a_step_backwards_is_told_by_the_next_evaluation(tmp_path: Path) -> None:
+    first = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
+    evaluate_expert(first)
+    worse = made(tmp_path, Shelf({"base": 2, "checkpoint": 3}), steps=(30,))
+    record = evaluate_expert(worse)
+    assert record.earlier is not None and record.earlier.change is not None
+    assert record.earlier.weights_sha256 == "w20"
+    assert record.earlier.n_shared_questions == 30
+    assert record.earlier.change.change == "worse"
+
+
+def test_where_a_task_cannot_be_scored_nothing_is_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is to be generated")
+
+    monkeypatch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
+    monkeypatch.setattr(evaluator.generate, "answers", refuse)
+    record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9})))
+    assert record.after.score is not None
+    assert (record.after.score.value_fraction, record.after.score.n_examples) == (None, 0)
+    assert record.after.score.reason == "Node is missing"
+    assert record.published.path == "." and "Node is missing" in record.published.reason
+    assert record.unavailable["baselines"] == "Node is missing"
+    assert [change.quantity for change in record.changes] == ["held_out_loss"]
+    assert (tmp_path / "answers.jsonl").read_text() == ""
+
+
+def test_a_training_document_that_cannot_be_judged_costs_the_baselines_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise EvaluationError("document s/200: the reference is no query")
+
+    monkeypatch.setattr(comparisons, "make_baselines", broken)
+    record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,)))
+    assert record.baselines == () and record.after.score is not None
+    assert "document s/200" in record.unavailable["baselines"]
+
+
+def test_a_reference_that_cannot_be_judged_costs_its_question_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf({"base": 2, "checkpoint": 9})
+    judged = evaluator.score
+    started_with: list[int] = []
+
+    def score(task: Any, *, examples: Any, **rest: Any) -> Any:
+        started_with.append(len(shelf.loaded))
+        if any(one.document_id in ("s/7", "s/8") for one in examples):
+            raise EvaluationError("document s/7: no number")
+        return judged(task, examples=examples, **rest)
+
+    monkeypatch.setattr(evaluator, "score", score)
+    record = evaluate_expert(made(tmp_path, shelf, steps=(20,), max_examples=60))
+    assert started_with[0] == 0, "a model was loaded before references were judged"
+    assert record.after.score is not None and record.after.score.n_examples == 58
+    assert record.n_unusable_references == 2
+    assert "no number" in record.unavailable["n_unusable_references"]
+
+
+def test_few_questions_are_shared_where_there_is_a_choice(tmp_path: Path) -> None:
+    skills = {"base": 2, "checkpoint": 9, "step-00000010": 3}
+    record = evaluate_expert(made(tmp_path, Shelf(skills), max_examples=60))
+    assert record.after.score is not None
+    assert (record.after.score.n_examples, record.published.n_questions) == (40, 20)
+
+
+def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
+    asks = evaluation._evaluator(made(tmp_path, Shelf({"base": 2}), task="held_out_loss"))
+    split: Any = SimpleNamespace(packing=SimpleNamespace(held_out=packed_split(1, "h")))
+    found = evaluation._outcome(split, asks, None, [])
+    assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
+    assert found.side.n_documents == 1
+    (change,) = Comparison(asks, [], found, found).changes()
+    assert (change.n, change.change) == (1, "no measurable change")
+
+
+def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(comparisons, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
+    settings = JudgeSpec(
+        endpoint="http://127.0.0.1", model="m", api_key_env=None, criterion="", n_examples=3,
+        max_tokens=1, timeout_s=1.0, usd_per_million_input_tokens=None,
+        usd_per_million_output_tokens=None,
+    )  # fmt: skip
+    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,), judge=settings)
+    evaluate_expert(case)
+    assert len(seen) == 30
+    assert all(pair.after == pair.reference and pair.before == "dunno" for pair in seen)
+
+
+def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
+    shelf = Shelf({"base": 2, "checkpoint": 9})
+    record = evaluate_expert(made(tmp_path, shelf, task="held_out_loss"))
+    assert shelf.loaded == ["base", "checkpoint"]
+    assert record.before.score is None and record.samples == record.worst == ()
+    assert "before.score" in record.unavailable and "after.generation_s" in record.unavailable
+    assert record.changes[0].change == "better"
+
+
+def test_one_model_is_held_at_a_time() -> None:
+    alive: list[str] = []
+
+    class Heavy(Parrot):
+        def __del__(self) -> None:
+            alive.remove(self.name)
+
+    def load(folder: Path | None) -> Heavy:
+        name = str(folder)
+        assert not alive, "the model before it is still there"
+        alive.append(name)
+        return Heavy(name, 0)
+
+    models = Models(load, Path("checkpoint"))
+    for place in (None, None, ".", "steps/step-1", ".", "."):
+        models.get(place)
+    assert models.n_loaded == 4
+    models.release()
+    assert not alive
+
+
+FIELDS = {"choices": "options", "answer": "right"}
+
+
+def questions(n: int) -> list[EvalExample]:
+    fields = {"options": ["a", "b"], "right": "a"}
+    return [
+        EvalExample(Example(document_id=f"s/{i}", prompt="q", reference="a", fields=fields), [1])
+        for i in range(n)
+    ]
+
+
+def asker(task: str, fields: dict[str, str]) -> ModelEvaluator:
+    anything: Any = SimpleNamespace(get=lambda _: None, engine=None, end_id=1, pad_id=0)
+    return ModelEvaluator(
+        models=anything, spec=spec(task=task, fields=fields), codec=anything,
+        held_out=anything, micro_batch_size=1, metric=task, unavailable_reason=None,
+    )  # fmt: skip
+
+
+ANSWERS = [
+    Answer("a", 1, ended=True),
+    Answer("a", 1, ended=False),
+    Answer("", 0, ended=False, not_asked="no position"),
+]
+
+
+def test_a_question_that_was_not_asked_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator.generate, "answers", lambda *_, **__: ANSWERS)
+    said = asker("exact_match", {}).answers(None, questions(3))
+    assert (said.n_cut_off, said.n_tokens) == (1, 2)
+    assert [verdict.kind for verdict in said.verdicts] == ["correct", "correct", "not_asked"]
+
+
+def test_a_choice_that_was_not_asked_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: ANSWERS)
+    said = asker("multiple_choice", FIELDS).answers(None, questions(3))
+    assert (said.n_cut_off, said.n_tokens) == (None, None)
+    assert said.verdicts[2] == Verdict(correct=False, kind="not_asked", detail="no position")
+
+
+def test_the_worst_whose_loss_is_unknown_come_last() -> None:
+    wrong = Verdict(correct=False, kind="different")
+    outcome: Any = SimpleNamespace(
+        texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[math.inf, 1.0, math.nan, 2.0]
+    )
+    found = Comparison(asker("exact_match", {}), questions(4), outcome, outcome).worst()
+    assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]
+    assert [one.reference_loss for one in found] == [2.0, 1.0, None, None]

@@ -1,0 +1,202 @@
+"""JSON against its schema and its reference; hostile JSON is only ever wrong."""
+
+import json
+import re
+import socket
+import urllib.request
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.strict_json import MAX_DEPTH
+from expertflow.evaluate.tasks.json_schema import equal_json, parse_answer
+from expertflow.evaluate.tasks.json_schema import judge as judge_json
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer", "multipleOf": 0.5}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+)
+REFERENCE = '{"name": "Ada", "age": 36}'
+
+scalars = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=8,
+)
+
+
+def _kind(prediction: str, *, reference: str = REFERENCE, schema: str = SCHEMA) -> str:
+    verdict = judge_json(prediction, reference=reference, schema=schema)
+    assert verdict.correct == (verdict.kind == "correct")
+    return verdict.kind
+
+
+@pytest.mark.parametrize(
+    ("prediction", "kind"),
+    [
+        ('{"age": 36.0,\n "name": "Ada"}', "correct"),
+        ('Sure!\n```json\n{"name": "Ada", "age": 36}\n```', "correct"),
+        ('{"name": "Ada", "age": 37}', "valid_but_different"),
+        ('{"name": "Ada"}', "valid_but_different"),
+        ('{"name": 1, "age": 36}', "invalid"),
+        ('{"name": "Ada", "age": 36, "x": 1}', "invalid"),
+        ("[]", "invalid"),
+        ("", "did_not_parse"),
+        ("{'name': 'Ada'}", "did_not_parse"),
+        ('{"name": "Ada"} and more', "did_not_parse"),
+    ],
+)
+def test_kinds(prediction: str, kind: str) -> None:
+    assert _kind(prediction) == kind
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "NaN",
+        "[-Infinity]",
+        "1e999",
+        '{"name": "Ada", "name": "Ada", "age": 36}',
+        "-" + "9" * 400,
+        "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+        "[" + "1," * 500_000 + "1]",
+        '"\x01"',
+    ],
+)
+def test_hostile_json_does_not_parse(prediction: str) -> None:
+    assert _kind(prediction) == "did_not_parse"
+
+
+def test_hostile_json_that_parses_is_judged() -> None:
+    assert _kind('{"name": "\\ud800", "age": 36}') == "valid_but_different"
+    assert _kind('{"name": "\ud800", "age": 36}') == "valid_but_different"
+    assert _kind('{"name": "Ada", "age": ' + "9" * 300 + "}") == "valid_but_different"
+    recursive = '{"type": "array", "items": {"$ref": "#"}}'
+    deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert _kind(deepest, reference="[]", schema=recursive) == "valid_but_different"
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("no JSON", "line 1, column 1"),
+        ("[]", "an object, true or false"),
+        ('{"type": "nothing"}', "is not valid"),
+        ('{"$ref": "#/$defs/missing"}', "missing"),
+        ('{"$ref": "#"}', "refers to itself without end"),
+        ('{"type": "object", "patternProperties": {"(": {}}}', "missing )"),
+        ('{"x": {"type": "nothing"}, "$ref": "#/x"}', "there is no type 'nothing'"),
+        ('{"x": {"properties": 3}, "$ref": "#/x"}', "judges nothing"),
+        ('{"$schema": ["a list"]}', "judges nothing"),
+        ('{"type": "array"}', "refuses the reference: $: "),
+    ],
+)
+def test_a_schema_that_cannot_judge_its_reference_is_an_error(schema: str, why: str) -> None:
+    with pytest.raises(EvaluationError, match=re.escape(why)):
+        judge_json(REFERENCE, reference=REFERENCE, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("draft", "schema", "good", "bad"),
+    [
+        ("draft-04", {"maximum": 5, "exclusiveMaximum": True}, 4, 5),
+        ("draft-07", {"items": [{"type": "integer"}], "additionalItems": False}, [1], ["a"]),
+    ],
+)
+def test_a_schema_is_read_by_its_own_draft(draft: str, schema: Any, good: Any, bad: Any) -> None:
+    written = json.dumps({"$schema": f"http://json-schema.org/{draft}/schema#", **schema})
+    reference = json.dumps(good)
+    assert _kind(reference, reference=reference, schema=written) == "correct"
+    assert _kind(json.dumps(bad), reference=reference, schema=written) == "invalid"
+
+
+def test_a_schema_may_refer_to_a_draft_of_json_schema() -> None:
+    schema = '{"$ref": "http://json-schema.org/draft-07/schema#"}'
+    assert _kind('{"type": 3}', reference='{"type": "null"}', schema=schema) == "invalid"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"w": {"pattern": r"^\p{L}+$"}}},
+        {
+            "patternProperties": {r"^\p{Lu}": {"type": "integer"}, r"^\p{Ll}": {"maxLength": 9}},
+            "additionalProperties": False,
+        },
+    ],
+)
+def test_patterns_may_name_classes_of_unicode(schema: Any) -> None:
+    written, reference = json.dumps(schema), '{"w": "Ä"}'
+    assert _kind(reference, reference=reference, schema=written) == "correct"
+    wrong = '{"w": "1"}' if "properties" in schema else '{"_w": "Ä"}'
+    assert _kind(wrong, reference=reference, schema=written) == "invalid"
+
+
+def test_a_pattern_that_only_the_prediction_meets_is_its_loss() -> None:
+    schema = '{"properties": {"b": {"pattern": "("}}}'
+    assert _kind('{"b": "x"}', reference="{}", schema=schema) == "schema_error"
+    assert _kind("{}", reference="{}", schema=schema) == "correct"
+
+
+def test_no_schema_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        opened.append(arguments)
+        raise OSError("refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    remote = '{"$ref": "https://example.org/person.json"}'
+    with pytest.raises(EvaluationError, match="judges nothing"):
+        _kind(REFERENCE, schema=remote)
+    # Here the reference is judged without the reference to a remote schema, the prediction is not.
+    branch = '{"if": {"type": "array"}, "then": {"$ref": "file:///etc/hostname"}}'
+    assert _kind("[]", schema=branch) == "schema_error"
+    assert _kind(REFERENCE, schema=branch) == "correct"
+    assert opened == []
+
+
+def test_a_reference_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(EvaluationError, match="reference is not JSON"):
+        judge_json("{}", reference="{", schema="true")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (True, 1, False),
+        ([0], [False], False),
+        (1, 1.0, True),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ([1, 2], [2, 1], False),
+        ([1], [1, 1], False),
+        (None, False, False),
+        ({}, [], False),
+    ],
+)
+def test_equality_is_that_of_json(left: Any, right: Any, equal: bool) -> None:
+    assert equal_json(left, right) == equal
+
+
+@settings(max_examples=60)
+@given(values, values)
+def test_any_value_equals_itself_through_text(left: Any, right: Any) -> None:
+    assert equal_json(parse_answer(json.dumps(left)), left)
+    same = json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+    assert equal_json(left, right) or not same
+    assert _kind(json.dumps(left), reference=json.dumps(left), schema="true") == "correct"
+
+
+@settings(max_examples=60)
+@given(st.text())
+def test_any_text_gets_a_verdict(text: str) -> None:
+    assert _kind(text) in {"did_not_parse", "invalid", "valid_but_different", "correct"}

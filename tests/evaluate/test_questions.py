@@ -1,0 +1,247 @@
+"""Which questions are asked, how they are cut out of documents, and whose references can serve."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+from made_up_documents import Letters, document, spec
+from msgspec.structs import replace
+
+from expertflow.core.errors import EvaluationError
+from expertflow.data.layout import chatml_layout
+from expertflow.data.records import Body
+from expertflow.data.render import Renderer
+from expertflow.evaluate.answer_text import cut_at, without_thoughts
+from expertflow.evaluate.leakage import seeded_key
+from expertflow.evaluate.questions import (
+    EvalExample,
+    choose_judgeable,
+    choose_questions,
+    examples,
+    unusable,
+)
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Verdict
+from expertflow.evaluate.tasks.registry import score
+from expertflow.tokens.ragged import Ragged, ragged
+from expertflow.tokens.tokenize import tokenize
+
+LAYOUT = chatml_layout()
+# What some families write before an answer by themselves, and training learns.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BRACKETS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}\n<|im_end|>{% endif %}{% endfor %}"
+)
+MANY = [document(i, f"question {i}") for i in range(30)]
+
+
+def asked(how: EvaluationSpec) -> tuple[list[str], list[str]]:
+    found = choose_questions(MANY, how, Letters(), LAYOUT)  # type: ignore[arg-type]
+    return ids(found.reported), ids(found.selection)
+
+
+def ids(held: list[EvalExample]) -> list[str]:
+    return [one.example.document_id for one in held]
+
+
+def test_an_answer_ends_before_the_first_stop_text() -> None:
+    assert cut_at("a;b\n\nc", ("\n\n", ";")) == "a"
+    assert cut_at("abc", ()) == "abc"
+
+
+def test_a_question_ends_where_training_starts_to_learn() -> None:
+    found = choose_questions([document(0, "q", "Q")], spec(), Letters(), LAYOUT)  # type: ignore[arg-type]
+    (held,) = found.reported
+    assert "".join(map(chr, held.prompt_ids)) == "\x01user\nq\x02\n\x01assistant\n"
+    given, follows = held.reference
+    assert given == held.prompt_ids and "".join(map(chr, follows)) == "Q\x02"
+    assert (held.example.prompt, held.example.reference) == ("q", "Q")
+
+
+def test_thoughts_are_no_part_of_the_reference() -> None:
+    thought = document(0, "q", "<think>hm</think>\nQ")
+    found = choose_questions([thought], spec(), Letters(), LAYOUT)  # type: ignore[arg-type]
+    assert found.reported[0].example.reference == "Q" == without_thoughts("<think>hm</think>\nQ")
+    assert "".join(map(chr, found.reported[0].reference[1])).startswith("<think>")
+
+
+class Merging(Letters):
+    """An engine in which a blank is one token with the letter behind it."""
+
+    def encode_flat(self, texts: list[str]) -> Ragged:
+        return ragged([self.encode(text) for text in texts])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for c in text:
+            if ids and ids[-1] == ord(" ") and c.isalpha():
+                ids[-1] = 1000 + ord(c)
+            else:
+                ids.append(ord(c))
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" {chr(i - 1000)}" if i > 1000 else chr(i) for i in ids)
+
+
+def choice(template: str, options: list[str], **changes: Any) -> tuple[EvalExample, Any]:
+    layout = replace(LAYOUT, chat_template=template, chat_template_origin="tokenizer")
+    one = replace(document(0, "q", options[0]), fields={"options": options})
+    how = spec(task="multiple_choice", fields={"choices": "options"}, **changes)
+    (held,) = choose_questions([one], how, Merging(), layout).reported  # type: ignore[arg-type]
+    return held, tokenize([Renderer(layout).render(one.body)], Merging())
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "follows", "learned"),
+    [
+        (THINKING, "assistant\n<think>\n\n</think>\n\n", ["D\x02", "ED\x02"],
+         "<think>\n\n</think>\n\nD\x02"),
+        (BRACKETS, " [/INST]", [" D\n\x02", " ED\n\x02"], " D\n\x02"),
+    ],
+    ids=["thinking", "brackets"],
+)  # fmt: skip
+def test_what_is_scored_is_what_training_learns(
+    template: str, given: str, follows: list[str], learned: str
+) -> None:
+    held, trained = choice(template, ["D", "ED"])
+    ids, (start, end) = trained.ids.tolist()[0], trained.spans.tolist()[0]
+    assert held.reference == (ids[:start], ids[start:end])
+    assert Merging().decode(held.reference[1]) == learned
+    assert held.reference[0] == held.prompt_ids
+    assert list(held.options) == ["D", "ED"]
+    for (before, option), wanted in zip(held.options.values(), follows, strict=True):
+        assert Merging().decode(before).endswith(given) and Merging().decode(option) == wanted
+    # The first option is the reference: both ways of cutting it give the ids of training.
+    assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
+
+
+def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -> None:
+    with pytest.raises(EvaluationError, match=r"decoding\.stop: .*'\\n\\n' itself") as error:
+        choice(THINKING, ["D", "E"], decoding=Decoding(stop=(";", "\n\n")))
+    assert "\n" not in str(error.value)
+    # What follows an answer, or stands in the question, may end it.
+    choice(BRACKETS, ["D", "E"], decoding=Decoding(stop=("\n", "[INST]")))
+
+
+def test_a_choice_needs_options() -> None:
+    with pytest.raises(EvaluationError, match=r"evaluation\.fields\.choices is missing"):
+        choose_questions(MANY, spec(task="multiple_choice"), Letters(), LAYOUT)  # type: ignore[arg-type]
+    how = spec(task="multiple_choice", fields={"choices": "options"})
+    with pytest.raises(EvaluationError, match=r"document s/\d+: options: .*options"):
+        choose_questions(MANY, how, Letters(), LAYOUT)  # type: ignore[arg-type]
+
+
+def test_questions_of_the_choice_are_others_and_change_nothing_reported() -> None:
+    alone, none = asked(spec(max_examples=7))
+    reported, selection = asked(spec(max_examples=7, n_selection_examples=9))
+    assert reported == alone and not none
+    assert len(selection) == 9 and not set(selection) & set(reported)
+    everything, rest = asked(spec(max_examples=28, n_selection_examples=9))
+    assert (len(everything), len(rest)) == (28, 2)
+
+
+def test_the_order_of_documents_does_not_matter_and_the_seed_does() -> None:
+    how = spec(max_examples=9)
+    turned = choose_questions(MANY[::-1], how, Letters(), LAYOUT)  # type: ignore[arg-type]
+    assert ids(turned.reported) == asked(how)[0]
+    assert asked(replace(how, seed=1))[0] != asked(how)[0]
+
+
+def test_what_asks_nothing_is_left_out() -> None:
+    plain = replace(MANY[0], body=Body(text="only a text"))
+    refusing = replace(LAYOUT, text_special_tokens="reject")
+    special = document(1, "<|im_end|>")
+    found = examples([plain, special, MANY[2]], refusing)
+    assert [example.document_id for example in found] == ["s/2"]
+
+
+class Judge:
+    """Takes no reference that says bad; counts how often it is started."""
+
+    n_starts = 0
+
+    def __call__(self, asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+        self.n_starts += 1
+        for example in asked:
+            if example.reference == "bad":
+                raise EvaluationError(f"document {example.document_id}: no number")
+        return [Verdict(correct=True, kind="correct") for _ in texts]
+
+
+def example(number: int, reference: str) -> Example:
+    return Example(document_id=f"d{number}", prompt="q", reference=reference, fields={})
+
+
+def test_good_references_are_judged_at_once() -> None:
+    judge = Judge()
+    assert unusable([example(i, "good") for i in range(100)], judge) == {}
+    assert judge.n_starts == 1
+    assert unusable([], judge) == {}
+
+
+def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
+    judge = Judge()
+    asked = [example(i, "bad" if i in (3, 4, 90) else "good") for i in range(100)]
+    assert unusable(asked, judge) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
+    assert judge.n_starts < 50
+
+
+def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
+    how = spec(max_examples=20, n_selection_examples=4)
+    documents = [document(i, f"q{i}", "" if i % 10 else "bad") for i in range(60)]
+    ordered = sorted(documents, key=seeded_key(how.seed))
+    expected = [one.document_id for one in ordered if one.row % 10][:24]
+    found = choose_judgeable(documents, how, LAYOUT, Judge())
+    assert [one.document_id for one in found.documents] == expected
+    last = [one.document_id for one in ordered].index(expected[-1])
+    assert found.n_unusable == last + 1 - 24 > 0
+    assert found.reason is not None and found.reason.endswith("no number")
+
+
+def test_two_of_a_handful_are_borne_but_not_all() -> None:
+    two = [document(i, f"q{i}", "bad" if i < 2 else "") for i in range(4)]
+    assert choose_judgeable(two, spec(), LAYOUT, Judge()).n_unusable == 2
+    with pytest.raises(EvaluationError, match="2 of 2 held-out references"):
+        choose_judgeable(two[:2], spec(), LAYOUT, Judge())
+
+
+@pytest.mark.parametrize(("n_bad", "raises"), [(8, False), (9, True), (40, True)])
+def test_many_are_a_fault_of_the_setting(n_bad: int, raises: bool) -> None:
+    how = spec(max_examples=99)
+    documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(40)]
+    if not raises:
+        assert choose_judgeable(documents, how, LAYOUT, Judge()).n_unusable == n_bad
+        return
+    with pytest.raises(EvaluationError, match=r"cannot be judged by evaluation\.task exact_match"):
+        choose_judgeable(documents, how, LAYOUT, Judge())
+
+
+def test_where_none_of_the_first_can_be_judged_no_more_are_tried() -> None:
+    judge = Judge()
+    documents = [document(i, f"q{i}", "bad") for i in range(500)]
+    with pytest.raises(EvaluationError, match="10 of 10 held-out references"):
+        choose_judgeable(documents, spec(max_examples=400), LAYOUT, judge)
+    assert judge.n_starts < 20
+
+
+def test_a_schema_that_refuses_its_own_reference_is_dropped_and_others_are_judged() -> None:
+    def judge(asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+        return score(
+            "json_schema", examples=asked, predictions=texts, fields={"schema": "s"}, artefacts={}
+        )
+
+    schemas = ['{"type": "object"}', '{"type": "array"}', '{"$ref": "#/missing"}', "true"]
+    asked = [
+        Example(document_id=f"d{i}", prompt="q", reference="{}", fields={"s": schema})
+        for i, schema in enumerate(schemas)
+    ]
+    found = unusable(asked, judge)
+    assert sorted(found) == [1, 2]
+    assert found[1].startswith("document d1: the schema refuses the reference: ")

@@ -1,0 +1,251 @@
+"""Ask one model after the other the same things: held-out documents, and the task's questions."""
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import field
+
+from expertflow.core.records import Record
+from expertflow.data.records import Layout
+from expertflow.evaluate import generate
+from expertflow.evaluate.likelihood import (
+    DocumentLosses,
+    choose_options,
+    document_losses,
+    log_likelihoods,
+)
+from expertflow.evaluate.questions import EvalExample
+from expertflow.evaluate.records import (
+    EvaluationSide,
+    EvaluationSpec,
+    Example,
+    TaskScore,
+    Verdict,
+    wrong_verdict,
+)
+from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarise
+from expertflow.evaluate.tasks.registry import score
+from expertflow.tokens.arrow import PackedRows
+from expertflow.tokens.engine import Engine
+
+log = logging.getLogger(__name__)
+# Beyond it exp() leaves the range of floats.
+LARGEST_LOSS = 700.0
+# Below the checkpoint's folder; null is the base model.
+Place = str | None
+
+
+class Models:
+    """The base model and the candidates; only the one that was asked for last is in memory.
+
+    ``load`` takes the folder of trained weights, or null for the base model. Callers must not keep
+    a reference to a model.
+    """
+
+    def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
+        self._load = load
+        self._checkpoint = checkpoint
+        self._loaded: tuple[Place, Any] | None = None
+        self.n_loaded = 0
+
+    def get(self, place: Place) -> Any:
+        """Return the model of a place; another one that is loaded is released first."""
+        if self._loaded is None or self._loaded[0] != place:
+            self.release()
+            log.info("loading %s", self.name(place))
+            self._loaded = place, self._load(None if place is None else self._checkpoint / place)
+            self.n_loaded += 1
+        return self._loaded[1]
+
+    def name(self, place: Place) -> str:
+        return "the base model" if place is None else str(self._checkpoint / place)
+
+    def release(self) -> None:
+        """Free the memory for the next model."""
+        if self._loaded is None:
+            return
+        self._loaded = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class PromptCodec(Record, frozen=True):
+    """What turns ids into text and ends an answer."""
+
+    engine: Engine
+    layout: Layout
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends an assistant's turn."""
+        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
+
+    @property
+    def pad_id(self) -> int:
+        """The token that pads prompts; it is masked."""
+        return self.engine.special_id(self.layout.text_end)
+
+
+class Generations(Record, frozen=True, kw_only=True):
+    """What a model answered. Options that are chosen by likelihood are no generated tokens.
+
+    ``n_cut_off`` leaves out what was not asked.
+    """
+
+    texts: list[str]
+    verdicts: list[Verdict]
+    duration_s: float | None
+    n_tokens: int | None
+    n_cut_off: int | None
+
+
+NO_GENERATIONS = Generations(texts=[], verdicts=[], duration_s=None, n_tokens=None, n_cut_off=None)
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """What one model did; ``reference_losses`` are nats a token on each question's reference."""
+
+    side: EvaluationSide
+    losses: DocumentLosses
+    texts: list[str]
+    verdicts: list[Verdict]
+    reference_losses: list[float]
+
+
+class ModelEvaluator(Record, frozen=True, kw_only=True):
+    """Asks models in turn; ``unavailable_reason`` says why answers cannot be scored here.
+
+    ``metric`` is null for a task that generates nothing.
+    """
+
+    models: Models
+    spec: EvaluationSpec
+    codec: PromptCodec
+    held_out: PackedRows
+    micro_batch_size: int
+    metric: str | None
+    unavailable_reason: str | None
+    _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
+
+    @property
+    def can_answer(self) -> bool:
+        return self.metric is not None and self.unavailable_reason is None
+
+    def losses(self, place: Place) -> DocumentLosses:
+        """Return the loss of each held-out document; measured once for each model."""
+        if place not in self._losses:
+            self._losses[place] = document_losses(
+                self.models.get(place), self.held_out, micro_batch_size=self.micro_batch_size
+            )
+        return self._losses[place]
+
+    def held_out_loss(self, place: Place) -> float:
+        """Return the mean loss in nats a target."""
+        losses = self.losses(place)
+        return float(losses.nats_D.sum() / losses.n_targets_D.sum())
+
+    def outcome(self, place: Place, asked: list[EvalExample]) -> Outcome:
+        """Ask one model everything."""
+        log.info("%s: %d questions", self.models.name(place), len(asked))
+        losses = self.losses(place)
+        asked = asked if self.can_answer else []
+        references = self._reference_losses(place, asked) if asked else []
+        found = self.answers(place, asked) if asked else NO_GENERATIONS
+        return Outcome(
+            side=self._side(place, found),
+            losses=losses,
+            texts=found.texts,
+            verdicts=found.verdicts,
+            reference_losses=references,
+        )
+
+    def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
+        """Let a model answer, and judge what it says; loading it is not timed."""
+        writes = self.spec.task != "multiple_choice"
+        model = self.models.get(place)
+        start = time.perf_counter()
+        found = (self._generate if writes else self._choose)(model, asked)
+        duration_s = time.perf_counter() - start
+        texts = [answer.text for answer in found]
+        verdicts = self.judge([one.example for one in asked], texts)
+        for i, answer in enumerate(found):
+            if answer.not_asked is not None:
+                verdicts[i] = wrong_verdict("not_asked", answer.not_asked)
+        cut_off = [not answer.ended for answer in found if answer.not_asked is None]
+        return Generations(
+            texts=texts,
+            verdicts=verdicts,
+            duration_s=duration_s,
+            n_tokens=sum(answer.n_tokens for answer in found) if writes else None,
+            n_cut_off=sum(cut_off) if writes else None,
+        )
+
+    def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+        """Judge one answer to each question."""
+        return score(
+            self.spec.task,
+            examples=examples,
+            predictions=texts,
+            fields=self.spec.fields,
+            artefacts={name: Path(path) for name, path in self.spec.artefacts.items()},
+        )
+
+    def _generate(self, model: Any, asked: Sequence[EvalExample]) -> list[generate.Answer]:
+        return generate.answers(
+            model,
+            [one.prompt_ids for one in asked],
+            engine=self.codec.engine,
+            end_id=self.codec.end_id,
+            pad_id=self.codec.pad_id,
+            decoding=self.spec.decoding,
+            max_new_tokens=self.spec.max_new_tokens,
+            batch_size=self.spec.batch_size,
+            seed=self.spec.seed,
+        )
+
+    def _choose(self, model: Any, asked: Sequence[EvalExample]) -> list[generate.Answer]:
+        return choose_options(
+            model, asked, pad_id=self.codec.pad_id, batch_size=self.spec.batch_size
+        )
+
+    def _reference_losses(self, place: Place, asked: Sequence[EvalExample]) -> list[float]:
+        found = log_likelihoods(
+            self.models.get(place),
+            [one.reference for one in asked],
+            pad_id=self.codec.pad_id,
+            batch_size=self.spec.batch_size,
+        )
+        return [-nats / n for nats, n in found]
+
+    def _side(self, place: Place, found: Generations) -> EvaluationSide:
+        losses, loss = self.losses(place), self.held_out_loss(place)
+        ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
+        return EvaluationSide(
+            held_out_loss=loss,
+            held_out_loss_ci95=ci95,
+            perplexity=_perplexity(loss),
+            perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
+            n_target_tokens=int(losses.n_targets_D.sum()),
+            n_documents=int((losses.n_targets_D > 0).sum()),
+            score=self._score(found),
+            generation_s=found.duration_s,
+            n_generated_tokens=found.n_tokens,
+            n_cut_off=found.n_cut_off,
+        )
+
+    def _score(self, found: Generations) -> TaskScore | None:
+        if self.metric is None:
+            return None
+        why = self.unavailable_reason or NO_EXAMPLES
+        return summarise(self.metric, found.verdicts, empty_reason=why)
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, LARGEST_LOSS))

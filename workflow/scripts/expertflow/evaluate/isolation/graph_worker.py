@@ -1,0 +1,166 @@
+"""Run untrusted Cypher on a small graph; started by ``tasks.graph`` as a process of its own.
+
+The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
+from a file of statements; after that nothing can be written, and no file can be opened, since the
+process may hold no further descriptor: the engine's LOAD CSV would read any file else. A budget of
+instructions, bytes, memory and processor time ends what runs too long.
+
+apsw is imported late: this module is imported for its path where the extra is missing.
+"""
+
+import importlib.util
+import json
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # started isolated, it does not find the project by itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
+from expertflow.evaluate.isolation.worker import Reply, allow_processor_time, serve, set_limit
+
+N_INSTRUCTIONS = 100_000_000
+RESULT_BYTES = 10_000_000
+MEMORY_BYTES = 1 << 30
+CPU_S = 20
+BUILD_CPU_S = 300
+_INSTRUCTIONS_PER_CHECK = 10_000
+# Codes of SQLite's authorizer: FUNCTION, READ, RECURSIVE, SAVEPOINT, SELECT.
+_FUNCTION = 31
+_ALLOWED = {_FUNCTION, 20, 33, 32, 21}
+_OK, _DENY = 0, 1
+
+
+class _Graph:
+    """A graph in memory that can be asked, but not changed."""
+
+    def __init__(self, script: Path) -> None:
+        import apsw
+
+        engine = importlib.util.find_spec("graphqlite")
+        if engine is None or engine.origin is None:
+            raise ValueError("graphqlite is not there; install it again")
+        self._n_left = 0
+        self._connection = apsw.Connection(":memory:")
+        self._connection.enable_load_extension(True)
+        self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
+        self._connection.enable_load_extension(False)
+        self._build(script.read_text(encoding="utf-8"))
+        self._connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+        self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, RESULT_BYTES)
+        self._connection.set_authorizer(_authorize)
+        self._connection.set_progress_handler(self._is_spent, _INSTRUCTIONS_PER_CHECK)
+
+    def _build(self, script: str) -> None:
+        import apsw
+
+        for number, line in enumerate(script.split("\n"), start=1):
+            statement = line.strip().rstrip(";")
+            if statement and not statement.startswith("//"):
+                try:
+                    self._run(statement)
+                except apsw.Error as error:
+                    raise ValueError(f"line {number}: {_message(error)}") from error
+
+    def _run(self, query: str) -> Any:
+        [[answer]] = self._connection.execute("SELECT cypher(?)", (query,))
+        return answer
+
+    def _is_spent(self) -> bool:
+        self._n_left -= _INSTRUCTIONS_PER_CHECK
+        return self._n_left < 0
+
+    def ask(self, query: str) -> tuple[str, Any]:
+        """Run one query and return ``rows`` with lists of cells, or a kind of failure and why."""
+        import apsw
+
+        if NO_TEXT.search(query):
+            return "not_executed", "holds a character that no text may hold"
+        self._n_left = N_INSTRUCTIONS
+        try:
+            text = self._run(query)
+        except (apsw.InterruptError, apsw.TooBigError, apsw.NoMemError, MemoryError) as error:
+            return "timed_out", type(error).__name__
+        except apsw.Error as error:
+            kind = "timed_out" if self._n_left < 0 else "not_executed"
+            return kind, _message(error)
+        except UnicodeError:  # half a character, made by an escape
+            return "not_executed", "its result is no text"
+        try:
+            # Pairs, since two columns may have one name.
+            rows = json.loads(text, object_pairs_hook=list) if text else []
+            if not isinstance(rows, list):
+                return "not_executed", "the engine gave no rows"
+            return "rows", [_cells(row) for row in rows]
+        except RecursionError:
+            return "not_executed", "its result is nested too deeply"
+        except ValueError:
+            return "not_executed", "the engine's result is no JSON"
+
+
+def _cells(row: Any) -> list[Any]:
+    """Give the values of a row; a result of one cell may come without its name."""
+    return [_value(value) for _, value in row] if _is_object(row) else [_value(row)]
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(pair, tuple) for pair in value)
+
+
+def _value(value: Any) -> Any:
+    """Make objects of pairs again."""
+    if isinstance(value, list) and value:
+        if _is_object(value):
+            return {key: _value(item) for key, item in value}
+        return [_value(item) for item in value]
+    return value
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    refused = action == _FUNCTION and second in REFUSED_FUNCTIONS
+    return _OK if action in _ALLOWED and not refused else _DENY
+
+
+def _message(error: Exception) -> str:
+    """Take what the engine says out of its JSON."""
+    text = str(error)
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"])
+    # What the engine quotes may hold half a character, which no report can.
+    return NO_TEXT.sub("?", one_line(text))
+
+
+def main() -> None:
+    """Build a graph at the first message, say so, and answer that one and what follows."""
+    script = Path(json.loads(sys.argv[2])["script"])
+    graph: _Graph | None = None
+
+    def answer(message: dict[str, str], reply: Reply) -> None:
+        nonlocal graph
+        if graph is None:
+            import apsw
+
+            allow_processor_time(BUILD_CPU_S)
+            try:
+                graph = _Graph(script)
+            except (apsw.Error, OSError, ValueError, MemoryError) as error:
+                reply("failed", str(error))
+                return
+            # The lowest free number: no descriptor from there on may be made.
+            free = os.dup(0)
+            os.close(free)
+            set_limit(resource.RLIMIT_NOFILE, free)
+            reply("ready", "")
+            allow_processor_time(CPU_S)
+        reply(*graph.ask(message["query"]))
+
+    serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What the workers on SQL and on graphs share; it imports the standard library alone."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+# Wider than a sum's rounding in another order (1e-15), narrower than a cent in a thousand dollars.
+RELATIVE_TOLERANCE = 1e-6
+# What is left of terms that cancel; relative to a true result of zero it would be infinite.
+ABSOLUTE_TOLERANCE = 1e-9
+# SQLite itself has the first; shells and some distributions build in the others.
+REFUSED_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a query came to: kind ``rows``, or the kind of failure."""
+
+    kind: str
+    detail: str = ""
+    n_columns: int = 0
+    rows: tuple[Row, ...] = ()
+
+
+def one_line(message: object) -> str:
+    return " ".join(str(message).split())[:200]
+
+
+def same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> bool:
+    """Compare rows, as a multiset unless ``ordered``, with tolerance for numbers that are no whole.
+
+    >>> same_rows([(0.1 + 0.2, "b"), (1, "a")], [(1.0, "a"), (0.3, "b")], ordered=False)
+    True
+    """
+    if len(left) != len(right):
+        return False
+    if not ordered:
+        rank = _ranks(chain(left, right))
+        left, right = sorted(left, key=rank), sorted(right, key=rank)
+    return all(
+        len(a) == len(b) and all(map(_same_cell, a, b)) for a, b in zip(left, right, strict=True)
+    )
+
+
+def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
+    """Assign every value of the rows a number, close ones alike, to sort rows past rounding.
+
+    Sorting by the values alone would not do: of (0.30000000000000004, 1) and (0.3, 2) the noise
+    in the first column would decide, and differently on the other side.
+    """
+    number, previous = 0, None
+    rank: dict[tuple[int, Any], int] = {}
+    for kind, value in sorted({_key(value) for row in rows for value in row}):
+        number += not _same_cell(previous, value)
+        rank[kind, value], previous = number, value
+
+    def sort_key(row: Row) -> tuple[Any, ...]:
+        keys = [_key(value) for value in row]
+        return [rank[key] for key in keys], keys
+
+    return sort_key
+
+
+def _key(value: Any) -> tuple[int, Any]:
+    if value is None:
+        return 0, None
+    return (1 if isinstance(value, int | float) else 2 if isinstance(value, str) else 3), value
+
+
+def _same_cell(left: Any, right: Any) -> bool:
+    if not (isinstance(left, int | float) and isinstance(right, int | float)):
+        return type(left) is type(right) and bool(left == right)
+    # Counts and keys are exact, however large; a sum of money may be whole on one side by luck.
+    if float(left).is_integer() and float(right).is_integer():
+        return left == right
+    return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)

@@ -1,0 +1,239 @@
+"""Run untrusted SQL; started by ``tasks.sql`` as a process of its own.
+
+A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
+but SELECT, extensions stay off, files cannot be written, and a budget of instructions, rows, bytes,
+memory and processor time ends what runs too long. Beside two modules of this folder only the
+standard library is imported: the process starts quickly and holds nothing worth reaching.
+"""
+
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":  # started isolated, it does not find the project by itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from expertflow.evaluate.isolation.rows import (
+    NO_TEXT,
+    REFUSED_FUNCTIONS,
+    Answer,
+    Row,
+    one_line,
+    same_rows,
+)
+from expertflow.evaluate.isolation.worker import Reply, allow_processor_time, serve
+
+_TOKEN = re.compile(
+    r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
+      | '[^']*' | "[^"]*" | `[^`]*` | \[[^\[\]]*\]
+      | (?P<word>[^\W\d]\w*)
+      | .""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMMANDS = """
+    ALTER ANALYZE ATTACH BEGIN COMMIT CREATE DELETE DETACH DROP END EXPLAIN INSERT PRAGMA REINDEX
+    RELEASE REPLACE ROLLBACK SAVEPOINT UPDATE VACUUM
+"""
+_OTHER_COMMANDS = frozenset(_COMMANDS.split())
+_BLANKS = " \t\r\n\f\ufeff"
+_ACTIONS = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+# What random functions return cannot be compared: a query would be right on one day only.
+_REFUSED_FUNCTIONS = REFUSED_FUNCTIONS | {"random", "randomblob"}
+_INSTRUCTIONS_PER_CHECK = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one query may use. SQLite runs some 1e8 instructions a second on a slow core."""
+
+    n_instructions: int = 500_000_000
+    n_rows: int = 10_000
+    n_query_chars: int = 100_000
+    # Functions of text take time that grows with its square, as one instruction.
+    cell_bytes: int = 1_000_000
+    result_bytes: int = 32_000_000
+    # SQLite's own heap; the process has as much again for rows and for Python.
+    heap_bytes: int = 256 << 20
+    memory_bytes: int = 1 << 30
+    cpu_s: int = 20
+    # Kept by the other side, against what no limit here sees: a disk that hangs, say.
+    wall_s: float = 60.0
+
+
+class Reader:
+    """Asks databases, and keeps the last one open: opening reads its whole schema.
+
+    Of thousands of tables that takes a thousand times as long as most queries. Nothing of a query
+    stays: it can make nothing, its statement is not cached, its budget is its own, and where one
+    was refused or ran out of something, the next has a connection of its own.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: tuple[Path, sqlite3.Connection] | None = None
+
+    def run(self, query: str, database: Path) -> Answer:
+        """Run one SELECT and return its rows; all else that a text can do ends in a kind."""
+        limits = self._limits
+        if len(query) > limits.n_query_chars:
+            detail = f"longer than {limits.n_query_chars} characters"
+            return Answer(kind="syntax_error", detail=detail)
+        query = clean_query(query)
+        if (refusal := _refuse(query)) is not None:
+            return refusal
+        denied: list[str] = []
+        is_harmless = False
+        try:
+            connection = self._connect(database)
+            _guard(connection, limits, denied)
+            with closing(connection.cursor()) as cursor:
+                answer = _fetch(cursor.execute(query), limits)
+            is_harmless = answer.kind == "rows"
+        except MemoryError:
+            answer = Answer(kind="timed_out", detail=f"more than {limits.heap_bytes >> 20} MiB")
+        except sqlite3.Error as error:
+            answer = _failure(error, denied)
+            # An unknown name, say: common, and of no consequence.
+            code = getattr(error, "sqlite_errorcode", None)
+            is_harmless = code == sqlite3.SQLITE_ERROR and not denied
+        if not is_harmless:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _connect(self, database: Path) -> sqlite3.Connection:
+        if self._open is None or self._open[0] != database:
+            self.close()
+            self._open = database, _connect(database, self._limits)
+        return self._open[1]
+
+
+def clean_query(query: str) -> str:
+    """Drop comments, blanks around the query, and semicolons at its end."""
+    parts = (" " if found["comment"] else found[0] for found in _TOKEN.finditer(query))
+    # SQLite passes over a byte order mark, so what follows one is the first word.
+    return "".join(parts).rstrip("; \t\r\n").lstrip(_BLANKS)
+
+
+def is_ordered(query: str) -> bool:
+    """Say whether the outermost SELECT has an ORDER BY; those in parentheses do not count."""
+    level, previous = 0, ""
+    for found in _TOKEN.finditer(query):
+        text = found[0].upper()
+        level += (text == "(") - (text == ")")
+        if level == 0 and (previous, text) == ("ORDER", "BY"):
+            return True
+        if not (text.isspace() or found["comment"]):
+            previous = text
+    return False
+
+
+def _refuse(query: str) -> Answer | None:
+    """Refuse what need not, or must not, reach SQLite."""
+    if not query:
+        return Answer(kind="empty")
+    if NO_TEXT.search(query):
+        return Answer(kind="syntax_error", detail="holds a character that no text may hold")
+    tokens = [found[0].upper() for found in _TOKEN.finditer(query)]
+    if ";" in tokens:
+        return Answer(kind="not_a_query", detail="several statements")
+    if tokens[0] in _OTHER_COMMANDS:
+        return Answer(kind="not_a_query", detail=f"{tokens[0]} is not allowed")
+    return None
+
+
+def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
+    """Open a database so that nothing but reading is left."""
+    uri = f"{database.as_uri()}?mode=ro&immutable=1"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
+    # Stored text need not be UTF-8, and two equal bytes should still compare as equal.
+    connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+    settings = ["temp_store = MEMORY", "trusted_schema = OFF", "query_only = ON"]
+    for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
+        connection.execute(f"PRAGMA {setting}").fetchall()
+    if hasattr(connection, "enable_load_extension"):  # some builds of Python leave it out
+        connection.enable_load_extension(False)
+    return connection
+
+
+def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) -> None:
+    """Give one query its budget and a guard; ``denied`` collects what it tried."""
+
+    def authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        is_refused_function = action == sqlite3.SQLITE_FUNCTION and second in _REFUSED_FUNCTIONS
+        if action in _ACTIONS and not is_refused_function:
+            return sqlite3.SQLITE_OK
+        denied.append(str(second or first or action))
+        return sqlite3.SQLITE_DENY
+
+    n_checks = iter(range(limits.n_instructions // _INSTRUCTIONS_PER_CHECK))
+    connection.set_authorizer(authorize)
+    connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
+
+
+def _fetch(cursor: sqlite3.Cursor, limits: Limits) -> Answer:
+    rows: list[Row] = []
+    n_bytes = 0
+    for row in cursor:
+        rows.append(row)
+        n_bytes += sum(map(sys.getsizeof, row))
+        if len(rows) > limits.n_rows:
+            return Answer(kind="too_many_rows", detail=f"more than {limits.n_rows} rows")
+        if n_bytes > limits.result_bytes:
+            return Answer(kind="too_many_rows", detail=f"more than {limits.result_bytes} bytes")
+    return Answer(kind="rows", n_columns=len(cursor.description or ()), rows=tuple(rows))
+
+
+def _failure(error: sqlite3.Error, denied: Sequence[str]) -> Answer:
+    code = getattr(error, "sqlite_errorcode", None)
+    if denied:
+        return Answer(kind="not_a_query", detail=f"{denied[0][:100]} is not allowed")
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return Answer(kind="timed_out", detail="ran out of instructions")
+    too_large = code == sqlite3.SQLITE_TOOBIG
+    return Answer(kind="too_many_rows" if too_large else "syntax_error", detail=one_line(error))
+
+
+def main() -> None:
+    """Judge pairs of queries until the other side hangs up."""
+    limits = Limits(**json.loads(sys.argv[2]))
+    reader = Reader(limits)
+
+    def answer(pair: dict[str, str], reply: Reply) -> None:
+        database = Path(pair["database"])
+        wanted = reader.run(pair["reference"], database)
+        reply(wanted.kind, wanted.detail)
+        if wanted.kind != "rows":
+            return
+        # What the reference took is not to be missing for a prediction that is as slow.
+        allow_processor_time(limits.cpu_s)
+        found = reader.run(pair["prediction"], database)
+        kind = found.kind
+        if kind == "rows":
+            ordered = is_ordered(clean_query(pair["reference"]))
+            same = same_rows(found.rows, wanted.rows, ordered=ordered)
+            kind = "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows"
+        reply(kind, found.detail)
+
+    serve(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A process of its own for work on untrusted text, fed message by message, killed if it stalls.
+
+``Worker`` is the caller's side. Its script is started by path and isolated (-I): neither the
+caller's script nor the libraries that it has loaded are imported again, and nothing of the
+environment's is at all. The script calls ``serve``, which sets limits and then answers messages
+until the pipe closes. Both need the standard library alone.
+"""
+
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# The environment may hold secrets; some builds of Python need to be told where their library is.
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+
+Reply = Callable[[str, Any], None]
+
+
+class Worker:
+    """The process, started when it is needed; ``wall_s`` is its time for each answer."""
+
+    def __init__(
+        self, script: Path, options: Mapping[str, Any], *, wall_s: float, quiet: bool = False
+    ) -> None:
+        """Take what the script reads as JSON in ``sys.argv[2]``; ``quiet`` drops its stderr."""
+        self._script = script
+        self._options = json.dumps(dict(options))
+        self._wall_s, self._stderr = wall_s, subprocess.DEVNULL if quiet else None
+        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """False before the first message, and once the process was ended."""
+        return self._running is not None
+
+    def send(self, message: Mapping[str, str | None]) -> None:
+        """Hand over a message; if the process is gone, ``receive`` says so."""
+        # ASCII with escapes, so that even half a surrogate pair arrives as it was sent.
+        with suppress(ConnectionError):
+            self._start()[1].send_bytes(json.dumps(dict(message)).encode("ascii"))
+
+    def receive(self, wall_s: float | None = None) -> tuple[str, Any]:
+        """Wait for one answer, ``(kind, detail)``; silence and death are ``timed_out``."""
+        process, pipe = self._start()
+        wall_s = self._wall_s if wall_s is None else wall_s
+        detail = f"no answer within {wall_s:g} s"
+        if pipe.poll(wall_s):
+            with suppress(EOFError, ConnectionError):
+                kind, found = json.loads(pipe.recv_bytes())
+                return kind, found
+            detail = f"its process ended with code {process.wait()}"
+        self.close()
+        return "timed_out", detail
+
+    def close(self) -> None:
+        """End the process; the next message starts another one."""
+        if self._running is not None:
+            process, pipe = self._running
+            self._running = None
+            pipe.close()
+            process.kill()
+            process.wait()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], "Connection[Any, Any]"]:
+        if self._running is None:
+            ours, theirs = Pipe()
+            descriptor = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(self._script.resolve()), str(descriptor), self._options],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            )
+            theirs.close()
+            self._running = process, ours
+        return self._running
+
+
+def set_limit(which: int, amount: int) -> None:
+    """Limit this process for good; only processor time can be allowed anew."""
+    _, hard = resource.getrlimit(which)
+    amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+    # macOS refuses a limit on address space; the other limits still hold there.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
+
+
+def allow_processor_time(cpu_s: int) -> None:
+    """Move the limit ahead from now; the system counts over a process's whole life."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    set_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_s)
+
+
+def serve(
+    answer: Callable[[dict[str, Any], Reply], None], *, memory_bytes: int, cpu_s: int
+) -> None:
+    """Answer messages within limits, by any number of replies, until the other side hangs up."""
+    set_limit(resource.RLIMIT_AS, memory_bytes)
+    for none_of in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+        set_limit(none_of, 0)
+    set_limit(resource.RLIMIT_NOFILE, 64)
+    # Ctrl-C reaches the whole process group; the other side decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+
+    def reply(kind: str, detail: Any) -> None:
+        pipe.send_bytes(json.dumps([kind, detail]).encode("ascii"))
+
+    with closing(pipe), suppress(EOFError, ConnectionError):
+        while True:
+            message = json.loads(pipe.recv_bytes())
+            allow_processor_time(cpu_s)
+            answer(message, reply)

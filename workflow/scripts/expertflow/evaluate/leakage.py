@@ -1,0 +1,193 @@
+"""Make sure that nothing is asked that was trained on, by counting afresh.
+
+Held-out documents are kept in memory; those of training pass by once, however many they are.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.files import sha256_file, sha256_json, sha256_text
+from expertflow.core.records import Record
+from expertflow.data.documents import Document, iter_kept, normalised
+from expertflow.data.records import Body, ShardRecord
+from expertflow.data.render import question_text
+from expertflow.data.shapes import frame_of, last_answer
+from expertflow.tokens.arrow import ROWS_FILE
+from expertflow.tokens.records import PackingRecord
+from expertflow.train.records import TrainingRecord
+
+# Of the training documents so many are kept, for answers without a model.
+N_TRAINING_EXAMPLES = 2_000
+
+
+class HeldOutSplit(Record, frozen=True, kw_only=True):
+    """The held-out documents, and a seeded sample of those that were trained on.
+
+    ``n_shared_questions`` held-out documents have a question that is trained on as well.
+    """
+
+    held_out: list[Document]
+    training: list[Document]
+    n_shared_questions: int
+
+
+def read_split(
+    expert: str, shards: list[ShardRecord], keep: Path, *, packing: PackingRecord, seed: int
+) -> HeldOutSplit:
+    """Read both sides of the split and compare them.
+
+    Raises:
+        EvaluationError: a held-out document is also in the training data, or the split is not the
+            one that the rows were packed from.
+    """
+    counted = {"held_out": 0, "train": 0}
+
+    def side(name: str) -> Iterator[Document]:
+        for document in iter_kept(shards, keep, held_out=name == "held_out"):
+            counted[name] += document.n_copies
+            yield document
+
+    known = HeldOutHashes()
+    held_out = list(side("held_out"))
+    for document in held_out:
+        known.add(document)
+    passing = (document for document in side("train") if known.saw(document))
+    training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=seeded_key(seed))
+    # What the template cannot write is missing in the rows.
+    dropped = packing.n_dropped_by_reason or packing.n_dropped_held_out
+    for name, split in (("held_out", packing.held_out), ("train", packing.train)):
+        n, n_packed = counted[name], split.n_documents
+        if n < n_packed or (not dropped and n > n_packed):
+            raise EvaluationError(
+                f"{expert}: the split has {n} documents for {name} and packing.json {n_packed}"
+                ", so the rows are of another split; run pack_sequences again"
+            )
+    if n_shared := sum(map(known.shares_text, held_out)):
+        raise EvaluationError(
+            f"{expert}: {n_shared} held-out documents are in the training data, whole or as the"
+            " start of a chat; see data.duplicate_fields and group of the sources, and prepare the"
+            " data again"
+        )
+    n_questions = sum(map(known.shares_question, held_out))
+    return HeldOutSplit(held_out=held_out, training=training, n_shared_questions=n_questions)
+
+
+def check_trained_rows(
+    expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
+) -> None:
+    """Make sure that the model was trained on the rows of this packing, and is measured on them.
+
+    Training compared the files of rows with these hashes, before its first step and after its last.
+
+    Raises:
+        EvaluationError: it was not.
+    """
+    splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
+    if training.packing_sha256 != splits:
+        raise EvaluationError(
+            f"{expert}: training.json tells of other rows than packing.json, so what was held out"
+            " may have been trained on; run train_expert again"
+        )
+    file = rows / "held_out" / ROWS_FILE
+    if not file.is_file() or sha256_file(file) != packing.held_out.sha256:
+        raise EvaluationError(
+            f"{file}: is missing or not what packing.json tells of; run pack_sequences again"
+        )
+
+
+def seeded_key(seed: int) -> Callable[[Document], str]:
+    """Return an order of documents that depends on what they say, and on nothing else."""
+    return lambda document: sha256_text(f"{seed}:{document.text_hash}")
+
+
+class HeldOutHashes(Struct):
+    """Hashes of held-out documents, and which of them training documents share.
+
+    ``text_hash`` goes by the fields that a source is told apart by; a document's whole content is
+    compared besides, and what each learned turn of a training chat answers, as a chat may go on
+    where a held-out one ends. Only where questions are equal can contents and answers be.
+    ``last_words`` are the ends of held-out questions: few others need to be put together.
+    """
+
+    texts: set[str] = field(default_factory=set)
+    questions: set[str] = field(default_factory=set)
+    last_words: set[str] = field(default_factory=set)
+    seen_texts: set[str] = field(default_factory=set)
+    seen_contents: set[str] = field(default_factory=set)
+    seen_questions: set[str] = field(default_factory=set)
+    seen_answers: set[str] = field(default_factory=set)
+
+    def add(self, document: Document) -> None:
+        self.texts.add(document.text_hash)
+        self.questions.add(_question(document.body))
+        if document.body.turns:
+            said = _said_before(document.body, last_answer(document.body))
+            self.last_words.update(map(normalised, said[-1:]))
+
+    def saw(self, document: Document) -> bool:
+        """Compare a training document; always true, so that it can stand in a pipeline."""
+        if document.text_hash in self.texts:
+            self.seen_texts.add(document.text_hash)
+        if (question := _question(document.body)) in self.questions:
+            self.seen_questions.add(question)
+            self.seen_contents.add(_content(document.body))
+        for question, answer in self._answered(document.body):
+            self.seen_questions.add(question)
+            self.seen_answers.add(answer)
+        return True
+
+    def _answered(self, body: Body) -> Iterator[tuple[str, str]]:
+        """Yield held-out questions that a chat answers in any learned turn, with the answers."""
+        last = ""
+        for i, turn in enumerate(body.turns):
+            if turn.learned and last in self.last_words:
+                question = _hash_of("\n".join(_said_before(body, i)))
+                if question in self.questions:
+                    yield question, _answer(question, body, i)
+            last = normalised(turn.content) or last
+
+    def shares_text(self, held_out: Document) -> bool:
+        if held_out.text_hash in self.seen_texts:
+            return True
+        if not self.shares_question(held_out):
+            return False
+        body = held_out.body
+        if _content(body) in self.seen_contents:
+            return True
+        # Or a chat was trained on that answers the same and goes on.
+        question = _question(body)
+        return body.text is None and _answer(question, body, last_answer(body)) in self.seen_answers
+
+    def shares_question(self, held_out: Document) -> bool:
+        return _question(held_out.body) in self.seen_questions
+
+
+def _question(body: Body) -> str:
+    return _hash_of(question_text(body))
+
+
+def _hash_of(text: str) -> str:
+    return sha256_text(normalised(text))
+
+
+def _said_before(body: Body, turn: int) -> list[str]:
+    """Return the texts that ``question_text`` joins, were this turn the last learned one."""
+    return [text for text in (one.content.strip() for one in body.turns[:turn]) if text]
+
+
+def _answer(question: str, body: Body, at: int) -> str:
+    """Hash a chat as far as the end of one turn, whatever was learned of it."""
+    roles = [
+        [turn.role, [[call.name, call.arguments] for call in turn.tool_calls]]
+        for turn in body.turns[: at + 1]
+    ]
+    return sha256_json([question, list(body.tools), roles, normalised(body.turns[at].content)])
+
+
+def _content(body: Body) -> str:
+    frame, texts = frame_of(body)
+    return sha256_json([frame.decode("utf-8"), [normalised(text) for text in texts]])

@@ -1,0 +1,113 @@
+"""What a scoring task is: its metric, what it reads, and how it judges a prediction.
+
+To add one: a subclass in a file of this folder, its name in ``records.Task``, and its object in
+``registry.TASKS``.
+"""
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.records import Record
+from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
+
+
+class Case(Record, frozen=True, kw_only=True):
+    """One example and what the model wrote, with the settings that are the same for all.
+
+    ``fields`` maps the task's arguments to record fields, so that any data set can serve a task
+    without being rewritten.
+    """
+
+    example: Example
+    prediction: str
+    fields: Mapping[str, str]
+    artefacts: Mapping[str, Path]
+
+    def value(self, name: str) -> Any:
+        """Read an argument from the example's record; null if the record does not have it.
+
+        Raises:
+            EvaluationError: the manifest does not name its field.
+        """
+        if name not in self.fields:
+            raise EvaluationError(
+                f"evaluation.fields.{name} is missing; name the record field that holds it"
+            )
+        return self.example.fields.get(self.fields[name])
+
+    def text(self, name: str) -> str:
+        """Read an argument that is text.
+
+        Raises:
+            EvaluationError: the manifest does not name its field, or the record has no such text.
+        """
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise EvaluationError(
+                f"field {self.fields[name]!r} (evaluation.fields.{name}) should hold text, "
+                f"found {value!r:.60}"
+            )
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Read a text; null where the manifest does not name its field."""
+        return self.text(name) if name in self.fields else None
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Add the document's name to an error about its record."""
+        try:
+            yield
+        except EvaluationError as error:
+            raise EvaluationError(f"document {self.example.document_id}: {error}") from error
+
+
+class ScoringTask:
+    """A task with a scorer; this class judges one case after the other in this process.
+
+    ``fields`` and ``artefacts`` are what it can read, ``required`` those that it cannot do without,
+    as ``fields.name`` or ``artefacts.name``; ``packages`` are distributions whose versions can
+    change a verdict.
+    """
+
+    name: Task
+    metric: str
+    fields: frozenset[str] = frozenset()
+    artefacts: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def metric_of(self, spec: EvaluationSpec) -> str:
+        return self.metric
+
+    def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
+        """Return why nothing can be scored here, before anything is generated; null if it can."""
+        return None
+
+    def tools(self, spec: EvaluationSpec) -> dict[str, str]:
+        """Return the versions of what scores; call it only where nothing is unavailable."""
+        versions = {package: metadata.version(package) for package in self.packages}
+        return {"python": platform.python_version(), **versions}
+
+    def score(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Judge predictions, in order; call ``unavailable_reason`` first.
+
+        Scoring references as if they were predictions checks a data set: all are correct, or an
+        error names the document.
+
+        Raises:
+            EvaluationError: an argument, an artefact or a reference is missing or unusable.
+        """
+        verdicts = []
+        for case in cases:
+            with case.located():
+                verdicts.append(self.judge_case(case))
+        return verdicts
+
+    def judge_case(self, case: Case) -> Verdict:
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+"""Read the options of a multiple-choice question, and judge which one was chosen."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.records import Example, Verdict, wrong_verdict
+from expertflow.evaluate.tasks.base import Case, ScoringTask
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class MultipleChoice(ScoringTask):
+    """Judge the option that a prediction names, by its text or its label.
+
+    Kinds: ``correct``, ``wrong_choice``, ``no_choice``. Options of equal text are one.
+    """
+
+    name = "multiple_choice"
+    metric = "choice_accuracy"
+    fields = frozenset({"choices", "answer"})
+    required = ("fields.choices", "fields.answer")
+
+    def judge_case(self, case: Case) -> Verdict:
+        options = read_options(case.value("choices"))
+        wanted = right_label(options, case.value("answer"))
+        try:
+            chosen = right_label(options, case.prediction.strip())
+        except EvaluationError:
+            return wrong_verdict("no_choice", _folded(case.prediction)[:80])
+        if chosen == wanted or _folded(options[chosen]) == _folded(options[wanted]):
+            return Verdict(correct=True, kind="correct")
+        return wrong_verdict("wrong_choice", f"chose {chosen}, right is {wanted}")
+
+
+def read_options(choices: Any) -> dict[str, str]:
+    """Return the options' texts by label, in the record's order.
+
+    Accepted are a list of texts (labelled A, B, …), a mapping of labels to texts, and two lists of
+    the same length, ``{"label": […], "text": […]}``.
+
+    Raises:
+        EvaluationError: it is none of these, or has fewer than two options.
+    """
+    if isinstance(choices, dict) and isinstance(choices.get("text"), list):
+        labels, texts = choices.get("label"), choices["text"]
+        if not isinstance(labels, list) or len(labels) != len(texts):
+            raise EvaluationError("the options' label and text should be lists of one length")
+        choices = dict(zip(map(str, labels), texts, strict=True))
+    elif isinstance(choices, list):
+        if len(choices) > len(LETTERS):
+            raise EvaluationError(f"{len(choices)} options are more than {len(LETTERS)}")
+        choices = dict(zip(LETTERS, choices, strict=False))
+    if not isinstance(choices, dict) or not all(isinstance(t, str) for t in choices.values()):
+        raise EvaluationError(
+            f"options should be a list of texts or a mapping of labels to texts, "
+            f"found {choices!r:.60}"
+        )
+    if len(choices) < 2:
+        raise EvaluationError(f"a choice needs two options or more, found {len(choices)}")
+    return choices
+
+
+def wordings(example: Example, fields: Mapping[str, str]) -> list[str]:
+    """List what a question's options are written as, in the form in which the data answers.
+
+    That is their labels where the reference is a label, else their texts.
+
+    Raises:
+        EvaluationError: the manifest does not name their field, or they cannot be read.
+    """
+    if "choices" not in fields:
+        raise EvaluationError(
+            "evaluation.fields.choices is missing; name the record field that holds the options"
+        )
+    field = fields["choices"]
+    try:
+        options = read_options(example.fields.get(field))
+    except EvaluationError as error:
+        raise EvaluationError(f"document {example.document_id}: {field}: {error}") from error
+    reference, texts = example.reference.strip(), list(options.values())
+    return list(options) if reference in options and reference not in texts else texts
+
+
+def right_label(options: dict[str, str], answer: Any) -> str:
+    """Find the right option's label from a label, an index from 0, or the option's own text.
+
+    A text that is a label is read as one; among equal texts the first counts. Where labels are
+    whole numbers, a whole number is a label and never an index.
+
+    Raises:
+        EvaluationError: the answer is none of the options.
+    """
+    labels = list(options)
+    index = answer if isinstance(answer, int) and not isinstance(answer, bool) else None
+    if index is not None and any(_is_whole(label) for label in labels):
+        if str(index) in options:
+            return str(index)
+        # An index for some records and a label for others would judge by luck.
+        raise EvaluationError(
+            f"the answer {answer!r:.60} is none of the labels ({', '.join(labels):.60}), and "
+            "where labels are numbers it is no index; correct it or evaluation.fields.answer"
+        )
+    if isinstance(answer, str):
+        if answer in options:
+            return answer
+        by_text = [label for label, text in options.items() if _folded(text) == _folded(answer)]
+        if by_text:
+            return by_text[0]
+    elif index is not None and 0 <= index < len(labels):
+        return labels[index]
+    raise EvaluationError(
+        f"the answer {answer!r:.60} is none of the options ({', '.join(labels)}); "
+        "give a label, an index from 0, or an option's text"
+    )
+
+
+def _is_whole(label: str) -> bool:
+    return label.isascii() and label.removeprefix("-").isdigit()
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,174 @@
+"""Judge JSON: does it parse, does it keep to its schema, is it the reference's value."""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import regex
+from jsonschema import Draft202012Validator, FormatChecker, validators
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
+from jsonschema_specifications import REGISTRY
+from referencing.exceptions import Unresolvable
+
+from expertflow.core.errors import EvaluationError
+from expertflow.core.strict_json import parse_json
+from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.isolation.rows import one_line
+from expertflow.evaluate.records import Verdict, wrong_verdict
+from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.isolated import IsolatedTask
+
+MAX_CHARS = 200_000
+
+# What comes of a schema that is none, also where a reference leads into a part of it that the
+# draft's own schema did not judge. `re` serves jsonschema where patterns meet unevaluated names.
+_BREAKDOWNS = (
+    SchemaError, Unresolvable, UnknownType, regex.error, re.error,
+    ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
+)  # fmt: skip
+
+
+class JsonSchema(IsolatedTask):
+    name = "json_schema"
+    metric = "valid_and_equal"
+    fields = frozenset({"schema"})
+    required = ("fields.schema",)
+    packages = ("jsonschema", "regex")
+
+    def texts(self, case: Case) -> dict[str, str | None]:
+        return {"schema": case.text("schema")}
+
+
+def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
+    r"""Judge a prediction as correct if it is valid under the schema and equals the reference.
+
+    Kinds: ``correct``, ``did_not_parse``, ``invalid``, ``valid_but_different``, and
+    ``schema_error`` where the prediction leads into a part of the schema that can judge nothing
+    and that the reference does not meet. A schema is read by the draft that its ``$schema`` names,
+    else by 2020-12. Nothing is ever fetched; ``format`` is not asserted; patterns may use classes
+    such as ``\p{L}``.
+
+    Raises:
+        EvaluationError: the reference is not JSON, or its schema cannot judge it or refuses it.
+    """
+    try:
+        wanted = parse_answer(reference)
+    except ValueError as error:
+        raise EvaluationError(f"the reference is not JSON: {error}") from error
+    try:
+        validator = _validator(schema)
+        broken = _first_error(validator, wanted)
+    except _BREAKDOWNS as error:
+        raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
+    if broken is not None:
+        raise EvaluationError(f"the schema refuses the reference: {broken}")
+    try:
+        found = parse_answer(prediction)
+    except ValueError as error:
+        return wrong_verdict("did_not_parse", one_line(error))
+    try:
+        broken = _first_error(validator, found)
+    except RecursionError:
+        return wrong_verdict("did_not_parse", "nested too deeply to validate")
+    except _BREAKDOWNS as error:
+        # Only a branch that the reference does not take leads here.
+        return wrong_verdict("schema_error", _why(error))
+    if broken is not None:
+        return wrong_verdict("invalid", broken)
+    if not equal_json(found, wanted):
+        return wrong_verdict("valid_but_different")
+    return Verdict(correct=True, kind="correct")
+
+
+def parse_answer(text: str) -> Any:
+    """Parse a model's answer strictly, without the fence that it may stand in.
+
+    Raises:
+        ValueError: it is longer than any answer, or not JSON.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"longer than {MAX_CHARS:,} characters")
+    return parse_json(strip_code_fence(text).strip())
+
+
+def equal_json(left: Any, right: Any) -> bool:
+    """Compare as JSON does: key order is free, 1 equals 1.0, and true is not 1."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(equal_json(left[k], right[k]) for k in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(equal_json, left, right))
+    return bool(left == right)
+
+
+def _validator(schema: str) -> Any:
+    value = parse_answer(schema)
+    if not isinstance(value, dict | bool):
+        raise ValueError("a schema is an object, true or false")
+    draft: Any = validators.validator_for(value, default=Draft202012Validator)
+    # Without a checker given, `format` in the draft's own schema lets Python's `re` judge patterns.
+    draft.check_schema(value, format_checker=FormatChecker(()))
+    # With a registry given, of the drafts' own schemas, jsonschema's own, which downloads, rests.
+    return _with_patterns(draft)(value, registry=REGISTRY)
+
+
+@lru_cache
+def _with_patterns(draft: Any) -> Any:
+    """Derive a draft's validator that reads patterns nearer to what JSON Schema wants."""
+    own = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    extend: Any = validators.extend
+    return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "string") and not _compiled(pattern).search(instance):
+        yield ValidationError(f"{instance!r:.60} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, schemas: dict[str, Any], instance: Any, _: Any
+) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "object"):
+        for pattern, schema in schemas.items():
+            for key, value in instance.items():
+                if _compiled(pattern).search(key):
+                    yield from validator.descend(value, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, wanted: Any, instance: Any, schema: dict[str, Any]
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_compiled(pattern).search(key) for pattern in patterns):
+            continue
+        if validator.is_type(wanted, "object"):
+            yield from validator.descend(value, wanted, path=key)
+        elif not wanted:
+            yield ValidationError(f"{key!r:.60} is unexpected")
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> Any:
+    return regex.compile(pattern, regex.V0)
+
+
+def _first_error(validator: Any, value: Any) -> str | None:
+    error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
+    return None if error is None else f"{error.json_path}: {one_line(error.message)}"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it refers to itself without end"
+    if isinstance(error, UnknownType):
+        return f"there is no type {error.type!r:.60}"
+    return one_line(error) or type(error).__name__

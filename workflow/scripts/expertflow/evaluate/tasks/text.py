@@ -1,0 +1,94 @@
+"""Judge plain text: a final number, or the whole answer."""
+
+import re
+from collections import deque
+from decimal import Decimal
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.records import Verdict, wrong_verdict
+from expertflow.evaluate.tasks.base import Case, ScoringTask
+
+# `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
+# bounded, so that a mile of hostile text takes linear time.
+_BLANK = r"[^\S\n]"
+_MARKS = rf"(?:{_BLANK}|[*_(])" + "{0,200}+"
+_CURRENCY = r"\\?[$€£¥]"
+_NUMBER = re.compile(
+    rf"####(?!#){_MARKS}(?:\n{_MARKS})?(?:[A-Za-z]\w{{0,30}}+{_BLANK}{{0,9}}+={_MARKS})?"
+    rf"(?P<sign>[-+−]?){_BLANK}{{0,9}}+(?:{_CURRENCY})?{_BLANK}{{0,9}}+(?P<late_sign>[-+−]?)"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3}){1,50}|[0-9]{1,200})(?:\.[0-9]{1,200})?|\.[0-9]{1,200})"
+)
+# What goes on as a number is none: `1,5`, `1/2`, `2 3`, `1e5`, `3:30`, `3 x 10 = 30`, `7–9`, `3½`,
+# `18 or 20` and `2 million` are no single decimal number, and reading only their start would judge
+# by luck.
+_ALSO = rf"{_BLANK}*+[-+−]?(?:{_CURRENCY})?{_BLANK}*+\.?[0-9]"
+_PARTS = "½¼¾⅐-⅞"
+_OPERATORS = r"(?:[-+−/^x×÷·‐-―]|\*{1,2})"
+_GOES_ON = re.compile(
+    rf"[0-9²³¹⁰-⁹]|e[-+]?[0-9]|k(?![A-Za-z])|{_BLANK}*+(?:"
+    rf"[{_PARTS}]|[.,:'’_]?{_BLANK}*+[0-9]|{_OPERATORS}{_ALSO}|"
+    r"\\(?:times|cdot|div|pm|[dt]?frac)(?![A-Za-z])|"
+    r"-?(?:or|dozen|hundred|thousand|million|billion|trillion)(?![^\W_])|"
+    rf"(?:to|and|times|plus|minus)(?:{_ALSO}|"
+    rf"{_BLANK}++(?:a{_BLANK}++)?(?:half|third|quarter)(?![^\W_])))",
+    re.IGNORECASE,
+)
+_MARKER = "####"
+
+
+class FinalAnswer(ScoringTask):
+    """Compare the numbers after the last ``####`` of both texts, exactly: 18 equals 18.00.
+
+    Kinds: ``correct``, ``wrong_answer``, ``no_answer``. Currency, thousands separators, a per cent
+    sign and units after the number are ignored; see ``final_answer``.
+    """
+
+    name = "final_answer"
+    metric = "final_answer_accuracy"
+
+    def judge_case(self, case: Case) -> Verdict:
+        wanted = final_answer(case.example.reference)
+        if wanted is None:
+            raise EvaluationError(
+                f"the reference has no number after {_MARKER!r} that stands alone; "
+                "end it with '#### 42', or use the task exact_match"
+            )
+        found = final_answer(case.prediction)
+        if found is None:
+            return wrong_verdict("no_answer", f"no number after {_MARKER!r} that stands alone")
+        if found != wanted:
+            return wrong_verdict("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
+        return Verdict(correct=True, kind="correct")
+
+
+class ExactMatch(ScoringTask):
+    """Compare two texts after folding every run of whitespace into one blank.
+
+    Kinds: ``correct``, ``different``, ``empty``.
+    """
+
+    name = "exact_match"
+    metric = "exact_match"
+
+    def judge_case(self, case: Case) -> Verdict:
+        found, wanted = case.prediction.split(), case.example.reference.split()
+        if found == wanted:
+            return Verdict(correct=True, kind="correct")
+        return wrong_verdict("different" if found else "empty")
+
+
+def final_answer(text: str) -> Decimal | None:
+    """Read the number after the last ``####`` that a number follows, on its line or the next.
+
+    Nothing else in the text counts as an answer. A currency or ``name =`` may stand before the
+    number; where it goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), there is no answer.
+
+    >>> final_answer("9 x 2 = 18 #### $1,018.50")
+    Decimal('1018.50')
+    """
+    for found in deque(_NUMBER.finditer(text), maxlen=1):
+        if (found["sign"] and found["late_sign"]) or _GOES_ON.match(text, found.end()):
+            return None
+        sign = (found["sign"] + found["late_sign"]).replace("\N{MINUS SIGN}", "-")
+        return Decimal(sign + found["digits"].replace(",", ""))
+    return None

@@ -1,0 +1,142 @@
+"""Judge TypeScript by its syntax tree. Nothing is ever executed or type-checked."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.records import Verdict, wrong_verdict
+from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.isolated import IsolatedTask
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+# Error recovery has no time limit of its own; this keeps the worst text under a second or so.
+MAX_CHARS = 200_000
+
+# Nodes whose `;` or `,` only separates members, so that either, both or a new line will do.
+_SEPARATED = {"object_type", "interface_body", "class_body"}
+_STATEMENT_LISTS = {"program", "statement_block", "switch_case", "switch_default"}
+_CLOSING = {")", "]", "}", ">"}
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+Token = tuple[str, str]
+
+
+class TypeScript(IsolatedTask):
+    name = "typescript"
+    metric = "syntax_tree_match"
+    fields = frozenset({"prefix"})
+    packages = ("tree-sitter", "tree-sitter-typescript")
+
+    def texts(self, case: Case) -> dict[str, str | None]:
+        return {"prefix": case.optional_text("prefix") or ""}
+
+
+def judge(prediction: str, *, reference: str, prefix: str = "") -> Verdict:
+    """Compare the syntax trees of a prediction and its reference.
+
+    Whitespace, comments, the kind of quotes, trailing commas and optional semicolons do not count;
+    names, the order of statements and everything else do. The tree's shape is compared and not
+    only its words, because ``return x`` and ``return`` with ``x`` on the next line differ.
+
+    ``prefix`` is code that both complete (say, the head of a function): a completion that is not
+    a program by itself can still be parsed. It comes from a record field, never from the prompt,
+    which holds chat and instructions too. Both texts may be in a Markdown fence.
+
+    Kinds: ``correct``, ``did_not_parse``, ``different``. A different program may still be right:
+    this metric is a lower bound.
+
+    Raises:
+        EvaluationError: the reference itself does not parse.
+    """
+    wanted = syntax(prefix + strip_code_fence(reference))
+    if wanted is None:
+        raise EvaluationError(
+            "the reference is not TypeScript; if it only completes other code, "
+            "name the record field that holds that code in evaluation.fields.prefix"
+        )
+    said = strip_code_fence(prediction)
+    if not said.strip():
+        return wrong_verdict("did_not_parse", "empty")
+    found = syntax(prefix + said)
+    if found is None:
+        return wrong_verdict("did_not_parse")
+    return Verdict(correct=found == wanted, kind="correct" if found == wanted else "different")
+
+
+def syntax(code: str) -> list[Token] | None:
+    """Write the normalised syntax tree as a flat list, or nothing if the code does not parse.
+
+    A tree opens with ``("(", node type)`` and closes with ``(")", "")``; a leaf is its node type
+    and its text. Code is read as TypeScript, and if that fails as TSX, which has JSX but not
+    ``<T>value`` casts.
+    """
+    if len(code) > MAX_CHARS:
+        return None
+    # A lone surrogate becomes bytes that are no UTF-8, which the parser reports as an error.
+    source = code.encode("utf-8", "surrogatepass")
+    for parser in _parsers():
+        root = parser.parse(source).root_node
+        if not root.has_error:
+            return list(_tokens(root))
+    return None
+
+
+@cache
+def _parsers() -> "tuple[Parser, Parser]":
+    import tree_sitter_typescript
+    from tree_sitter import Language, Parser
+
+    typescript = Language(tree_sitter_typescript.language_typescript())
+    tsx = Language(tree_sitter_typescript.language_tsx())
+    return Parser(typescript), Parser(tsx)
+
+
+def _tokens(root: "Node") -> Iterator[Token]:
+    # A stack of our own: generated code may nest deeper than Python's recursion limit.
+    stack: list[Node | None] = [root]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            yield ")", ""
+        elif node.type == "string":
+            yield "string", _unquoted(node)
+        elif node.child_count == 0:
+            yield node.type, _text(node)
+        else:
+            yield "(", node.type
+            stack.append(None)
+            stack.extend(reversed(_significant_children(node)))
+
+
+def _significant_children(node: "Node") -> "list[Node]":
+    dropped = {"comment", "empty_statement" if node.type in _STATEMENT_LISTS else ""}
+    children = [c for c in node.children if c.type not in dropped]
+    last = len(children) - 1
+    return [c for i, c in enumerate(children) if not _optional(node, children, i, last)]
+
+
+def _optional(parent: "Node", siblings: "list[Node]", index: int, last: int) -> bool:
+    # Even `for (;;)` needs no semicolons here: its parts stay apart as nodes of the tree.
+    if siblings[index].type == ";":
+        return True
+    if siblings[index].type != ",":
+        return False
+    if parent.type in _SEPARATED:
+        return True
+    # In `[1,,]` the last comma makes a hole, so only a comma behind an element is a mere trailer.
+    trailing = index + 1 <= last and siblings[index + 1].type in _CLOSING
+    return trailing and index > 0 and siblings[index - 1].type not in (",", "[")
+
+
+def _unquoted(node: "Node") -> str:
+    """Drop the quotes, and the backslashes that only the choice of quotes asked for."""
+    return _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], _text(node)[1:-1])
+
+
+def _text(node: "Node") -> str:
+    return (node.text or b"").decode("utf-8", "replace")

