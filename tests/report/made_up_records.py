@@ -108,7 +108,7 @@ def make_documents(preset: str) -> DocumentsRecord:
         n_train=3_960, n_held_out=40,
     )  # fmt: skip
     return DocumentsRecord(
-        expert="expert-sql", keep_path="results/expert-sql/keep.arrow", sha256="1a" * 32,
+        expert="expert-sql", sha256="1a" * 32,
         n_records=22_000, n_rejected=412, n_filtered=88, n_dropped=1_500, n_train=19_800,
         n_train_copies=19_800, n_held_out=200,
         n_dropped_by_reason={"duplicate": 1_283, "near_duplicate": 217},

@@ -12,7 +12,7 @@ from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import ragged
-from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, ShardSample
+from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec
 
 
 def spec(**changes: object) -> PackingSpec:
@@ -214,9 +214,9 @@ def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
 
 
 def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
-    def sample(row: int) -> ShardSample:
-        text = DecodedSample(document_id=f"s/{row}", n_tokens=1, n_supervised_tokens=1, pieces=())
-        return ShardSample(row=row, sample=text)
+    def sample(row: int) -> tuple[int, DecodedSample]:
+        names = {"document_id": f"s/{row}", "pieces": ()}
+        return row, DecodedSample(**names, n_tokens=1, n_supervised_tokens=1)  # type: ignore[arg-type]
 
     shard = replace(token_shard(tmp_path, documents(9)), samples=tuple(map(sample, range(8))))
     keep = keep_list(tmp_path, {"000": [True, False, False, True, False, False, False]})

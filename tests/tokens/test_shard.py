@@ -138,8 +138,8 @@ def test_columns_give_what_each_document_gives_alone(
 def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: Path) -> None:
     bodies = [pair(f"ask {i}") for i in range(20)]
     samples = pretokenize(tmp_path, tokenizer, write_documents(tmp_path, bodies)).samples
-    assert [s.row for s in samples] == list(range(8))
-    sample = samples[1].sample
+    assert [row for row, _ in samples] == list(range(8))
+    sample = samples[1][1]
     assert sample.document_id == "s/1"
     assert [(p.text, p.learned) for p in sample.pieces] == [
         ("<|im_start|>user\nask 1<|im_end|>\n<|im_start|>assistant\n", False),

@@ -48,8 +48,6 @@ class Atom(Record, frozen=True):
 
 
 class ChatTemplate:
-    """A Jinja chat template, as tokenizers carry it."""
-
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         environment = chat_environment()
@@ -99,7 +97,6 @@ class ChatTemplate:
         return None if trace.opaque else (atoms, tuple(trace.conditions))
 
     def _lay_out(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> tuple[Atom, ...]:
-        """Lay out turns whose texts are places."""
         if any(self._special.search(text) for text in _structured_texts(turns, tools)):
             raise Reject("special_token_text", "a tool or a call to one holds a special token")
         full = self._apply(turns, tools)

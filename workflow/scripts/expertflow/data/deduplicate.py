@@ -167,60 +167,48 @@ def _record(
     copies: NDArray[np.int32],
     pairs: dict[str, list[Pair]],
 ) -> DocumentsRecord:
-    sources = _source_counts(shards, columns, edge)
+    kept = columns.status == KEPT
+    train = kept & ~held_out(columns.group, edge)
+    n_sources = len(columns.sources)
+    n_kept, n_train = (np.bincount(columns.source[s], minlength=n_sources) for s in (kept, train))
+    by_name = sorted(zip(columns.sources, n_kept.tolist(), n_train.tolist(), strict=True))
+    sources = [_source_counts(shards, *found) for found in by_name]
     counts = RecordCounts.__struct_fields__
-    n_train_copies = sum(
-        int(copies[part][_is_train(columns, part, edge)].sum()) for part in parts(shards)
-    )
     by_status = zip(STATUS, np.bincount(columns.status, minlength=len(STATUS)), strict=True)
     dropped = {reason: int(n) for reason, n in by_status if reason != STATUS[KEPT] and n}
     return DocumentsRecord(
         expert=expert,
-        keep_path=str(keep),
         sha256=sha256_file(keep),
         **{name: sum(getattr(source, name) for source in sources) for name in counts},
-        n_train_copies=n_train_copies,
+        n_train_copies=int(copies[train].sum()),
         n_dropped_by_reason=dict(sorted(dropped.items())),
         n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
         n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
-        n_kept_by_category=_kept_by_category(shards, columns),
+        n_kept_by_category=_largest_categories(columns, kept),
         duplicate_examples=_examples(shards, pairs),
-        sources=sources,
+        sources=tuple(sources),
     )
 
 
-def _source_counts(
-    shards: list[ShardRecord], columns: Columns, edge: int
-) -> tuple[SourceCounts, ...]:
-    totals: dict[str, Counter[str]] = {name: Counter() for name in sorted(columns.sources)}
-    for shard, part in zip(shards, parts(shards), strict=True):
-        n_kept = int((columns.status[part] == KEPT).sum())
-        n_train = int(_is_train(columns, part, edge).sum())
-        totals[shard.source].update(
-            n_records=shard.n_records,
-            n_rejected=sum(shard.n_rejected_by_reason.values()),
-            n_filtered=sum(shard.n_filtered_by_reason.values()),
-            n_dropped=shard.n_documents - n_kept,
-            n_train=n_train,
-            n_held_out=n_kept - n_train,
-        )
-    return tuple(SourceCounts(source=name, **total) for name, total in totals.items())
+def _source_counts(shards: list[ShardRecord], name: str, n_kept: int, n_train: int) -> SourceCounts:
+    own = [shard for shard in shards if shard.source == name]
+    return SourceCounts(
+        source=name,
+        n_records=sum(shard.n_records for shard in own),
+        n_rejected=_sum(shard.n_rejected_by_reason for shard in own).total(),
+        n_filtered=_sum(shard.n_filtered_by_reason for shard in own).total(),
+        n_dropped=sum(shard.n_documents for shard in own) - n_kept,
+        n_train=n_train,
+        n_held_out=n_kept - n_train,
+    )
 
 
-def _is_train(columns: Columns, part: slice, edge: int) -> NDArray[np.bool_]:
-    result: NDArray[np.bool_] = columns.status[part] == KEPT
-    return result & ~held_out(columns.group[part], edge)
-
-
-def _kept_by_category(shards: list[ShardRecord], columns: Columns) -> dict[str, int]:
+def _largest_categories(columns: Columns, kept: NDArray[np.bool_]) -> dict[str, int]:
     """Count kept documents by category, in the largest categories only."""
-    counts = np.zeros(len(columns.categories), np.int64)
-    for part in parts(shards):
-        kept = columns.category[part][columns.status[part] == KEPT]
-        counts += np.bincount(kept[kept != NO_CATEGORY], minlength=len(counts))
-    sizes = zip(columns.categories, counts.tolist(), strict=True)
-    largest = sorted(((name, n) for name, n in sizes if n), key=lambda item: (-item[1], item[0]))
-    return dict(sorted(largest[:N_CATEGORIES]))
+    named = columns.category[kept & (columns.category != NO_CATEGORY)]
+    counts = np.bincount(named, minlength=len(columns.categories)).tolist()
+    sizes = [(name, n) for name, n in zip(columns.categories, counts, strict=True) if n]
+    return dict(sorted(sorted(sizes, key=lambda item: (-item[1], item[0]))[:N_CATEGORIES]))
 
 
 def _examples(

@@ -117,8 +117,6 @@ class Document(Record, frozen=True, kw_only=True):
 
 
 class KeptRows(NamedTuple):
-    """Some kept rows of one shard, in their order."""
-
     source: str
     shard: str
     rows: NDArray[np.int32]
@@ -141,7 +139,6 @@ def iter_keep(path: Path) -> Iterator[KeptRows]:
 
 
 def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
-    """Read the keep-list by source and shard."""
     parts: dict[tuple[str, str], list[KeptRows]] = {}
     for rows in iter_keep(path):
         parts.setdefault((rows.source, rows.shard), []).append(rows)
@@ -169,7 +166,6 @@ def iter_kept(
 
 
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
-    """Yield some documents of a shard in their order."""
     first = done = 0
     with pa.memory_map(shard.path) as source:
         for batch in pa.ipc.open_stream(source):
@@ -217,7 +213,6 @@ def hash_document(given: str, answer: str) -> tuple[int, bytes]:
 
 
 def text_hash(text: str) -> bytes:
-    """Hash a text as it is, to 16 bytes."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES]
 
 

@@ -86,7 +86,6 @@ def read_layout(
 
 
 def _names(added: list[dict[str, Any]], *flags: str) -> tuple[str, ...]:
-    """List the added tokens that have all these flags."""
     return tuple(sorted(t["content"] for t in added if all(t.get(flag) for flag in flags)))
 
 

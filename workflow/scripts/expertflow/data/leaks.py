@@ -41,7 +41,6 @@ class _Table(Record, frozen=True):
         return cls(keys, owners.astype(np.int16)[first])
 
     def owner(self, hashes: Hashes) -> int:
-        """Return the first benchmark that has one of these hashes."""
         hashes = hashes[_is_in(hashes, self.keys)]
         return int(self.owners[np.searchsorted(self.keys, hashes)].min(initial=NOBODY))
 
@@ -149,12 +148,10 @@ def _texts(spec: BenchmarkSpec) -> Iterator[str]:
 
 
 def _words(texts: Sequence[str]) -> Hashes:
-    """Hash the words of all turns, a barrier between each two."""
     return word_hashes(b" \0 ".join(spelled(text, punctuation=False) for text in texts))
 
 
 def _is_in(hashes: Hashes, keys: Hashes) -> NDArray[np.bool_]:
-    """Tell which hashes are among the keys, which are in rising order."""
     if not len(keys):
         return np.zeros(len(hashes), bool)
     at = np.searchsorted(keys, hashes)

@@ -111,7 +111,6 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
 
 
 def _with_thoughts(item: dict[str, Any], content: str, place: str) -> str:
-    """Fold a turn's reasoning into its text, unless the text holds it already."""
     key = next((key for key in THOUGHTS if item.get(key) is not None), None)
     thoughts = _content(item[key], f"{place}.{key}", may_be_empty=True) if key else ""
     if not thoughts.strip() or "</think>" in content:
@@ -128,7 +127,6 @@ def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
 
 
 def checked_text(value: Any, place: str) -> str:
-    """Return a value that must be text and not blank."""
     if value is None:
         raise Reject("null_field", "text is needed and the field is null", field=place)
     if not isinstance(value, str):

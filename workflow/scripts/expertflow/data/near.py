@@ -122,7 +122,6 @@ class NearIndex:
         self._keys.close()
 
     def add(self, signatures: Signatures) -> None:
-        """Add the documents that come next in the order of the manifest."""
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
         for band, keys in enumerate(band_keys(signatures, self.bands).T):
             self._keys.seek(8 * (band * self.n_documents + self._n_added))
@@ -148,7 +147,6 @@ class NearIndex:
         return leaders
 
     def matches(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Count the equal places of pairs of signatures."""
         counts = np.empty(len(first), np.int32)
         for start in range(0, len(first), PAIRS_AT_ONCE):
             part = slice(start, start + PAIRS_AT_ONCE)

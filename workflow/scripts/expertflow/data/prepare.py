@@ -58,7 +58,27 @@ class Outcome(Struct):
     filtered: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
-    def stopped(self, record: RawRecord, reject: Reject) -> None:
+    def add(self, raw: RawRecord, preparer: "Preparer", writer: DocumentWriter) -> None:
+        try:
+            if raw.value is None:
+                assert raw.fault is not None
+                self.n_records += 1
+                raise raw.fault
+            if not preparer.wanted(raw.value):
+                return
+            self.n_records += 1
+            writer.add(preparer.document(raw, raw.value))
+            self.n_documents += 1
+        except Reject as found:
+            reject = without_data(raw, found) if preparer.private else found
+            self._stopped(raw, reject)
+            if preparer.spec.on_reject == "stop" and not isinstance(reject, Filtered):
+                raise DataError(
+                    f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or"
+                    " set data.on_reject to skip"
+                ) from (None if preparer.private else found)
+
+    def _stopped(self, record: RawRecord, reject: Reject) -> None:
         self.stream.write(reject_line(record, reject) + "\n")
         if isinstance(reject, Filtered):
             self.filtered[reject.reason] += 1
@@ -71,11 +91,8 @@ class Outcome(Struct):
 
 
 class Preparer:
-    """What is set up once to turn the records of a source into documents."""
-
     def __init__(self, spec: PrepareSpec) -> None:
-        self.spec = spec
-        self.source = spec.source
+        self.spec, self.source = spec, spec.source
         self._draft: Callable[[Mapping[str, Any]], Draft] = draft_maker(spec)
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
@@ -93,7 +110,6 @@ class Preparer:
         self.private = spec.source.scan_secrets or spec.source.pseudonymise_emails
 
     def wanted(self, record: Mapping[str, Any]) -> bool:
-        """Tell whether the record's fields equal the manifest's ``where``."""
         where = self.source.where
         return not where or all(record.get(key) == value for key, value in where.items())
 
@@ -120,7 +136,12 @@ class Preparer:
         if draft.group is not None:
             group = group_hash(normalised(draft.group))
         if self.source.group is not None:
-            group = group_hash(self._group(record, self.source.group))
+            value = look_up(record, self.source.group)
+            if not isinstance(value, str | int | float):
+                raise Reject(
+                    "no_group", "the group's field holds no value", field=self.source.group
+                )
+            group = group_hash(str(value))
         # Documents of one identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := self.source.duplicate_fields:
@@ -140,15 +161,9 @@ class Preparer:
 
     def _id(self, raw: RawRecord, record: Mapping[str, Any]) -> str:
         own = record.get("id")
-        if type(own) is str or type(own) is int:
-            return f"{self.source.name}/{own}"
-        return f"{self.source.name}/{raw.path.rpartition('/')[2]}:{raw.number}"
-
-    def _group(self, record: Mapping[str, Any], name: str) -> str:
-        value = look_up(record, name)
-        if not isinstance(value, str | int | float):
-            raise Reject("no_group", "the group's field holds no value", field=name)
-        return str(value)
+        if type(own) is not str and type(own) is not int:
+            own = f"{raw.path.rpartition('/')[2]}:{raw.number}"
+        return f"{self.source.name}/{own}"
 
     def _category(self, record: Mapping[str, Any]) -> str | None:
         name = str(self.source.category)
@@ -186,11 +201,11 @@ def prepare_shard(
     ):
         outcome = Outcome(stream)
         writer = DocumentWriter(sink, spec.near)
-        records = iter_shard(
-            source.files, index=plan.index, n_shards=plan.n_shards, options=spec.source.options
-        )
-        for raw in records:
-            _prepare(raw, preparer, writer, outcome)
+        options = spec.source.options
+        for raw in iter_shard(
+            source.files, index=plan.index, n_shards=plan.n_shards, options=options
+        ):
+            outcome.add(raw, preparer, writer)
         writer.close()
     return ShardRecord(
         source=plan.source,
@@ -204,27 +219,6 @@ def prepare_shard(
         n_filtered_by_reason=dict(sorted(outcome.filtered.items())),
         rejected_examples=tuple(outcome.examples),
     )
-
-
-def _prepare(raw: RawRecord, preparer: Preparer, writer: DocumentWriter, outcome: Outcome) -> None:
-    try:
-        if raw.value is None:
-            assert raw.fault is not None
-            outcome.n_records += 1
-            raise raw.fault
-        if not preparer.wanted(raw.value):
-            return
-        outcome.n_records += 1
-        writer.add(preparer.document(raw, raw.value))
-        outcome.n_documents += 1
-    except Reject as found:
-        reject = without_data(raw, found) if preparer.private else found
-        outcome.stopped(raw, reject)
-        if preparer.spec.on_reject == "stop" and not isinstance(reject, Filtered):
-            raise DataError(
-                f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or set"
-                " data.on_reject to skip"
-            ) from (None if preparer.private else found)
 
 
 def without_emails(value: Any) -> Any:

@@ -36,8 +36,6 @@ class SourceLock(Record, frozen=True, kw_only=True):
 
 
 class ExpertLock(Record, frozen=True, kw_only=True):
-    """All of an expert's sources, pinned when Snakemake parsed the workflow."""
-
     expert: str
     sources: tuple[SourceLock, ...]
 
@@ -89,8 +87,6 @@ class ShardPlan(Record, frozen=True, kw_only=True):
 
 
 class DatasetSource(Record, frozen=True, kw_only=True):
-    """One line of the table of data sets."""
-
     name: str
     kind: SourceKind
     revision: str | None
@@ -112,8 +108,6 @@ class DatasetManifest(Record, frozen=True, kw_only=True):
 
 
 class ToolCall(Record, frozen=True, kw_only=True):
-    """A call that an assistant's turn makes; ``id`` as the data has it, if it has one."""
-
     name: str
     arguments: dict[str, Any]
     id: str | None = None
@@ -228,12 +222,10 @@ class SourceCounts(RecordCounts, frozen=True, kw_only=True):
 class DocumentsRecord(RecordCounts, frozen=True, kw_only=True):
     """What became of every document: kept for training, held out, or dropped with a reason.
 
-    ``keep_path`` is an Arrow table (source, shard, row, held_out, n_copies) in the order of the
-    manifest. ``n_train_copies`` counts training documents with their repeats.
+    ``sha256`` is that of the keep-list. ``n_train_copies`` counts training documents with repeats.
     """
 
     expert: str
-    keep_path: str
     sha256: str
     n_train_copies: int
     n_dropped_by_reason: dict[str, int]

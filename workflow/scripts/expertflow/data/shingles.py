@@ -53,7 +53,6 @@ def spelled(text: str, *, punctuation: bool) -> bytes:
 
 
 def word_hashes(raw: bytes) -> Hashes:
-    """Hash the words of a spelled text, in order."""
     pieces = [_word_hashes(piece) for piece in _pieces(raw)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
@@ -136,7 +135,6 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
 
 @cache
 def _powers(base: int) -> tuple[Hashes, Hashes]:
-    """Return the powers of a base and of its inverse, modulo 2^64."""
     tables = []
     for factor in (base, pow(base, -1, 1 << 64)):
         steps = np.full(PIECE, factor, np.uint64)

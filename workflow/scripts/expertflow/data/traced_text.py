@@ -56,7 +56,6 @@ class Trace:
         self.opaque = False
 
     def ask(self, text: "TracedStr", question: str, argument: Any) -> bool:
-        """Answer a question about a text and note it."""
         if argument is not None and type(argument) is not str:
             self.opaque = True
             argument = str.__str__(argument) if isinstance(argument, str) else ""

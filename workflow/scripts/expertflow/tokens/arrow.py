@@ -60,7 +60,6 @@ class PackedRows(Record, frozen=True):
 
     @property
     def length(self) -> int:
-        """The length of a row in tokens."""
         return int(self.parts_NL[0].shape[1])
 
     def take_ids(
@@ -80,7 +79,6 @@ class PackedRows(Record, frozen=True):
 def packed_rows(
     input_ids_NL: NDArray[np.int32], seq_lengths: list[list[int]], spans: list[list[int]]
 ) -> PackedRows:
-    """Make packed rows of what is in memory."""
     return PackedRows((input_ids_NL,), ragged(seq_lengths), ragged(spans))
 
 
@@ -98,13 +96,11 @@ def index_batch(
 
 
 def read_index(path: Path) -> pa.Table:
-    """Read the index of a token shard."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
 
 
 def rows_schema(length: int) -> pa.Schema:
-    """Return the layout of packed rows of ``length`` tokens."""
     return pa.schema(
         [
             ("input_ids", pa.list_(pa.int32(), length)),

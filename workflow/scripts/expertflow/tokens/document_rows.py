@@ -70,7 +70,6 @@ class DocumentRows:
 
 
 def _taken(documents: Path, kept: KeptRows, held_out: bool) -> list[pa.RecordBatch]:
-    """Read the texts of a shard's documents of one split, as often as they count."""
     side = kept.held_out == held_out
     rows = np.repeat(kept.rows[side], kept.n_copies[side])
     taken = []

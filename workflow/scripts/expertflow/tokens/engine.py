@@ -40,7 +40,6 @@ class Encoder(ABC):
         """Encode texts, adding nothing before or after them; their ids end to end."""
 
     def decode(self, ids: list[int]) -> str:
-        """Decode ids, special tokens included."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
@@ -92,8 +91,6 @@ class Engine(Encoder):
 
 
 class FastEngine(Encoder):
-    """fastokens, as ``Engine`` encodes."""
-
     name = "fastokens"
 
     def __init__(self, directory: Path) -> None:
@@ -133,8 +130,6 @@ def _read_settings(directory: Path) -> str:
 
 
 class Chosen(NamedTuple):
-    """The engine to use, and why."""
-
     engine: Encoder
     reason: str
 

@@ -94,7 +94,7 @@ def load_splits(
             shard_of = np.full(len(taken), number, np.uint16)
             split.append((shard_of, offsets[taken], lengths[taken], spans.take(taken)))
         trained = rows.rows[~rows.held_out]
-        own = [s.sample for s in shard.samples if (trained == s.row).any()]
+        own = [sample for row, sample in shard.samples if (trained == row).any()]
         samples.setdefault(shard.source, []).extend(own)
     for source, reasons in by_source.items():
         own_shards = [shard for shard in shards if shard.source == source]

@@ -158,7 +158,6 @@ def _pack_split(
 
 
 def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tuple[Pieces, Ragged]:
-    """Cut documents and assign the pieces, by number, to rows; no row exceeds ``length``."""
     if spec.packing == "concat":
         return concat_pieces(lengths, row_length=length)
     pieces = cut(lengths, row_length=length, overflow=spec.overflow)
@@ -169,7 +168,6 @@ def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tup
 
 
 def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
-    """Count lengths in bins of powers, so that short and long documents both show."""
     longest = int(lengths.max())
     edges = np.unique(np.geomspace(1, longest + 1, N_BINS).round().astype(int))
     counts, _ = np.histogram(lengths, bins=edges)

@@ -46,8 +46,6 @@ class Filled(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows that hold pieces of the same lengths."""
-
     n_rows: int
     filled: Filled
 

@@ -43,7 +43,6 @@ class Ragged(Record, frozen=True):
 
 
 def ragged(lists: Iterable[Sequence[int]] = ()) -> Ragged:
-    """Lay lists end to end."""
     arrays = [np.asarray(item, dtype=np.int32) for item in lists]
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     return Ragged(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))

@@ -23,8 +23,6 @@ class TokenSpec(Record, frozen=True, kw_only=True):
 
 
 class DecodedPiece(Record, frozen=True, kw_only=True):
-    """A stretch of a document, decoded from its ids; ``learned`` is what the model is taught."""
-
     text: str
     learned: bool
 
@@ -38,25 +36,18 @@ class DecodedSample(Record, frozen=True, kw_only=True):
     pieces: tuple[DecodedPiece, ...]
 
 
-class ShardSample(Record, frozen=True, kw_only=True):
-    """A document of a token shard, decoded; packing shows those that are kept for training."""
-
-    row: int
-    sample: DecodedSample
-
-
 class StoredTokens(Record, frozen=True, kw_only=True):
-    """What is known of the tokens in a folder of the store, whichever expert asks.
+    """The tokens in a folder of the store, whichever expert asks.
 
     A dropped document has no tokens: the model's chat template cannot write it, or the policy on
-    special tokens in texts rejects it.
+    special tokens in texts rejects it. ``samples`` are documents, each with its row.
     """
 
     n_documents: int
     n_tokens: int
     n_dropped: int
     dropped_examples: tuple[str, ...]
-    samples: tuple[ShardSample, ...]
+    samples: tuple[tuple[int, DecodedSample], ...]
     engine: str
     engine_version: str
     engine_reason: str
@@ -95,8 +86,6 @@ class PackingSpec(Record, frozen=True, kw_only=True):
 
 
 class LengthChoice(Record, frozen=True, kw_only=True):
-    """What one sequence length would do to the documents at hand."""
-
     sequence_length_tokens: int
     n_over_long_documents: int
     n_over_long_tokens: int

@@ -5,7 +5,6 @@ tokenizing a hundred megabytes, so one job takes several of them.
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +21,7 @@ from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_texts
 from expertflow.data.records import Layout, ShardRecord
-from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer
+from expertflow.data.render import Renderer, training_texts
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.engine import TOKENIZER_FILE, Chosen, Encoder, choose_engine
@@ -31,8 +29,6 @@ from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     DecodedPiece,
     DecodedSample,
-    EngineChoice,
-    ShardSample,
     StoredTokens,
     TokenShardRecord,
     TokenSpec,
@@ -113,30 +109,42 @@ def _tokenize_shards(
     folder: Path,
 ) -> StoredTokens:
     renderer = Renderer(layout)
-    documents = [Path(shard.path) for shard in shards]
     drafter = Drafter(renderer)
-    progress = Progress(
-        f"{shards[0].source}/{name}",
-        total=sum(shard.n_documents for shard in shards),
-        unit="documents tokenized",
-    )
+    documents = [Path(shard.path) for shard in shards]
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
-    sampled = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
-    with EncodingThread(tokenizer, wanted=spec.engine, sample=sampled) as encoding:
-        n_tokens, samples = _write(folder, drafts, encoding, progress)
-        engine, reason = encoding.chosen
+    n_documents = sum(shard.n_documents for shard in shards)
+    progress = Progress(f"{shards[0].source}/{name}", total=n_documents, unit="documents tokenized")
+    sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
+    n_tokens = 0
+    samples: list[tuple[int, DecodedSample]] = []
+    with (
+        ThreadPoolExecutor(1) as pool,
+        (folder / IDS).open("wb") as ids,
+        pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
+        pa.ipc.new_stream(sink, INDEX) as writer,
+    ):
+        choosing = pool.submit(choose_engine, tokenizer, wanted=spec.engine, sample=sample)
+        for drafted, tokens in _encoded(drafts, pool, choosing):
+            ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
+            lengths = tokens.ids.lengths
+            writer.write_batch(
+                index_batch(lengths, tokens.spans, drafted.special_text, drafted.dropped)
+            )
+            written = [row for row, reason in enumerate(drafted.dropped) if reason is None]
+            for row in written[: N_SAMPLES - len(samples)]:
+                decoded = _decoded_sample(drafted, tokens, row, choosing.result().engine)
+                samples.append((progress.n_done + row, decoded))
+            n_tokens += int(lengths.sum())
+            progress.add(len(drafted))
+        engine, reason = choosing.result()
     log.info("engine %s %s: %s", engine.name, engine.version, reason)
-    log.info(
-        "%s documents, %s tokens in %.3f s after %.3f s of loading",
-        f"{progress.n_done:,}", f"{n_tokens:,}", progress.elapsed_s - encoding.loading_s,
-        encoding.loading_s,
-    )  # fmt: skip
+    log.info("%d documents, %d tokens in %.3f s", progress.n_done, n_tokens, progress.elapsed_s)
     return StoredTokens(
         n_documents=progress.n_done,
         n_tokens=n_tokens,
         n_dropped=drafter.n_dropped,
         dropped_examples=tuple(drafter.dropped_examples),
-        samples=samples,
+        samples=tuple(samples),
         engine=engine.name,
         engine_version=engine.version,
         engine_reason=reason,
@@ -144,69 +152,23 @@ def _tokenize_shards(
     )
 
 
-def _write(
-    folder: Path, drafts: Iterator[Drafted], encoding: "EncodingThread", progress: Progress
-) -> tuple[int, tuple[ShardSample, ...]]:
-    """Write ids and index of all documents; return the number of tokens and decoded samples."""
-    n_tokens = 0
-    samples: list[ShardSample] = []
-    with (
-        (folder / IDS).open("wb") as ids,
-        pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
-        pa.ipc.new_stream(sink, INDEX) as writer,
-    ):
-        for drafted, tokens in encoding.encoded(drafts):
-            ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
-            lengths = tokens.ids.lengths
-            writer.write_batch(
-                index_batch(lengths, tokens.spans, drafted.special_text, drafted.dropped)
-            )
-            chosen = [row for row, reason in enumerate(drafted.dropped) if reason is None]
-            for row in chosen[: N_SAMPLES - len(samples)]:
-                decoded = decoded_sample(drafted, tokens, row, encoding.chosen.engine)
-                samples.append(ShardSample(row=progress.n_done + row, sample=decoded))
-            n_tokens += int(lengths.sum())
-            progress.add(len(drafted))
-    return n_tokens, tuple(samples)
+def _encoded(
+    drafts: Iterator[Drafted], pool: ThreadPoolExecutor, choosing: Future[Chosen]
+) -> Iterator[tuple[Drafted, TokenBatch]]:
+    """Yield drafts with their tokens; some drafts are ahead of the engine, in its own thread."""
 
+    def encode(drafted: Drafted) -> Ragged:
+        return choosing.result().engine.encode_flat(drafted.draft.to_encode())
 
-class EncodingThread:
-    """Loads the engine and encodes, while documents are laid out and written beside it."""
+    def finish(drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
+        return drafted, drafted.tokens(ids.result(), choosing.result().engine)
 
-    def __init__(self, tokenizer: Path, *, wanted: EngineChoice, sample: list[str]) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self.loading_s = time.perf_counter()
-        self._choosing = self._pool.submit(choose_engine, tokenizer, wanted=wanted, sample=sample)
-        self._choosing.add_done_callback(self._loaded)
-
-    def __enter__(self) -> "EncodingThread":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def _loaded(self, _: object) -> None:
-        self.loading_s = time.perf_counter() - self.loading_s
-
-    @property
-    def chosen(self) -> Chosen:
-        """The engine, once it is loaded."""
-        return self._choosing.result()
-
-    def encoded(self, drafts: Iterator[Drafted]) -> Iterator[tuple[Drafted, TokenBatch]]:
-        """Yield drafts with their tokens; some drafts are ahead of the engine."""
-        waiting: deque[tuple[Drafted, Future[Ragged]]] = deque()
-        for drafted in drafts:
-            waiting.append((drafted, self._pool.submit(self._encode, drafted)))
-            if len(waiting) > N_AHEAD:
-                yield self._finished(*waiting.popleft())
-        yield from starmap(self._finished, waiting)
-
-    def _encode(self, drafted: Drafted) -> Ragged:
-        return self.chosen.engine.encode_flat(drafted.draft.to_encode())
-
-    def _finished(self, drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
-        return drafted, drafted.tokens(ids.result(), self.chosen.engine)
+    waiting: deque[tuple[Drafted, Future[Ragged]]] = deque()
+    for drafted in drafts:
+        waiting.append((drafted, pool.submit(encode, drafted)))
+        if len(waiting) > N_AHEAD:
+            yield finish(*waiting.popleft())
+    yield from starmap(finish, waiting)
 
 
 def _version(package: str) -> str | None:
@@ -220,28 +182,22 @@ def _version(package: str) -> str | None:
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
     """Return a shard's share of the texts on which the engines are compared: its first ones."""
     texts: list[str] = []
-    n_chars = 0
+    left = PROBE_CHARS // n_shards
     first = next(iter_texts(documents), None)
     if first is None:
         return texts
     part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
-    most_chars = PROBE_CHARS // n_shards
-    for frame, own in zip(part["frame"].to_pylist(), part["texts"].to_pylist(), strict=True):
-        try:
-            segments = renderer.render(body_of(frame, own))
-        except Reject:
-            continue
-        for segment in segments:
-            if not segment.special and n_chars < most_chars:
-                texts.append(segment.text[: most_chars - n_chars])
-                n_chars += len(texts[-1])
+    bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
+    for text in training_texts(renderer, bodies):
+        if left > 0:
+            texts.append(text[:left])
+            left -= len(texts[-1])
     return texts
 
 
-def decoded_sample(
+def _decoded_sample(
     drafted: Drafted, tokens: TokenBatch, row: int, engine: Encoder
 ) -> DecodedSample:
-    """Decode the start of a document, cut where learning starts or ends."""
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
     edges = [0, *(at for at in learned if at < n), n]

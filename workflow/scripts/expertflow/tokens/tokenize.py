@@ -60,7 +60,6 @@ class BatchDraft(Struct):
     _learned: list[Ints] = field(default_factory=list)
 
     def add(self, number: int, segments: Sequence[Segment]) -> None:
-        """Add document ``number``."""
         pieces = [self._piece(segment) for segment in segments]
         learned = [
             [number, i, self._edge(s.text, start), self._edge(s.text, end)]
@@ -93,7 +92,6 @@ class BatchDraft(Struct):
         self._chunks.append((numbers, np.full(n, len(form.items)), pieces.reshape(-1)))
 
     def to_encode(self) -> list[str]:
-        """List what the engine has to encode: the texts, then those before edges."""
         return [*self.texts, *self.edges]
 
     def tokens(self, encoded: Ragged, n_documents: int, engine: Encoder) -> TokenBatch:
@@ -155,7 +153,6 @@ class BatchDraft(Struct):
 
 
 def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
-    """Tokenize documents with one call to the engine."""
     draft = BatchDraft()
     for number, document in enumerate(documents):
         draft.add(number, document)

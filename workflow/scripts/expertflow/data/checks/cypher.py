@@ -108,7 +108,6 @@ class _Parsing:
         return sum(tree is not None for tree in parser.parse(tokens, ""))
 
     def subquery(self, braces: "list[Token]") -> None:
-        """Parse what stands in braces as the inside of ``EXISTS``."""
         head = _dialect().tokenize("MATCH (n) WHERE EXISTS")
         self.n_statements([*head, *braces, *_dialect().tokenize("RETURN 1")])
 

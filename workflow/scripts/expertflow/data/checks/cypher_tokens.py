@@ -81,5 +81,4 @@ def _as_map(start: Token, items: list[list[Token]], end: Token) -> list[Token]:
 
 
 def _like(token: Token, kind: TokenType, text: str) -> Token:
-    """Make a token that stands where another one does."""
     return Token(kind, text, token.line, token.col, token.start, token.end)

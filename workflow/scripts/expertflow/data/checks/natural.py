@@ -30,7 +30,6 @@ _NO_PROSE = re.compile(r"https?://\S+|`[^`]*`|<[^<>]*>|\{\{[^{}]*\}\}")
 
 
 def build_length(check: FieldCheck, source: str) -> Check:
-    """Build the check of a text's length in characters; limits are inclusive."""
     low, high = check.min_chars, check.max_chars
     if low is None and high is None:
         raise settings_error(source, check, "min_chars", "and max_chars are unset; set one of them")

@@ -191,7 +191,6 @@ class _Validators:
 
 
 def _count_values(instance: Any) -> int:
-    """Count a document's values, those inside others included."""
     count, left = 0, [instance]
     while left:
         value = left.pop()
