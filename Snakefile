@@ -51,9 +51,9 @@ min_version("9.27")
 BASEDIR = Path(workflow.basedir)
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
-from expertflow.config import allocation, guard, run_lock, slurm_jobs
-from expertflow.config.house import House
-from expertflow.config.spoilt_records import remove_spoilt_records
+from expertflow.config import allocation, guard, run_lock
+from expertflow.config.corrupt_records import remove_corrupt_records
+from expertflow.config.workflow import Workflow, files_of
 
 # The user's own config/ in the working directory wins over the one beside this file.
 OWN_CONFIG = Path("config", "config.yaml")
@@ -63,20 +63,23 @@ configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "
 
 
 LOOKS = guard.only_looks(sys.argv[1:], dryrun=workflow.output_settings.dryrun)
-remove_spoilt_records(Path("results"), looks=LOOKS, main=workflow.is_main_process)
-house = House(
+GPU_LIMIT = workflow.global_resources.get("gpu")
+# Jobs of one group must agree on every text, so there a dry run tells no forecast.
+SHOWS_FORECASTS = workflow.output_settings.dryrun and not workflow.group_settings.group_components
+remove_corrupt_records(Path("results"), looks=LOOKS, main=workflow.is_main_process)
+wf = Workflow(
     config=config,
     basedir=BASEDIR,
     main=workflow.is_main_process,
     looks=LOOKS,
     told=workflow.config_settings.overwrite_config,
+    gpu_limit=GPU_LIMIT,
 )
-guard.set_environment(house.scripts, main=house.main)
-if house.main:
+guard.set_environment(wf.scripts, main=wf.main)
+if wf.main:
     run_lock.sign_jobs()
-
-guard.refuse_unlimited_gpus(workflow.global_resources.get("gpu"), main=house.main)
-guard.note_missing_table(workflow.output_settings, BASEDIR, main=house.main)
+    guard.refuse_unlimited_gpus(GPU_LIMIT)
+    guard.note_missing_table(workflow.output_settings, BASEDIR)
 
 
 wildcard_constraints:
@@ -85,7 +88,6 @@ wildcard_constraints:
     shard=r"\d{3}",
 
 
-include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/tokens.smk"
 include: "workflow/rules/tune.smk"
@@ -111,18 +113,14 @@ rule all:
 
 
 onstart:
+    guard.refuse_keep_incomplete(workflow.execution_settings)
     allocation.refuse_missing_slurm(workflow.executor_plugin.name)
     jobs = list(workflow.dag.needrun_jobs())
-    limit = workflow.global_resources.get("gpu")
-    allocation.refuse_misfits(jobs, house.expert, limit, main=house.main)
-    run_lock.hold(
-        jobs,
-        slurm_run=slurm_jobs.run_name(workflow),
-        main=house.main,
-    )
+    wf.refuse_misfits(jobs)
+    run_lock.hold(jobs, slurm_run=run_lock.slurm_run_name(workflow), main=wf.main)
 
 
 onsuccess:
-    reports = guard.reports_to_sum_up(workflow.dag_settings.targets, house.experts)
+    reports = guard.reports_to_sum_up(workflow.dag_settings.targets, wf.experts)
     if reports:
         shell('python "$EXPERTFLOW"/show_report.py {reports:q}')

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from expertflow.config import allocation
+from expertflow.core.errors import ConfigError
 
 COST = {
     "price_usd_per_hour": None, "price_as_of": None, "predicted_hours": 8.0,
@@ -46,32 +47,20 @@ def test_a_spoilt_plan_is_no_plan(plan: Path) -> None:
     assert allocation.runtime_minutes("e") == 24 * 60
 
 
-@pytest.mark.parametrize(("limit", "main"), [(8, True), (None, True), (4, False)])
-def test_a_training_asks_for_a_card_a_process(limit: int | None, main: bool) -> None:
+@pytest.mark.parametrize("limit", [8, None])
+def test_a_training_asks_for_a_card_a_process(limit: int | None) -> None:
     held = None if limit is None else SimpleNamespace(value=limit)
-    assert allocation.n_gpus({"world_size": 8}, held, main=main) == 8
+    assert allocation.n_gpus({"world_size": 8}, held) == 8
 
 
 def test_fewer_cards_than_processes_are_refused_in_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
-        allocation.n_gpus({"world_size": 8}, SimpleNamespace(value=4), main=True)
-
-
-@pytest.mark.parametrize("rule", ["train_expert", "calibrate_expert"])
-def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None:
-    made = {"training": {"world_size": 2, "n_nodes": 1}}
-    job = SimpleNamespace(rule=SimpleNamespace(name=rule), wildcards_dict={"expert": "e"})
-    other = SimpleNamespace(rule=SimpleNamespace(name="plan_training"), wildcards_dict={})
-    one, two = SimpleNamespace(value=1), SimpleNamespace(value=2)
-    allocation.refuse_misfits([other, job], {"e": made}.__getitem__, two, main=True)
-    allocation.refuse_misfits([other], {"e": made}.__getitem__, one, main=True)
-    with pytest.raises(SystemExit, match="world_size is 2"):
-        allocation.refuse_misfits([other, job], {"e": made}.__getitem__, one, main=True)
+    with pytest.raises(ConfigError, match=r"world_size is 8, .* 4 at once: .* --resources gpu=8"):
+        allocation.n_gpus({"world_size": 8}, SimpleNamespace(value=4))
 
 
 def test_machines_with_unlike_shares_are_refused_in_one_line() -> None:
     with pytest.raises(
-        SystemExit, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+        ConfigError, match=r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
     ):
         allocation.n_nodes({"world_size": 3, "n_nodes": 2})
 

@@ -20,7 +20,7 @@ from expertflow.config.catalogue import (
     print_catalogue,
     scan_caches,
 )
-from expertflow.config.digest import reachable
+from expertflow.config.code_digest import reachable
 
 COMMIT = "a" * 40
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"

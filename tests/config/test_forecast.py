@@ -10,7 +10,7 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.house import House
+from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
 from expertflow.data.records import DataFile, SourceRecord
@@ -59,18 +59,19 @@ class Place:
         )
 
     @property
-    def house(self) -> House:
+    def workflow(self) -> Workflow:
         Path("config/experts/e.yaml").write_text(yaml.safe_dump(self.manifest))
-        return House(config={"experts": {"e": {}}, **self.config}, basedir=ROOT, main=True)
+        return Workflow(config={"experts": {"e": {}}, **self.config}, basedir=ROOT, main=True)
 
     def record(self, rule: str, name: str, value: Any, **of: str) -> None:
         """Write a record as the rule would with the settings and the code of now."""
         path = Path("results/e", name)
         write_record(path, value)
-        spec = self.house.spec(rule, SimpleNamespace(expert="e", **of))
+        wildcards = SimpleNamespace(expert="e", **of)
+        spec = self.workflow.spec(rule)(wildcards)
         sidecar = {
             "spec_sha256": sha256_text(spec),
-            "code": self.house.code(rule),
+            "code": self.workflow.code(rule)(wildcards),
             "sha256": sha256_file(path),
         }
         write_record(path.with_name(f".{path.name}.fingerprint"), sidecar)
@@ -93,7 +94,9 @@ class Place:
         self.record("pack_sequences", "packing.json", {"train": train})
 
     def parts(self) -> tuple[str, str, str, str]:
-        hours, dollars, hardware, basis = self.house.forecast("e").split("; ", 3)
+        hours, dollars, hardware, basis = self.workflow.forecast(SimpleNamespace(expert="e")).split(
+            "; ", 3
+        )
         return hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), hardware, basis
 
     def hours(self) -> tuple[float, float]:

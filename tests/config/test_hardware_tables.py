@@ -8,7 +8,7 @@ import yaml
 from support import ROOT
 from test_load import SCHEMAS, base, load
 
-from expertflow.config.hardware_tables import HardwareTables
+from expertflow.config.hardware_tables import HardwareTables, calibration_spec
 from expertflow.config.load import load_config
 from expertflow.core.errors import ConfigError
 from expertflow.plan.records import PlanSpec
@@ -71,12 +71,9 @@ def test_what_is_shipped_compares_cards_that_are_known(tmp_path: Path) -> None:
 
 def test_prices_and_budgets_do_not_ask_for_another_calibration(tmp_path: Path) -> None:
     priced = {"price_usd_per_hour": 3.0, "compare": COMPARE, "training": {"max_usd": 5}}
-    one = tables(tmp_path, hardware="H100 SXM").calibration_spec(load(tmp_path, base()))
     expert = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
-    other = tables(tmp_path, hardware="H100 SXM", **priced).calibration_spec(expert)
-    assert one == other
-    slower = load(tmp_path, base(), training={"batch_size": 3})
-    assert tables(tmp_path, hardware="H100 SXM").calibration_spec(slower) != one
+    other = tables(tmp_path, hardware="H100 SXM", **priced).plan_spec(expert)
+    assert calibration_spec(other) == calibration_spec(spec(tmp_path, hardware="H100 SXM"))
 
 
 def test_a_price_of_an_unknown_card_is_refused_with_the_near_names(tmp_path: Path) -> None:
@@ -95,7 +92,9 @@ def test_only_the_demo_may_drop_budgets(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_learning_rates_pays_for_one_calibration(tmp_path: Path) -> None:
-    of = tables(tmp_path, hardware="H100 SXM").calibration_spec
+    def of(expert: dict[str, Any]) -> PlanSpec:
+        return calibration_spec(tables(tmp_path, hardware="H100 SXM").plan_spec(expert))
+
     swept = {"learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "seed": 7,
              "save_steps": 9, "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2,
              "load_best_model_at_end": True, "report_to": "tensorboard"}  # fmt: skip

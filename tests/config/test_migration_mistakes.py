@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from test_load import SCHEMAS, base, load
 
-from expertflow.config.former_names import FORMER_NAMES
+from expertflow.config.validate import FORMER_NAMES
 from expertflow.core.errors import ConfigError
 
 SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}

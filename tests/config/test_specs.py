@@ -1,62 +1,115 @@
-"""What the rules are told: each what it uses, and nothing more."""
+"""What the rules are told: each what it uses; what is no setting reruns nothing."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from support import ROOT
-from test_load import base, load
+from test_load import base
 
-from expertflow.config.house import House
-from expertflow.config.specs import deduplicate_spec, prepare_spec, source_specs
-from expertflow.core.errors import ConfigError
+from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_text
-from expertflow.core.records import to_json
-from expertflow.data.settings import PrepareSpec
+from expertflow.core.records import write_record
+from expertflow.rental.bundle.records import OPENED, BundleIndex, BundleSpec, Opened
+from expertflow.tokens.records import TokenSpec
+
+MODEL = "~/a model"
 
 
-def spec(tmp_path: Path, content: dict[str, str] | None = None, **data: Any) -> PrepareSpec:
-    expert = load(tmp_path, {**base(), "data": data})
-    return prepare_spec(expert, source_specs(expert)[0], content or {})
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("config/experts").mkdir(parents=True)
+    return tmp_path
 
 
-def test_documents_do_not_depend_on_how_they_are_judged_later(tmp_path: Path) -> None:
-    one = spec(tmp_path, near_duplicates={"threshold": 0.7}, max_rejected_fraction=0.1)
-    assert one == spec(tmp_path, near_duplicates={"threshold": 0.9}, max_rejected_fraction=0.2)
-    assert to_json(one)["near"] == {"n_words": 5, "n_permutations": 128}
-    assert spec(tmp_path).near is None
+def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
+    """Return what a rule is told of an expert, where ``bundle`` was opened."""
+    Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
+    if bundle is not None:
+        index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
+        write_record(Path("results/e", OPENED), Opened(index=index, settings_here=None))
+    workflow = Workflow(config={"experts": {"e": {}}}, basedir=ROOT, main=True)
+    return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source="s")))
+
+
+def test_documents_do_not_depend_on_how_they_are_judged_later() -> None:
+    def prepared(**data: Any) -> Any:
+        return told("prepare_shard", data=data)
+
+    one = prepared(near_duplicates={"threshold": 0.7}, max_rejected_fraction=0.1)
+    assert one == prepared(near_duplicates={"threshold": 0.9}, max_rejected_fraction=0.2)
+    assert one["near"] == {"n_words": 5, "n_permutations": 128}
+    assert prepared()["near"] is None
 
 
 @pytest.mark.parametrize("written", ["b.jsonl", "./b.jsonl", "data//b.jsonl"])
-def test_a_benchmarks_content_counts_however_its_path_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config" / "experts").mkdir(parents=True)
+def test_a_benchmarks_content_counts_however_its_path_is_written(written: str) -> None:
     Path(written).parent.mkdir(exist_ok=True)
     Path(written).write_text("{}\n")
-    manifest = {**base(), "data": {"benchmarks": [{"path": written, "text": "{q}"}]}}
-    (tmp_path / "config" / "experts" / "e.yaml").write_text(yaml.safe_dump(manifest))
-    house = House(config={"experts": {"e": {}}}, basedir=ROOT, main=True)
-
-    class Wildcards:
-        expert = "e"
-        source = "s"
-
-    assert sha256_text("{}\n") in house.spec("prepare_shard", Wildcards)
+    made = told("prepare_shard", data={"benchmarks": [{"path": written, "text": "{q}"}]})
+    assert made["benchmarks"][0]["sha256"] == sha256_text("{}\n")
 
 
-def test_a_benchmark_without_content_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "b.jsonl"
-    path.write_text("")
-    with pytest.raises(ConfigError, match=r"benchmarks names .*b.jsonl, which is not there"):
-        spec(tmp_path, benchmarks=[{"path": str(path), "text": "{q}"}])
-
-
-def test_categories_are_texts(tmp_path: Path) -> None:
-    source = {**base()["sources"][0], "category": "c"}
+def test_categories_are_texts() -> None:
+    sources = [{**base()["sources"][0], "category": "c"}]
     caps = {0: 3, 1.5: 4, 2.0: 5, "x": 6}
-    value = {**base(), "sources": [source], "data": {"max_per_category": caps}}
-    expert = load(tmp_path, value)
-    assert deduplicate_spec(expert).category_caps == {"0": 3, "1.5": 4, "2": 5, "x": 6}
+    made = told("deduplicate_documents", sources=sources, data={"max_per_category": caps})
+    assert made["category_caps"] == {"0": 3, "1.5": 4, "2": 5, "x": 6}
+
+
+def made_by(**changes: Any) -> BundleSpec:
+    config = {"preset": "demo", "experts": {"e": {}}}
+    settings: dict[str, Any] = {
+        "expert": "e", "config": config, "files": {}, "content": {}, "artefacts": {},
+        "own_artefacts": {}, "tokens": TokenSpec(engine="auto", versions={"tokenizers": "0.1"}),
+        "code": {}, "with_weights": False,
+    }  # fmt: skip
+    return BundleSpec(**{**settings, **changes})
+
+
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+    """Go to a home with a model in it."""
+    model = folder / "a model"
+    model.mkdir(parents=True, exist_ok=True)
+    for name, text in {"tokenizer": "t", "config": "c", **files}.items():
+        (model / f"{name}.json").write_text(text)
+    (model / "model.safetensors").write_text("weights")
+    monkeypatch.setenv("HOME", str(folder))
+
+
+def test_engines_that_did_not_tokenise_do_not_count() -> None:
+    own = told("pretokenize_shard")
+    assert own["versions"] != {"tokenizers": "0.1"}
+    bundled = told("pretokenize_shard", made_by())
+    assert bundled == {**own, "versions": {"tokenizers": "0.1"}}
+    other = told("pretokenize_shard", made_by(), data={"token_engine": "tokenizers"})
+    assert other["engine"] == "tokenizers"
+
+
+def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home(tmp_path / "one", monkeypatch)
+    one = told("prepare_model", model=MODEL)
+    assert set(one["content"]) == {
+        f"{MODEL}/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
+    home(tmp_path / "another", monkeypatch)
+    (tmp_path / "another" / "a model" / "README.md").write_text("read by nobody")
+    assert told("prepare_model", model=MODEL) == one
+    home(tmp_path / "another", monkeypatch, config="changed")
+    assert told("prepare_model", model=MODEL) != one
+
+
+def test_what_came_bundled_with_a_model_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home(tmp_path, monkeypatch)
+    made = told("prepare_model", model=MODEL)
+    bundle = made_by(content={MODEL: made["content"]})
+    home(tmp_path, monkeypatch, config="changed", generation_config="new")
+    assert told("prepare_model", bundle, model=MODEL) == made
+    home(tmp_path, monkeypatch, tokenizer="another")
+    assert told("prepare_model", bundle, model=MODEL) != made

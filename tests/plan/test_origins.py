@@ -7,8 +7,8 @@ import pytest
 import yaml
 from support import ROOT, plan_spec, write_tiny_run
 
-from expertflow.config import specs
-from expertflow.config.load import Schemas, load_expert
+from expertflow.config.hardware_tables import HardwareTables, calibration_spec
+from expertflow.config.load import Schemas, load_config, load_expert
 from expertflow.config.stated import stated_text
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import read_record
@@ -74,11 +74,9 @@ def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> Non
     def told(length: object) -> dict[str, str]:
         training = {**MANIFEST["training"], "max_seq_length": length}
         expert = loaded(tmp_path, {**MANIFEST, "training": training})
-        spec = specs.plan_spec(
-            expert, hardware="cpu", gpu_table=[], prices={}, price=(None, None),
-            billing_minutes=None, compare=[], may_drop_budgets=True,
-        )  # fmt: skip
-        return dict(spec.origins)
+        config = load_config({"experts": {"mine": {}}}, SCHEMAS)
+        tables = HardwareTables(config, [ROOT / "config"], ROOT / "workflow")
+        return dict(tables.plan_spec(expert).origins)
 
     assert told(64)["sequence_length_tokens"] == "manifest"
     assert "sequence_length_tokens" not in told("auto")
@@ -86,7 +84,7 @@ def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> Non
 
 
 def test_an_origin_is_nothing_to_a_calibration() -> None:
-    assert specs.calibration_spec(plan_spec()).origins == {}
+    assert calibration_spec(plan_spec()).origins == {}
 
 
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:

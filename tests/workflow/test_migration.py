@@ -13,7 +13,7 @@ import pytest
 import yaml
 from support import ROOT, SCRIPTS
 
-from expertflow.config.former_names import FORMER_NAMES
+from expertflow.config.validate import FORMER_NAMES
 
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 SCHEMAS = ROOT / "workflow" / "schemas"

@@ -13,10 +13,10 @@ rule ablate_variant:
         model="results/{expert}/model.json",
         rows=ancient("results/{expert}/packed"),
         base=ancient("results/{expert}/base_model"),
-        shards=variant_shards,
-        documents=ancient(variant_documents),
-        keep=variant_keep,
-        staging=variant_staging,
+        shards=wf.variant_shards,
+        documents=ancient(files_of(wf.variant_shards, ".arrow")),
+        keep=wf.variant_keep,
+        staging=wf.variant_staging,
     output:
         "results/{expert}/ablation/{variant}.json",
     log:
@@ -29,8 +29,8 @@ rule ablate_variant:
     resources:
         gpu=1,
     params:
-        spec=spec_of("ablate_variant"),
-        code=code_of("ablate_variant"),
+        spec=wf.spec("ablate_variant"),
+        code=wf.code("ablate_variant"),
         more=lambda w, input: [
             word
             for name in ("shards", "keep", "staging")
@@ -49,7 +49,7 @@ rule ablate_expert:
     input:
         plan="results/{expert}/plan.json",
         model="results/{expert}/model.json",
-        variants=variant_records,
+        variants=wf.variants,
     output:
         json="results/{expert}/ablation.json",
         html="results/{expert}/ablation.html",
@@ -58,8 +58,8 @@ rule ablate_expert:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("ablate_expert"),
-        code=code_of("ablate_expert"),
+        spec=wf.spec("ablate_expert"),
+        code=wf.code("ablate_expert"),
     shell:
         'python "$EXPERTFLOW"/ablate_expert.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --plan {input.plan:q} --model {input.model:q}"

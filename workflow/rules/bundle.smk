@@ -7,21 +7,21 @@ Makes:  results/{expert}/bundle.tar            to be opened there by workflow/sc
 
 rule make_bundle:
     input:
-        lock=lock_of,
-        sources=source_records,
+        lock=wf.lock,
+        sources=wf.source_records,
         datasets="results/{expert}/datasets.json",
-        shards=document_shards,
-        texts=ancient(document_files),
+        shards=wf.document_shards,
+        texts=ancient(files_of(wf.document_shards, ".arrow")),
         documents="results/{expert}/documents.json",
         keep="results/{expert}/keep.arrow",
         model="results/{expert}/model.json",
         base=ancient("results/{expert}/base_model"),
-        tokens=token_shards,
+        tokens=wf.token_shards,
         packing="results/{expert}/packing.json",
         rows=ancient("results/{expert}/packed"),
-        calibration=calibration_of,
+        calibration=wf.calibration,
         plan="results/{expert}/plan.json",
-        artefacts=ancient(artefacts_of),
+        artefacts=ancient(wf.artefacts),
     output:
         "results/{expert}/bundle.tar",
     log:
@@ -29,8 +29,8 @@ rule make_bundle:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("make_bundle"),
-        code=code_of("make_bundle"),
+        spec=wf.spec("make_bundle"),
+        code=wf.code("make_bundle"),
     shell:
         'python "$EXPERTFLOW"/make_bundle.py --spec {params.spec:q} --code {params.code}'
         " --output {output:q} 2> {log:q}"

@@ -11,7 +11,7 @@ rule calibrate_expert:
         model="results/{expert}/model.json",
         rows=ancient("results/{expert}/packed"),
         base=ancient("results/{expert}/base_model"),
-        tuning=tuning_of,
+        tuning=wf.tuning,
     output:
         "results/{expert}/calibration.json",
     log:
@@ -21,14 +21,14 @@ rule calibrate_expert:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
-        gpu=gpus_of,
-        nodes=nodes_of,
-        tasks=nodes_of,
-        mpi=mpi_of,
-        tasks_per_gpu=no_tasks_of,
+        gpu=wf.n_gpus,
+        nodes=wf.n_nodes,
+        tasks=wf.n_nodes,
+        mpi=wf.mpi,
+        tasks_per_gpu=wf.tasks_per_gpu,
     params:
-        spec=spec_of("calibrate_expert"),
-        code=code_of("calibrate_expert"),
+        spec=wf.spec("calibrate_expert"),
+        code=wf.code("calibrate_expert"),
         tuning=lambda w, input: ["--tuning", *input.tuning] if input.tuning else [],
     shell:
         'exec python "$EXPERTFLOW"/calibrate_expert.py --spec {params.spec:q} --code {params.code}'

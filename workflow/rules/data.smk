@@ -9,7 +9,7 @@ Makes:  results/{expert}/datasets.json         sources, licences, shards
 
 rule fetch_source:
     input:
-        lock=source_lock,
+        lock=wf.source_lock,
     output:
         record="results/{expert}/sources/fetched/{source}.json",
     log:
@@ -17,8 +17,8 @@ rule fetch_source:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("fetch_source"),
-        code=code_of("fetch_source"),
+        spec=wf.spec("fetch_source"),
+        code=wf.code("fetch_source"),
         directory=lambda w, output: output.record.removesuffix(".json"),
     shell:
         'python "$EXPERTFLOW"/fetch_source.py --spec {params.spec:q} --code {params.code}'
@@ -28,7 +28,7 @@ rule fetch_source:
 
 rule generate_source:
     input:
-        lock=source_lock,
+        lock=wf.source_lock,
     output:
         record="results/{expert}/sources/generated/{source}.json",
         directory=directory("results/{expert}/sources/generated/{source}"),
@@ -37,8 +37,8 @@ rule generate_source:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("generate_source"),
-        code=code_of("generate_source"),
+        spec=wf.spec("generate_source"),
+        code=wf.code("generate_source"),
     shell:
         'python "$EXPERTFLOW"/generate_source.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --directory {output.directory:q} --output {output.record:q}"
@@ -47,8 +47,8 @@ rule generate_source:
 
 rule find_datasets:
     input:
-        lock=lock_of,
-        sources=source_records,
+        lock=wf.lock,
+        sources=wf.source_records,
     output:
         "results/{expert}/datasets.json",
     log:
@@ -56,8 +56,8 @@ rule find_datasets:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("find_datasets"),
-        code=code_of("find_datasets"),
+        spec=wf.spec("find_datasets"),
+        code=wf.code("find_datasets"),
     shell:
         'python "$EXPERTFLOW"/find_datasets.py --spec {params.spec:q} --code {params.code}'
         " --lock {input.lock:q} --sources {input.sources:q} --output {output:q} 2> {log:q}"
@@ -65,9 +65,9 @@ rule find_datasets:
 
 rule prepare_shard:
     input:
-        source=source_record,
-        data=ancient(source_data),
-        benchmarks=ancient(benchmark_files),
+        source=wf.source_record,
+        data=ancient(wf.source_data),
+        benchmarks=ancient(wf.benchmarks),
     output:
         record="results/{expert}/documents/{source}/{shard}.json",
         documents="results/{expert}/documents/{source}/{shard}.arrow",
@@ -77,8 +77,8 @@ rule prepare_shard:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("prepare_shard"),
-        code=code_of("prepare_shard"),
+        spec=wf.spec("prepare_shard"),
+        code=wf.code("prepare_shard"),
     shell:
         'python "$EXPERTFLOW"/prepare_shard.py --spec {params.spec:q} --code {params.code}'
         " --source {input.source:q} --shard {wildcards.shard}"
@@ -88,8 +88,8 @@ rule prepare_shard:
 
 rule deduplicate_documents:
     input:
-        shards=document_shards,
-        documents=ancient(document_files),
+        shards=wf.document_shards,
+        documents=ancient(files_of(wf.document_shards, ".arrow")),
     output:
         record="results/{expert}/documents.json",
         keep="results/{expert}/keep.arrow",
@@ -98,8 +98,8 @@ rule deduplicate_documents:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("deduplicate_documents"),
-        code=code_of("deduplicate_documents"),
+        spec=wf.spec("deduplicate_documents"),
+        code=wf.code("deduplicate_documents"),
     shell:
         'python "$EXPERTFLOW"/deduplicate_documents.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {output.keep:q}"

@@ -24,7 +24,7 @@ rule build_report:
         gpu="results/{expert}/gpu.jsonl",
         preflight="results/{expert}/preflight.json",
         profile=ancient("results/{expert}/profile"),
-        ablation=ablation_of,
+        ablation=wf.ablation,
     output:
         json="results/{expert}/report.json",
         html=report(
@@ -38,8 +38,8 @@ rule build_report:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("build_report"),
-        code=code_of("build_report"),
+        spec=wf.spec("build_report"),
+        code=wf.code("build_report"),
         ablation=lambda w, input: ["--ablation", *input.ablation] if input.ablation else [],
     shell:
         'python "$EXPERTFLOW"/build_report.py --spec {params.spec:q} --code {params.code}'
@@ -50,7 +50,7 @@ rule build_report:
 
 rule compare_experts:
     input:
-        reports=expand("results/{expert}/report.json", expert=house.experts),
+        reports=expand("results/{expert}/report.json", expert=wf.experts),
     output:
         json="results/index.json",
         html="results/index.html",
@@ -59,7 +59,7 @@ rule compare_experts:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        code=code_of("compare_experts"),
+        code=wf.code("compare_experts"),
     shell:
         'python "$EXPERTFLOW"/compare_experts.py --reports {input.reports:q}'
         " --json {output.json:q} --html {output.html:q} 2> {log:q}"

@@ -10,9 +10,9 @@ Makes:  results/{expert}/model.json            base model and tokenizer, with ha
 
 rule prepare_model:
     input:
-        shards=model_shards,
-        keep=model_keep,
-        documents=ancient(model_documents),
+        shards=wf.model_shards,
+        keep=wf.model_keep,
+        documents=ancient(files_of(wf.model_shards, ".arrow")),
     output:
         record="results/{expert}/model.json",
         directory=directory("results/{expert}/base_model"),
@@ -21,8 +21,8 @@ rule prepare_model:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("prepare_model"),
-        code=code_of("prepare_model"),
+        spec=wf.spec("prepare_model"),
+        code=wf.code("prepare_model"),
         documents=lambda w, input: (
             ["--shards", *input.shards, "--keep", *input.keep] if input.keep else []
         ),
@@ -34,8 +34,8 @@ rule prepare_model:
 
 rule pretokenize_shard:
     input:
-        shards=shards_to_tokenise,
-        documents=ancient(files_to_tokenise),
+        shards=wf.shards_to_tokenize,
+        documents=ancient(files_of(wf.shards_to_tokenize, ".arrow")),
         model="results/{expert}/model.json",
     output:
         record="results/{expert}/tokens/{source}/{shard}.json",
@@ -47,8 +47,8 @@ rule pretokenize_shard:
         "../../envs/expertflow.yaml"
     threads: 4
     params:
-        spec=spec_of("pretokenize_shard"),
-        code=code_of("pretokenize_shard"),
+        spec=wf.spec("pretokenize_shard"),
+        code=wf.code("pretokenize_shard"),
     shell:
         'MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
         " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
@@ -58,8 +58,8 @@ rule pretokenize_shard:
 
 rule pack_sequences:
     input:
-        shards=token_shards,
-        tokens=ancient(token_files),
+        shards=wf.token_shards,
+        tokens=ancient(files_of(wf.token_shards, ".ids", ".arrow")),
         keep="results/{expert}/keep.arrow",
     output:
         record="results/{expert}/packing.json",
@@ -69,8 +69,8 @@ rule pack_sequences:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("pack_sequences"),
-        code=code_of("pack_sequences"),
+        spec=wf.spec("pack_sequences"),
+        code=wf.code("pack_sequences"),
     shell:
         'python "$EXPERTFLOW"/pack_sequences.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {input.keep:q}"

@@ -16,8 +16,8 @@ rule plan_training:
     input:
         packing="results/{expert}/packing.json",
         model="results/{expert}/model.json",
-        calibration=calibration_of,
-        tuning=tuning_of,
+        calibration=wf.calibration,
+        tuning=wf.tuning,
     output:
         "results/{expert}/plan.json",
     log:
@@ -25,8 +25,8 @@ rule plan_training:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("plan_training"),
-        code=code_of("plan_training"),
+        spec=wf.spec("plan_training"),
+        code=wf.code("plan_training"),
         calibration=lambda w, input: (
             ["--calibration", *input.calibration] if input.calibration else []
         ),
@@ -51,8 +51,8 @@ rule stage_to_nvme:
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=spec_of("stage_to_nvme"),
-        code=code_of("stage_to_nvme"),
+        spec=wf.spec("stage_to_nvme"),
+        code=wf.code("stage_to_nvme"),
     shell:
         'python "$EXPERTFLOW"/stage_to_nvme.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --rows {input.rows:q}"
@@ -79,21 +79,21 @@ rule train_expert:
         "results/{expert}/logs/train_expert.log",
     priority: 10
     # A job of a cluster is a Snakemake of its own, which would retry inside of each retry.
-    retries: 3 if house.main else 0
+    retries: 3 if wf.main else 0
     conda:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
-        gpu=gpus_of,
-        runtime=minutes_of,
-        nodes=nodes_of,
-        tasks=nodes_of,
-        mpi=mpi_of,
-        tasks_per_gpu=no_tasks_of,
-        forecast=forecast_of,
+        gpu=wf.n_gpus,
+        runtime=wf.minutes,
+        nodes=wf.n_nodes,
+        tasks=wf.n_nodes,
+        mpi=wf.mpi,
+        tasks_per_gpu=wf.tasks_per_gpu,
+        forecast=wf.forecast if SHOWS_FORECASTS else None,
     params:
-        spec=spec_of("train_expert"),
-        code=code_of("train_expert"),
+        spec=wf.spec("train_expert"),
+        code=wf.code("train_expert"),
     shell:
         'exec python "$EXPERTFLOW"/train_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
@@ -111,12 +111,12 @@ rule evaluate_expert:
         training="results/{expert}/training.json",
         staging="results/{expert}/staging.json",
         checkpoint=ancient("results/{expert}/checkpoint"),
-        sources=source_records,
-        shards=document_shards,
-        documents=ancient(document_files),
+        sources=wf.source_records,
+        shards=wf.document_shards,
+        documents=ancient(files_of(wf.document_shards, ".arrow")),
         keep="results/{expert}/keep.arrow",
         rows=ancient("results/{expert}/packed"),
-        artefacts=ancient(artefacts_of),
+        artefacts=ancient(wf.artefacts),
     output:
         record="results/{expert}/evaluation.json",
         answers="results/{expert}/answers.jsonl",
@@ -129,8 +129,8 @@ rule evaluate_expert:
     resources:
         gpu=1,
     params:
-        spec=spec_of("evaluate_expert"),
-        code=code_of("evaluate_expert"),
+        spec=wf.spec("evaluate_expert"),
+        code=wf.code("evaluate_expert"),
     shell:
         'python "$EXPERTFLOW"/evaluate_expert.py --spec {params.spec:q} --code {params.code}'
         " --plan {input.plan:q} --packing {input.packing:q} --model {input.model:q}"
@@ -161,8 +161,8 @@ rule export_model:
         "../../envs/expertflow.yaml"
     threads: 4
     params:
-        spec=spec_of("export_model"),
-        code=code_of("export_model"),
+        spec=wf.spec("export_model"),
+        code=wf.code("export_model"),
     shell:
         'python "$EXPERTFLOW"/export_model.py --spec {params.spec:q} --code {params.code}'
         " --datasets {input.datasets:q} --model {input.model:q} --plan {input.plan:q}"

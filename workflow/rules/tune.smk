@@ -23,8 +23,8 @@ rule tune_expert:
     resources:
         gpu=1,
     params:
-        spec=spec_of("tune_expert"),
-        code=code_of("tune_expert"),
+        spec=wf.spec("tune_expert"),
+        code=wf.code("tune_expert"),
     shell:
         'exec python "$EXPERTFLOW"/tune_expert.py --spec {params.spec:q} --code {params.code}'
         " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"

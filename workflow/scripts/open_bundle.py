@@ -7,8 +7,8 @@ With --outcome: put what such a box made where a run on this one would have put 
 import logging
 from pathlib import Path
 
-from expertflow.config.opened import manifest_here
-from expertflow.config.rule_code import other_code
+from expertflow.config.code_digest import other_code
+from expertflow.config.load import manifest_here
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.rental.bundle.open import open_bundle

@@ -11,7 +11,7 @@ adds labels) and OUTPUT/packing.json with counts and lengths. See docs/tokens.md
 import os
 from pathlib import Path
 
-from expertflow.config.rows_alone import Wish, described, make_rows
+from expertflow.config.plain_rows import PackRequest, describe_rows, make_rows
 from expertflow.core import cli
 
 TEMPLATES = ("prompt", "completion", "text", "messages")
@@ -34,7 +34,7 @@ def main() -> None:
     given = {name: value for name in TEMPLATES if (value := getattr(args, name)) is not None}
     if set(given) not in ({"prompt", "completion"}, {"text"}, {"messages"}, set()):
         parser.error("give --prompt and --completion, or --text, or --messages")
-    wish = Wish(
+    request = PackRequest(
         files=args.input,
         tokenizer=args.tokenizer,
         templates=given or {"text": "{text}"},
@@ -42,7 +42,7 @@ def main() -> None:
         packing=args.packing,
         n_cores=args.cores,
     )
-    for line in described(make_rows(wish, args.output)):
+    for line in describe_rows(make_rows(request, args.output)):
         print(line)
 
 

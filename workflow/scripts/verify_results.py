@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from expertflow.config.rule_code import rule_digest
+from expertflow.config.code_digest import rule_digest
 from expertflow.core import cli
 from expertflow.core.files import sha256_file
 

@@ -1,13 +1,11 @@
 """Read the lists of variants of config/ablations, and refuse what cannot be meant."""
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from expertflow.config.read_yaml import read_yaml
+from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
 from expertflow.plan.override import flags
@@ -21,7 +19,6 @@ from expertflow.studies.records import (
 )
 
 Settings = dict[str, Any]
-SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> AblationSpec:
@@ -67,7 +64,7 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
     """
     names = [variant.name for variant in spec.variants]
     if name not in names:
-        raise ConfigError(f"no variant is named {name!r} in ablation.files; {_hint(name, names)}")
+        raise ConfigError(f"no variant is named {name!r} in ablation.files; {suggest(name, names)}")
     variant = replace(spec.variants[names.index(name)], label="", of=None, rung=None, undone=())
     lengths = ("n_repeats", "n_warmup_steps", "n_timed_steps", "max_timed_s")
     return VariantSpec(variant=variant, **{key: getattr(spec, key) for key in lengths})
@@ -93,7 +90,7 @@ def find_ablation(name: str, directories: list[Path]) -> Path:
     known = sorted({p.stem for d in folders for p in d.glob("*") if p.suffix in SUFFIXES})
     raise ConfigError(
         f"ablation.files names {name!r} (config/ablations/{name}.yaml), which is not there;"
-        f" {_hint(name, known)}"
+        f" {suggest(name, known)}"
     )
 
 
@@ -130,7 +127,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
             if key not in training:
                 raise ConfigError(
                     f"{path}: step {step['name']!r} gives {key!r} back to the plan, which no rung"
-                    f" before has changed; {_hint(key, sorted(training))}"
+                    f" before has changed; {suggest(key, training)}"
                 )
             del training[key]
         new_rows: Rows = step.get("rows", rows)
@@ -158,7 +155,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 undone=tuple(undone),
             )
         )
-    left = [*sorted(training), *(["rows"] if rows != "packed" else [])]
+    left = [*training, *(["rows"] if rows != "packed" else [])]
     if left:
         raise ConfigError(
             f"{path}: the ladder's last step leaves {', '.join(left)} as the start has them; add a"
@@ -191,7 +188,7 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
     where = f"{path}: claim {claim.claim!r}"
     for key in (claim.of, claim.to):
         if key not in names | {PLAN}:
-            hint = _hint(key, sorted(names | {PLAN}))
+            hint = suggest(key, names | {PLAN})
             raise ConfigError(f"{where} names {key!r}, which is no variant; {hint}")
     if claim.of == claim.to:
         raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
@@ -199,8 +196,3 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
         raise ConfigError(
             f"{where} has high {claim.high:g} and low {claim.low}; give both, the lower one as low"
         )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"

@@ -2,11 +2,10 @@
 
 import math
 import shutil
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.guard import fail, one_line
+from expertflow.config.guard import fail
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.records import read_part
 from expertflow.plan.records import CostPlan
@@ -35,8 +34,7 @@ def runtime_minutes(expert: str) -> int:
     )
 
 
-@one_line
-def n_gpus(training: dict[str, Any], limit: Any, *, main: bool) -> int:
+def n_gpus(training: dict[str, Any], limit: Any) -> int:
     """Count the cards of all nodes together.
 
     Raises:
@@ -44,7 +42,7 @@ def n_gpus(training: dict[str, Any], limit: Any, *, main: bool) -> int:
             the processes would share them.
     """
     n: int = training["world_size"]
-    if main and limit is not None and limit.value < n:
+    if limit is not None and limit.value < n:
         raise ConfigError(
             f"training.world_size is {n}, and a run may hold {limit.value} at once: set"
             f" EXPERTFLOW_SLURM_GPUS to at least {n}, or add --resources gpu={n}"
@@ -52,7 +50,6 @@ def n_gpus(training: dict[str, Any], limit: Any, *, main: bool) -> int:
     return n
 
 
-@one_line
 def n_nodes(training: dict[str, Any]) -> int | None:
     """Give the number of machines; null where it is one and nothing is asked of the cluster.
 
@@ -66,24 +63,6 @@ def n_nodes(training: dict[str, Any]) -> int | None:
             f" many processes as the next; make world_size a multiple of {n}"
         )
     return None if n == 1 else int(n)
-
-
-def refuse_misfits(
-    jobs: Iterable[Any],
-    expert: Callable[[str], dict[str, Any]],
-    limit: Any,
-    *,
-    main: bool,
-) -> None:
-    """End the run before its first job if a training asks for what it cannot get.
-
-    Snakemake asks for a job's resources only when all jobs before it are done.
-    """
-    for job in jobs:
-        if job.rule.name in TRAIN:
-            training = expert(job.wildcards_dict["expert"])["training"]
-            n_gpus(training, limit, main=main)
-            n_nodes(training)
 
 
 def refuse_missing_slurm(executor: str) -> None:

@@ -14,9 +14,9 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from expertflow.config.load import SUFFIXES, Schemas, load_config, load_expert
-from expertflow.config.read_yaml import read_yaml
-from expertflow.config.specs import source_specs
+from expertflow.config.expert import source_specs
+from expertflow.config.load import Schemas, load_config, load_expert
+from expertflow.config.read_yaml import SUFFIXES, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, to_json

@@ -7,17 +7,64 @@ known is unknown, with its reason.
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
-from expertflow.config.expected_work import Case, Range, Unknown, expected_flops
-from expertflow.core.errors import ExpertflowError, HardwareError
+from expertflow.config.expert import Expert
+from expertflow.core.errors import ExpertflowError, HardwareError, TrainingError
 from expertflow.core.files import sha256_file, sha256_text
-from expertflow.core.records import Record, read_part
+from expertflow.core.records import Record, read_part, read_record
+from expertflow.data import cache
+from expertflow.data.records import SourceLock, SourceRecord
+from expertflow.data.settings import SourceSpec
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
-from expertflow.plan.records import CostPlan, PlanSpec
+from expertflow.plan.flops import flops_per_token
+from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec
 from expertflow.plan.switches import choose_precision
+from expertflow.tokens.records import PackedSplit
+
+# Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
+# JSON Lines files of questions, code, chats, schemas and prose: as they are 2.7 to 11.7, with gzip
+# 0.4 to 1.7, as Parquet 0.4 to 5.4. The bands leave out the ends; that is judgement.
+PLAIN_BYTES = (2.5, 9.0)
+COMPRESSED_BYTES = (0.4, 1.8)
+PARQUET_BYTES = (0.5, 3.2)
+# Before tokens exist nothing is known of documents either. The mean context that attention sees,
+# the share of tokens that is learned, and how full rows get: judgement, generous on both sides.
+MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
+SUPERVISED_FRACTION = (0.1, 1.0)
+FILL_FRACTION = (0.7, 1.0)
+
+Range = tuple[float, float]
+
+
+class Unknown(Exception):
+    """Nothing can be said; the message is the reason, in a few words."""
+
+
+class Case(Record, frozen=True, kw_only=True):
+    """An expert as it stands before its training.
+
+    ``made_by`` returns spec and code of now of a rule, for the rules of a source with its name.
+    """
+
+    expert: Expert
+    made_by: Callable[..., tuple[str, str]]
+
+    def is_current(self, rule: str, record: Path, **of: str) -> bool:
+        """Tell by its sidecar whether a record is whole and was made by the rule as it is now."""
+        sidecar = record.with_name(f".{record.name}.fingerprint")
+        if not record.is_file() or not sidecar.is_file():
+            return False
+        try:
+            made = json.loads(sidecar.read_text(encoding="utf-8"))
+        except ValueError:
+            return False
+        spec, code = self.made_by(rule, **of)
+        wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
+        return all(made.get(key) == value for key, value in wanted.items())
 
 
 class Forecast(Record, frozen=True, kw_only=True):
@@ -38,54 +85,37 @@ class Forecast(Record, frozen=True, kw_only=True):
         return f"{hours} hours; {usd} dollars; {self.hardware}; {self.basis}"
 
 
-def is_current(record: Path, *, spec: str, code: str) -> bool:
-    """Tell by its sidecar whether a record is whole and was made from a spec by a code."""
-    sidecar = record.with_name(f".{record.name}.fingerprint")
-    if not record.is_file() or not sidecar.is_file():
-        return False
-    try:
-        made = json.loads(sidecar.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    wanted = {"spec_sha256": sha256_text(spec), "code": code, "sha256": sha256_file(record)}
-    return all(made.get(key) == value for key, value in wanted.items())
-
-
 def forecast(case: Case) -> Forecast:
-    """Give what the training of an expert should take; a record that cannot be read ends no run."""
+    """Return what a training should take; a record that cannot be read ends no run."""
+    expert, plan = case.expert, case.expert.results / "plan.json"
+    note = ""
+    hardware = expert.plan_spec.hardware
     try:
-        return _forecast(case)
-    except ExpertflowError as error:
-        name, reason = case.spec.hardware, _first_clause(error)
-        return Forecast(hours=None, usd=None, hardware=name, basis=reason)
-
-
-def _first_clause(error: ExpertflowError) -> str:
-    """Give what is the matter, in one line, without the mend."""
-    return " ".join(str(error).split("; ")[0].split())
-
-
-def _forecast(case: Case) -> Forecast:
-    plan = case.results / "plan.json"
-    if case.is_current("plan_training", plan):
-        return _planned(plan)
-    note = "; plan.json is of other settings or code" if plan.is_file() else ""
-    hardware = case.spec.hardware
-    try:
-        gpu = _gpu(case.spec)
-        hardware = f"{case.spec.world_size} x {gpu.name}"
-        speed = _speed(case.spec, gpu)
-        flops, basis = expected_flops(case)
+        if case.is_current("plan_training", plan):
+            return _planned(plan)
+        note = "; plan.json is of other settings or code" if plan.is_file() else ""
+        gpu = _gpu(expert.plan_spec)
+        hardware = f"{expert.plan_spec.world_size} x {gpu.name}"
+        speed = _speed(expert.plan_spec, gpu)
+        flops, basis = _expected_flops(case)
     except Unknown as reason:
         return Forecast(hours=None, usd=None, hardware=hardware, basis=f"{reason}{note}")
+    except ExpertflowError as error:
+        hardware = expert.plan_spec.hardware
+        return Forecast(hours=None, usd=None, hardware=hardware, basis=_first_clause(error))
     hours = flops[0] / (speed * MFU_HIGH) / 3600, flops[1] / (speed * MFU_LOW) / 3600
-    price = planned_price(case.spec, gpu)
+    price = planned_price(expert.plan_spec, gpu)
     return Forecast(
         hours=hours,
         usd=_usd(price.usd(hours[0]), price.usd(hours[1])),
         hardware=hardware,
         basis=f"{basis}; {_price_text(price.usd_per_hour, price.as_of, gpu.name)}{note}",
     )
+
+
+def _first_clause(error: ExpertflowError) -> str:
+    """Return what is the matter, in one line, without the fix."""
+    return " ".join(str(error).split("; ")[0].split())
 
 
 def _planned(path: Path) -> Forecast:
@@ -148,3 +178,150 @@ def _number(value: float) -> str:
     """Write two significant digits, without an exponent; the bands are wider than that."""
     n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{n_decimals}f}"
+
+
+def _expected_flops(case: Case) -> tuple[Range, str]:
+    """Return least and most FLOPs that the hardware executes, and what they were estimated from."""
+    spec, packing, model = (
+        case.expert.plan_spec,
+        case.expert.results / "packing.json",
+        case.expert.results / "model.json",
+    )
+    has_model = case.is_current("prepare_model", model)
+    facts = read_part(ModelFacts, model, "facts") if has_model else _facts(case)
+    if has_model and case.is_current("pack_sequences", packing):
+        train: PackedSplit = read_part(PackedSplit, packing, "train")
+        tokens = _trained_on(spec, train)
+        context = (train.sum_len_sq / (2 * train.n_tokens),) * 2
+        supervised = (train.n_target_tokens / train.n_tokens,) * 2
+        basis = "estimate from packed tokens"
+    else:
+        tokens = _trained(spec, _tokens_from_bytes(case), _tokens_per_row(case))
+        context, supervised = MEAN_CONTEXT_TOKENS, SUPERVISED_FRACTION
+        basis = "estimate from bytes" + _limits(case)
+    # The plan decides on ``auto``: layers that are computed again take their time.
+    again = spec.gradient_checkpointing
+    least, most = (
+        flops_per_token(
+            facts,
+            lora=spec.lora,
+            mean_context_tokens=context[i],
+            supervised_fraction=supervised[i],
+            checkpoint_activations=checkpoint,
+        ).hardware
+        for i, checkpoint in enumerate((bool(again), again is not False))
+    )
+    return (tokens[0] * least, tokens[1] * most), basis
+
+
+def _trained_on(spec: PlanSpec, train: PackedSplit) -> Range:
+    """Give the tokens of all steps over packed rows; the last step of an epoch may hold fewer."""
+    per_epoch = (train.n_tokens,) * 2
+    if spec.max_steps is None:
+        return _trained(spec, per_epoch, None)
+    steps = math.ceil(train.n_sequences / _rows_per_step(spec))
+    return (train.n_tokens * spec.max_steps / steps,) * 2
+
+
+def _rows_per_step(spec: PlanSpec) -> int:
+    if spec.batch_size is None:
+        raise Unknown("max_steps is set and batch_size is auto: the plan decides on tokens")
+    return spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
+
+
+def _trained(spec: PlanSpec, per_epoch: Range, per_row: Range | None) -> Range:
+    """Give the tokens of all steps, from those of an epoch and of a row."""
+    if spec.max_steps is not None:
+        n_rows = _rows_per_step(spec)
+        if per_row is None:
+            raise Unknown("max_steps is set and the tokens of a row are not known before packing")
+        # A step takes an epoch at most.
+        low, high = (min(n_rows * per_row[i], per_epoch[i]) for i in (0, 1))
+        return spec.max_steps * low, spec.max_steps * high
+    return _epochs(spec, per_epoch[0]) * per_epoch[0], _epochs(spec, per_epoch[1]) * per_epoch[1]
+
+
+def _epochs(spec: PlanSpec, tokens_per_epoch: float) -> float:
+    if spec.target_tokens is None:
+        return spec.num_train_epochs
+    epochs = spec.target_tokens / tokens_per_epoch
+    return min(max(epochs, spec.min_epochs or 0.0), spec.max_epochs or math.inf)
+
+
+def _tokens_per_row(case: Case) -> Range | None:
+    training = case.expert.settings["training"]
+    length = training["max_seq_length"]
+    if length == "auto" or training["packing"] == "none":
+        return None
+    return length * FILL_FRACTION[0], length * FILL_FRACTION[1]
+
+
+def _tokens_from_bytes(case: Case) -> Range:
+    """Give least and most tokens of an epoch. Duplicates and rejects are not known yet."""
+    least = most = 0.0
+    sources = case.expert.sources
+    for lock in case.expert.lock.sources:
+        low, high = _tokens_of_source(case, sources[lock.name], lock)
+        least += low * sources[lock.name].weight
+        most += high * sources[lock.name].weight
+    kept = 1 - case.expert.settings["data"]["eval_fraction"]
+    return least * kept, most * kept
+
+
+def _tokens_of_source(case: Case, source: SourceSpec, lock: SourceLock) -> Range:
+    is_made = lock.kind == "generated"
+    kind, rule = ("generated", "generate_source") if is_made else ("fetched", "fetch_source")
+    record = case.expert.results / "sources" / kind / f"{lock.name}.json"
+    if lock.files:
+        sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in lock.files]
+    elif case.is_current(rule, record, source=lock.name):
+        files = read_record(SourceRecord, record).files
+        sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in files]
+    elif lock.kind == "hub" and (prepared := cache.find_source(source)) is not None:
+        split = prepared.files(source.split or "train")
+        sizes = [(path.stat().st_size, PLAIN_BYTES) for path in split]
+    else:
+        raise Unknown(f"source {lock.name} is not {kind} yet")
+    return sum(n / most for n, (_, most) in sizes), sum(n / least for n, (least, _) in sizes)
+
+
+def _bytes_per_token(file_format: str, compression: str | None) -> Range:
+    if compression is not None:
+        return COMPRESSED_BYTES
+    return PARQUET_BYTES if file_format == "parquet" else PLAIN_BYTES
+
+
+def _limits(case: Case) -> str:
+    """Say that fewer documents may be kept than there are, which bytes do not tell."""
+    data = case.expert.settings["data"]
+    is_limited = data["max_documents"] is not None or data["max_per_category"] is not None
+    is_limited |= any(source.max_documents is not None for source in case.expert.sources.values())
+    return " before limits on documents" if is_limited else ""
+
+
+def _facts(case: Case) -> ModelFacts:
+    """Read the shape of a model that no record describes yet."""
+    model: str = case.expert.settings["model"]
+    if model.startswith("builtin:"):
+        shape = case.expert.settings["builtin"]
+        return ModelFacts(**shape, tie_word_embeddings=True, model_type="qwen3")
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = _cached_model(model, case.expert.settings["model_revision"])
+    if not (folder / "config.json").is_file():
+        raise Unknown(f"model {model} is neither a folder here nor downloaded")
+    # Imported here: it brings tokenizers along, for a shape that is needed once.
+    from expertflow.train.model.base import read_facts
+
+    try:
+        return read_facts(folder)
+    except TrainingError as error:
+        raise Unknown(f"model {model} has a config.json without a dense decoder's shape") from error
+
+
+def _cached_model(model: str, revision: str | None) -> Path:
+    """Give the place of a hub model's files, whether they are there or not."""
+    folder = cache.hub_cache() / f"models--{model.replace('/', '--')}"
+    ref = folder / "refs" / (revision or "main")
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision or "main"
+    return folder / "snapshots" / commit

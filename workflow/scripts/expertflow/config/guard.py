@@ -80,21 +80,21 @@ def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
 
 
-def refuse_unlimited_gpus(limit: Any, *, main: bool) -> None:
+def refuse_unlimited_gpus(limit: Any) -> None:
     """End the run if nothing bounds the trainings that may run at once.
 
     Snakemake takes an undeclared resource, and one of 0, for any number.
     """
-    if main and not (limit is not None and limit.value):
+    if limit is None or not limit.value:
         fail(
             "resource gpu is not limited, so any number of trainings could start at once; add"
             " --resources gpu=1, or use the profiles beside the Snakefile"
         )
 
 
-def note_missing_table(settings: Any, basedir: Path, *, main: bool) -> None:
+def note_missing_table(settings: Any, basedir: Path) -> None:
     """Tell how to get the table of hours and dollars, where a dry run will end without it."""
-    if not main or not settings.dryrun or "expertflow" in settings.log_handler_settings:
+    if not settings.dryrun or "expertflow" in settings.log_handler_settings:
         return
     if importlib.util.find_spec("snakemake_logger_plugin_expertflow") is None:
         how = f"pip install --no-build-isolation {basedir}/workflow/logger"

@@ -1,32 +1,40 @@
-"""The cards and prices of config/hardware, and the plan's spec, which takes what it needs."""
+"""The cards and prices of config/hardware, and the specs that hold rows of them."""
 
 import difflib
 import functools
 from pathlib import Path
 from typing import Any
 
-from expertflow.config import specs
+from msgspec.structs import replace
+
 from expertflow.config.read_yaml import read_yaml
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
-from expertflow.plan.records import PlanSpec
+from expertflow.core.records import from_json
+from expertflow.core.settings import neutralize, without_auto
+from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec
+from expertflow.plan.settings import Training, TrainingSection
+
+Settings = dict[str, Any]
+# Of a row of prices, what a plan reads.
+PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
 
 
 class HardwareTables:
     """Cards and prices; the user's own files in the first directory win over ours in the last."""
 
-    def __init__(self, config: dict[str, Any], directories: list[Path], workflow_dir: Path) -> None:
+    def __init__(self, config: Settings, directories: list[Path], workflow_dir: Path) -> None:
         self._config, self._directories, self._workflow = config, directories, workflow_dir
 
     @property
     def hardware(self) -> str:
-        """Give what the plan is for: ``auto``, ``cpu`` or a card; the demo is always on the CPU.
+        """What the plan is for: ``auto``, ``cpu`` or a card; the demo is always on the CPU.
 
         Raises:
             ConfigError: no card has this name.
         """
         hardware: str = "cpu" if self._config["preset"] == "demo" else self._config["hardware"]
-        if hardware in ("auto", "cpu") or any(specs.is_card(row, hardware) for row in self.gpus):
+        if hardware in ("auto", "cpu") or self._is_known(hardware):
             return hardware
         known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
         nearest = self._nearest(hardware)
@@ -34,68 +42,86 @@ class HardwareTables:
 
     @property
     def files(self) -> dict[str, Path]:
-        """Give the files of both tables, by the names that are looked for."""
+        """The files of both tables, by the names that are looked for."""
         return {f"hardware/{name}": self._file(name) for name in ("gpus.yaml", "prices.yaml")}
 
     @functools.cached_property
-    def gpus(self) -> list[dict[str, Any]]:
-        """Give the rows of the table of cards."""
-        path = self._file("gpus.yaml")
-        table = read_yaml(path)
-        schema = read_yaml(self._workflow / "schemas" / "hardware.schema.yaml")
-        check(table, schema, where=str(path))
-        return list(table["gpus"])
+    def gpus(self) -> list[Settings]:
+        return list(self._read("gpus.yaml", "hardware")["gpus"])
 
     @functools.cached_property
-    def prices(self) -> dict[str, dict[str, Any]]:
-        """Give the user's prices by card, under the name that the user gives it.
+    def prices(self) -> dict[str, Settings]:
+        """The user's prices by card, under the name that the user gives it.
 
         Raises:
             ConfigError: no card has this name.
         """
-        path = self._file("prices.yaml")
-        table = read_yaml(path)
-        check(table, read_yaml(self._workflow / "schemas" / "prices.schema.yaml"), where=str(path))
-        prices: dict[str, dict[str, Any]] = table["prices"] or {}
+        prices: dict[str, Settings] = self._read("prices.yaml", "prices")["prices"] or {}
         for card in prices:
-            if not any(specs.is_card(row, card) for row in self.gpus):
+            if not self._is_known(card):
+                path = self._file("prices.yaml")
                 raise ConfigError(f"{path}: prices names {card!r}: {self._nearest(card)}")
         return prices
 
     @property
-    def compare(self) -> list[dict[str, Any]]:
-        """Give the hardware to compare with; none where the plan is for the CPU.
+    def compare(self) -> list[Settings]:
+        """The hardware to compare with; none where the plan is for the CPU.
 
         Raises:
             ConfigError: no card has this name.
         """
         if self.hardware == "cpu":
             return []
-        choices: list[dict[str, Any]] = self._config["compare"]
+        choices: list[Settings] = self._config["compare"]
         for choice in choices:
-            if not any(specs.is_card(row, choice["name"]) for row in self.gpus):
+            if not self._is_known(choice["name"]):
                 raise ConfigError(
                     f"compare names {choice['name']!r}: no such row in config/hardware/gpus.yaml;"
                     " correct the name, or add the row"
                 )
         return choices
 
-    def plan_spec(self, expert: dict[str, Any]) -> PlanSpec:
-        """Give the settings of ``plan_training``."""
-        return specs.plan_spec(
-            expert,
-            hardware=self.hardware,
-            gpu_table=self.gpus,
-            prices=self.prices,
-            price=(self._config["price_usd_per_hour"], self._config["price_as_of"]),
-            billing_minutes=self._config["billing_minutes"],
-            compare=self.compare,
-            may_drop_budgets=self._config["preset"] == "demo",
+    def plan_spec(self, expert: Settings) -> PlanSpec:
+        """Return the settings of ``plan_training``.
+
+        Of the tables it takes the rows of the card that is named and of those to compare it with,
+        or all while the card is not known yet.
+        """
+        training = without_auto(expert["training"])
+        if training["method"] == "full":
+            training["lora"] = None
+        chosen = from_json(TrainingSection, training, where="training")
+        hardware, compare, config = self.hardware, self.compare, self._config
+        wanted = {hardware, *(choice["name"] for choice in compare)}
+        cards = [
+            row
+            for row in self.gpus
+            if hardware == "auto" or any(_is_card(row, name) for name in wanted)
+        ]
+        prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
+        return PlanSpec(
+            **{name: getattr(chosen, name) for name in Training.__struct_fields__},
+            origins=_origins(expert),
+            hardware=hardware,
+            gpu_table=tuple(cards),
+            prices=prices,
+            price_usd_per_hour=config["price_usd_per_hour"],
+            price_as_of=config["price_as_of"],
+            billing_minutes=config["billing_minutes"],
+            system=expert["system"],
+            claims=from_json(tuple[Claim, ...], expert["claims"], where="claims"),
+            compare=from_json(tuple[HardwareChoice, ...], compare, where="compare"),
+            may_drop_budgets=config["preset"] == "demo",
         )
 
-    def calibration_spec(self, expert: dict[str, Any]) -> PlanSpec:
-        """Give the settings of ``calibrate_expert``."""
-        return specs.calibration_spec(self.plan_spec(expert))
+    def _is_known(self, card: str) -> bool:
+        return any(_is_card(row, card) for row in self.gpus)
+
+    def _price(self, row: Settings) -> Settings | None:
+        """Find what the user pays for a card, by its short name or else by a driver's."""
+        names = (row["name"], *row.get("driver_names", []))
+        listed = next((self.prices[name] for name in names if name in self.prices), None)
+        return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}
 
     def _nearest(self, card: str) -> str:
         names = [name for row in self.gpus for name in (row["name"], *row.get("driver_names", []))]
@@ -103,6 +129,59 @@ class HardwareTables:
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "correct the name"
         return f"no such row in config/hardware/gpus.yaml; {hint}"
 
+    def _read(self, name: str, schema: str) -> Any:
+        path = self._file(name)
+        table = read_yaml(path)
+        check(table, read_yaml(self._workflow / f"schemas/{schema}.schema.yaml"), where=str(path))
+        return table
+
     def _file(self, name: str) -> Path:
         found = [directory / "hardware" / name for directory in self._directories]
         return next((path for path in found if path.is_file()), found[-1])
+
+
+def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
+    """Leave of a plan's settings what decides time and memory of a step.
+
+    No prices, budgets or claims; neither what the short run sets for itself nor how large a step of
+    the optimizer is, so that a sweep of learning rates pays for one calibration; with ``length``
+    not how long the run is, either.
+    """
+    cards = [
+        row for row in spec.gpu_table if spec.hardware == "auto" or _is_card(row, spec.hardware)
+    ]
+    return replace(
+        neutralize(spec, length=length),
+        origins={},
+        gpu_table=tuple(cards),
+        prices={},
+        price_usd_per_hour=None,
+        price_as_of=None,
+        billing_minutes=None,
+        system=None,
+        claims=(),
+        compare=(),
+        may_drop_budgets=False,
+    )
+
+
+def tuning_spec(spec: PlanSpec) -> PlanSpec:
+    """Leave of a plan's settings what decides which are fastest; neither length nor an own tuning.
+
+    A search that read the tuning that it makes would never end, and steps are alike in every epoch.
+    """
+    return replace(calibration_spec(spec, length=True), tuned=None)
+
+
+def _origins(expert: Settings) -> dict[str, Origin]:
+    """Keep the origins of what a plan holds; the length of rows goes by the plan's name for it."""
+    told: dict[str, Origin] = expert["setting_origins"]
+    kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
+    if without_auto(expert["training"]["max_seq_length"]) is not None:
+        kept["sequence_length_tokens"] = told.get("max_seq_length", "default")
+    return kept
+
+
+def _is_card(row: Settings, hardware: str) -> bool:
+    """Tell whether a row of the GPU table is the card that is named, by either of its names."""
+    return hardware == row["name"] or hardware in row.get("driver_names", [])

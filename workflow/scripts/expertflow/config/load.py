@@ -4,28 +4,26 @@ Later wins: schema defaults < manifest < its demo block (demo preset) < ``traini
 configuration < ``experts.{name}`` of the configuration.
 """
 
-import difflib
 import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from expertflow.config import validate
-from expertflow.config.evaluation_tasks import check_task
-from expertflow.config.idle_keys import refuse_idle_keys
-from expertflow.config.read_yaml import at_line, read_yaml, scalars
+from expertflow.config.contradictions import (
+    check_contradictions,
+    check_durations,
+    refuse_idle_keys,
+)
+from expertflow.config.read_yaml import SUFFIXES, at_line, read_yaml, scalars, suggest
 from expertflow.config.stated import check_stated
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import Record, from_json
-from expertflow.core.settings import json_schema, without_auto
-from expertflow.data.checks.registry import build_checks
-from expertflow.data.settings import FieldCheck
-from expertflow.data.shapes import template_fields
+from expertflow.core.files import sha256_file
+from expertflow.core.records import Record
+from expertflow.core.settings import json_schema
 from expertflow.plan.records import Origin
 from expertflow.plan.settings import TrainingSection
-from expertflow.plan.switches import check_settings
 
-SUFFIXES = (".yaml", ".yml", ".json")
 INTEGER = re.compile(r"[+-]?\d+")
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 # Snakemake's --config reads true as a string.
@@ -95,9 +93,16 @@ def find_manifest(name: str, directories: list[Path]) -> Path:
             if (path := directory / f"{name}{suffix}").is_file():
                 return path
     known = sorted({p.stem for d in directories for p in d.glob("*") if p.suffix in SUFFIXES})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known experts are {', '.join(known)}"
+    hint = suggest(name, known, f"known experts are {', '.join(known)}")
     raise ConfigError(f"no manifest for expert {name!r} (config/experts/{name}.yaml); {hint}")
+
+
+def manifest_here(name: str, directories: list[Path]) -> str | None:
+    """Hash the manifest that this machine has of an expert, if it has one."""
+    try:
+        return sha256_file(find_manifest(name, [d / "experts" for d in directories]))
+    except ConfigError:
+        return None
 
 
 def load_expert(
@@ -122,7 +127,7 @@ def load_expert(
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
         raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
-    _check_durations(manifest, where=str(path))
+    check_durations(manifest, where=str(path))
     validate.check(manifest, schemas.expert, where=str(path), at=lambda keys: at_line(path, keys))
     check_stated(manifest, where=str(path))
     demo = manifest.pop("demo", {})
@@ -137,27 +142,31 @@ def load_expert(
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"], schemas)}
     merged = merge(merged, own)
     where = f"{path} with preset {config['preset']} and overrides"
-    _check_durations(merged, where=where)
+    check_durations(merged, where=where)
     validate.check(merged, schemas.expert, where=where)
     refuse_idle_keys(merged, where=where)
     result: dict[str, Any] = validate.with_defaults(merged, schemas.expert)
+    for source in result["sources"]:
+        if source["scan_secrets"] is None:
+            # A repository's history holds what was removed from its files long ago.
+            source["scan_secrets"] = source["kind"] == "git"
     check_contradictions(result, where=where, bundled=bundled)
     demos = [demo] if config["preset"] == "demo" else []
-    overlays = [layer.get("training") or {} for layer in (*demos, config, own)]
+    told = told_training(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [
         ("manifest", manifest.get("training", {})),
-        *(("overlay", overlay) for overlay in overlays),
-        ("command line", _told_training(name, told or {})),
+        *(("overlay", layer.get("training") or {}) for layer in (*demos, config, own)),
+        ("command line", {**told["training"], **told["experts"][name]["training"]}),
     ]
     # The last to name a setting wins.
     result["setting_origins"] = {key: origin for origin, keys in layers for key in keys}
     return result
 
 
-def _told_training(name: str, told: dict[str, Any]) -> set[str]:
-    """Name the training settings that the command line gives, for all experts or for this one."""
-    own = (told.get("experts") or {}).get(name) or {}
-    return {*(told.get("training") or {}), *(own.get("training") or {})}
+def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:
+    """Cut out of what the command line says what is about the training of an expert."""
+    own = ((told.get("experts") or {}).get(expert) or {}).get("training") or {}
+    return {"training": told.get("training") or {}, "experts": {expert: {"training": own}}}
 
 
 def _named_sources(
@@ -170,12 +179,11 @@ def _named_sources(
     """
     names = [source["name"] for source in sources]
     known = schemas.expert["$defs"]["source"]["properties"]
-    numeric = {key for key, schema in known.items() if _takes_number(schema)}
+    numeric = {key for key, schema in known.items() if {"integer", "number"} & _kinds(schema)}
     for name, change in changes.items():
         place = f"config: experts.{expert}.sources.{name}"
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its sources are {', '.join(names)}"
+            hint = suggest(name, names, f"its sources are {', '.join(names)}")
             raise ConfigError(f"{place}: the expert has no such source; {hint}")
         if not isinstance(change, dict):
             raise ConfigError(
@@ -188,70 +196,6 @@ def _named_sources(
     return [merge(source, read.get(source["name"], {})) for source in sources]
 
 
-def _takes_number(schema: dict[str, Any]) -> bool:
+def _kinds(schema: dict[str, Any]) -> set[str]:
     kinds = schema.get("type", [])
-    return bool({"integer", "number"}.intersection([kinds] if isinstance(kinds, str) else kinds))
-
-
-def _check_durations(manifest: dict[str, Any], *, where: str) -> None:
-    """Refuse a duration that YAML made a number of, before the schema does without the reason."""
-    claims = manifest.get("claims")
-    for claim in claims if isinstance(claims, list) else []:
-        duration = claim.get("duration") if isinstance(claim, dict) else None
-        if isinstance(duration, int | float):
-            raise ConfigError(
-                f"{where}: claims.duration is the number {duration}, which is what YAML makes of"
-                ' 46:47 and the like; quote it: "46:47"'
-            )
-
-
-def check_contradictions(
-    expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
-) -> None:
-    """Refuse settings that are fine alone and wrong together."""
-    training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
-    check_settings(training, name=lambda setting: f"{where}: training.{setting}")
-    for source in expert["sources"]:
-        if source["scan_secrets"] is None:
-            # A repository's history holds what was removed from its files long ago.
-            source["scan_secrets"] = source["kind"] == "git"
-    names = [source["name"] for source in expert["sources"]]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
-    for benchmark in expert["data"]["benchmarks"]:
-        _check_template(benchmark["text"], where=f"{where}: benchmark {benchmark['path']}")
-        if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
-            raise ConfigError(
-                f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
-                " the path"
-            )
-    template = expert["data"]["chat_template"]
-    known = ("auto", "chatml", *bundled)
-    if template not in known and not Path(template).expanduser().is_file():
-        raise ConfigError(
-            f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
-            " chatml, or the path of a Jinja file"
-        )
-    check_task(expert["evaluation"], where)
-    task = expert["evaluation"]["task"]
-    for source in expert["sources"]:
-        for key in ("prompt", "completion", "text"):
-            place = f"{where}: source {source['name']}, {key}"
-            _check_template(source.get(key) or "", where=place)
-        checks = from_json(tuple[FieldCheck, ...], source["checks"], where=where)
-        try:
-            build_checks(checks, source=source["name"])
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        if "text" in source and task != "held_out_loss":
-            raise ConfigError(
-                f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
-                " none, only text; use held_out_loss, or prompt and completion"
-            )
-
-
-def _check_template(template: str, *, where: str) -> None:
-    try:
-        template_fields(template)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return {kinds} if isinstance(kinds, str) else set(kinds)

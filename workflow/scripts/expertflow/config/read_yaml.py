@@ -1,9 +1,10 @@
 """Read settings from YAML or JSON; a fault is one line with the file and the line in it."""
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from expertflow.core.errors import ConfigError
 
+SUFFIXES = (".yaml", ".yml", ".json")
 # YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
 # has neither, and stays a text.
 FLOAT = re.compile(r"[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)")
@@ -152,3 +154,16 @@ def _fault(error: yaml.YAMLError) -> str:
     said = f"{error.context or ''} {error.problem or ''}".strip()
     words = next((words for found, words in WORDS.items() if found in said), said)
     return f":{mark.line + 1 if mark else '?'}: {words}"
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Ask whether the most similar known name was meant; without one say ``otherwise``.
+
+    >>> suggest("learning_rat", ["seed", "learning_rate"]), suggest("x", ["b", "a"])
+    ("did you mean 'learning_rate'?", 'known are a, b')
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return otherwise or f"known are {', '.join(names)}"

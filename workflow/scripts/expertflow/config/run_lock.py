@@ -6,16 +6,17 @@ both runs' locks away; so the profiles turn it off. These locks die with their p
 
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from expertflow.config.guard import fail, note
-from expertflow.config.slurm_jobs import wait_for_jobs
 from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
 
 # What jobs inherit: the run that they belong to.
@@ -24,7 +25,8 @@ RUN = "EXPERTFLOW_RUN"
 INDEX = "index"
 # Inside of a container processes are numbered anew.
 NUMBERING = Path("/proc/self/ns/pid")
-POLL_S, TOLD_EVERY_S = 0.5, 60.0
+POLL_S, SLURM_POLL_S, TOLD_EVERY_S = 0.5, 10.0, 60.0
+ANSWER_S = 60
 _held: list[IO[str]] = []
 
 
@@ -63,7 +65,7 @@ def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> No
         streams.append(stream)
         before.update(left)
     # First, as those that run on this machine would be found as processes, too.
-    wait_for_jobs(sorted(before))
+    _wait_for_slurm(sorted(before))
     _wait_for_orphans()
     for stream in streams:
         sign(stream, slurm_runs=own)
@@ -118,3 +120,48 @@ def _is_run_of(pid: int, job: psutil.Process) -> bool:
         return pid == os.getpid() or psutil.Process(pid).create_time() <= job.create_time()
     except psutil.NoSuchProcess:
         return False
+
+
+def slurm_run_name(workflow: Any) -> str | None:
+    """Return the name that the Slurm plugin gives all jobs of this run; null with others."""
+    if workflow.executor_plugin.name != "slurm":
+        return None
+    # The plugin tells its name nowhere else before it submits.
+    name: str = workflow.scheduler._executor.run_uuid
+    return name
+
+
+def _wait_for_slurm(names: Sequence[str]) -> None:
+    """Wait until Slurm has no job of these runs: they write what this run would write."""
+    if not names:
+        return
+    if shutil.which("squeue") is None:
+        note(
+            "the run before this one was killed, or is at work, on Slurm, and there is no squeue"
+            " here to ask; see that none of its jobs is left"
+        )
+        return
+    told_s = None
+    while told := _still_there(names):
+        if told_s is None or time.monotonic() - told_s >= TOLD_EVERY_S:
+            note(told)
+            told_s = time.monotonic()
+        time.sleep(SLURM_POLL_S)
+
+
+def _still_there(names: Sequence[str]) -> str:
+    """Describe what is waited for; empty once all jobs have ended."""
+    command = ["squeue", "--noheader", "--format=%A", f"--name={','.join(names)}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return f"squeue did not answer in {ANSWER_S} s; it is asked for jobs of a killed run again"
+    if done.returncode:
+        return f"squeue failed ({done.stderr.strip()}); it is asked for jobs of a killed run again"
+    ids = " ".join(sorted(set(done.stdout.split()), key=int))
+    if not ids:
+        return ""
+    return (
+        f"jobs of a run that was killed are still with Slurm: waiting for {ids}; to end them"
+        f" sooner: scancel {ids}"
+    )

@@ -1,7 +1,7 @@
-"""Cut an expert's settings into one spec per rule: what the rule uses, and nothing more.
+"""The settings that each rule reads, and nothing more.
 
 A rule reruns when its spec changes, so a setting belongs into the spec of the first rule that reads
-it and into no other.
+it and into no other. The function behind a rule has the rule's name.
 """
 
 import contextlib
@@ -11,9 +11,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from expertflow.config.ablations import variant_spec
+from expertflow.config.code_digest import chain_digests
+from expertflow.config.expert import Expert
+from expertflow.config.hardware_tables import calibration_spec, tuning_spec
+from expertflow.config.load import told_training
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import from_json
-from expertflow.core.settings import neutralize, without_auto
+from expertflow.core.files import canonical_json
+from expertflow.core.records import from_json, to_json
+from expertflow.core.settings import without_auto
 from expertflow.data.settings import (
     BenchmarkSpec,
     DeduplicateSpec,
@@ -26,38 +32,51 @@ from expertflow.data.settings import (
 )
 from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
-from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec
-from expertflow.plan.settings import Training, TrainingSection
+from expertflow.plan.records import PlanSpec
+from expertflow.rental.bundle.records import BundleSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import StageSpec
+from expertflow.studies.records import AblationSpec, VariantSpec
 from expertflow.tokens.records import PackingSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
-Settings = dict[str, Any]
-# Of a row of prices, what a plan reads.
-PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
+# Of a source, what decides which records there are; how they are rendered comes later.
+FETCHED = (
+    "name", "kind", "n_shards", "path", "id", "revision", "config", "split", "generator",
+    "n_documents", "seed", "options",
+)  # fmt: skip
+# Keys of the configuration that decide what a bundle holds. The others belong to a machine.
+DECIDED = (
+    "preset", "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
+    "compare", "calibrate", "ablate", "ablation",
+)  # fmt: skip
 
 
-def source_specs(expert: Settings) -> tuple[SourceSpec, ...]:
-    """Give the sources as the data stages know them."""
-    return tuple(from_json(SourceSpec, source, where="sources") for source in expert["sources"])
+def spec_text(rule: str, expert: Expert, wildcards: Any) -> str:
+    """Return a rule's settings as canonical JSON; this is what Snakemake compares."""
+    return canonical_json(to_json(globals()[rule](expert, wildcards)))
 
 
-def fetch_spec(source: SourceSpec, *, preset: str) -> FetchSpec:
-    """Keep what decides which records there are; how they are rendered comes later."""
-    decides = ("name", "kind", "n_shards", "path", "id", "revision", "config", "split")
-    made = ("generator", "n_documents", "seed", "options")
-    kept = SourceSpec(**{key: getattr(source, key) for key in (*decides, *made)})
-    return FetchSpec(source=kept, preset=preset)
+def fetch_source(expert: Expert, wildcards: Any) -> FetchSpec:
+    source = expert.sources[wildcards.source]
+    kept = SourceSpec(**{key: getattr(source, key) for key in FETCHED})
+    return FetchSpec(source=kept, preset=expert.config["preset"])
 
 
-def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) -> PrepareSpec:
-    """Give the settings of ``prepare_shard`` for one source; ``content`` hashes the benchmarks."""
-    data = expert["data"]
-    near = _near(data)
+generate_source = fetch_source
+
+
+def find_datasets(expert: Expert, _: Any) -> dict[str, Any]:
+    licences = {name: source.licence for name, source in expert.sources.items()}
+    return {"expert": expert.name, "preset": expert.config["preset"], "licences": licences}
+
+
+def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
+    data, near = expert.settings["data"], _near(expert)
+    content = expert.hash_content(expert.benchmarks)
     return PrepareSpec(
         source=replace(
-            source,
+            expert.sources[wildcards.source],
             seed=None,
             n_documents=None,
             licence=None,
@@ -67,34 +86,14 @@ def prepare_spec(expert: Settings, source: SourceSpec, content: dict[str, str]) 
         ),
         system_prompt=data["system_prompt"],
         supervise=data["supervise"],
-        evaluation_fields=tuple(sorted(set(expert["evaluation"]["fields"].values()))),
+        evaluation_fields=tuple(sorted(set(expert.settings["evaluation"]["fields"].values()))),
         on_reject=data["on_reject"],
         near=near and SignatureSpec(n_words=near.n_words, n_permutations=near.n_permutations),
         benchmarks=tuple(_benchmark(benchmark, content) for benchmark in data["benchmarks"]),
     )
 
 
-def deduplicate_spec(expert: Settings) -> DeduplicateSpec:
-    """Give the settings of ``deduplicate_documents``."""
-    data = expert["data"]
-    sources = source_specs(expert)
-    cap = data["max_per_category"]
-    return DeduplicateSpec(
-        eval_fraction=data["eval_fraction"],
-        max_documents=data["max_documents"],
-        seed=data["seed"],
-        max_rejected_fraction=data["max_rejected_fraction"],
-        near=_near(data),
-        weights={s.name: s.weight for s in sources if s.weight != 1.0},
-        max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
-        max_per_category=cap if isinstance(cap, int) else None,
-        category_caps={category_name(key): n for key, n in cap.items()}
-        if isinstance(cap, dict)
-        else {},
-    )
-
-
-def _benchmark(settings: Settings, content: dict[str, str]) -> BenchmarkSpec:
+def _benchmark(settings: dict[str, Any], content: dict[str, str]) -> BenchmarkSpec:
     """Pin a benchmark's content, which is listed under the path's one plain spelling."""
     sha256 = content.get(str(Path(settings["path"])))
     if sha256 is None:
@@ -104,171 +103,152 @@ def _benchmark(settings: Settings, content: dict[str, str]) -> BenchmarkSpec:
     return BenchmarkSpec(**settings, sha256=sha256)
 
 
-def _near(data: Settings) -> NearSpec | None:
-    near = data["near_duplicates"]
+def _near(expert: Expert) -> NearSpec | None:
+    near = expert.settings["data"]["near_duplicates"]
     return None if near is None else NearSpec(**near)
 
 
-def model_spec(expert: Settings, content: dict[str, str]) -> ModelSpec:
-    """Give the settings of ``prepare_model``; ``content`` holds the hashes of local files."""
-    return ModelSpec(
-        model=expert["model"],
-        revision=expert["model_revision"],
-        licence=expert["model_licence"],
-        tokenizer=expert["tokenizer"],
-        chat_template=expert["data"]["chat_template"],
-        text_special_tokens=expert["data"]["text_special_tokens"],
-        seed=expert["training"]["seed"],
-        content=content,
-        **expert["builtin"],
+def deduplicate_documents(expert: Expert, _: Any) -> DeduplicateSpec:
+    data, sources = expert.settings["data"], expert.sources.values()
+    cap = data["max_per_category"]
+    caps = cap if isinstance(cap, dict) else {}
+    return DeduplicateSpec(
+        eval_fraction=data["eval_fraction"],
+        max_documents=data["max_documents"],
+        seed=data["seed"],
+        max_rejected_fraction=data["max_rejected_fraction"],
+        near=_near(expert),
+        weights={s.name: s.weight for s in sources if s.weight != 1.0},
+        max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
+        max_per_category=cap if isinstance(cap, int) else None,
+        category_caps={category_name(key): n for key, n in caps.items()},
     )
 
 
-def token_spec(expert: Settings) -> TokenSpec:
-    """Give the settings of ``pretokenize_shard``, with the versions of the engines there are."""
+def prepare_model(expert: Expert, _: Any) -> ModelSpec:
+    settings = expert.settings
+    return ModelSpec(
+        model=settings["model"],
+        revision=settings["model_revision"],
+        licence=settings["model_licence"],
+        tokenizer=settings["tokenizer"],
+        chat_template=settings["data"]["chat_template"],
+        text_special_tokens=settings["data"]["text_special_tokens"],
+        seed=settings["training"]["seed"],
+        content=expert.hash_content(expert.model_files),
+        **settings["builtin"],
+    )
+
+
+def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:
+    """Name the versions of the engines there are.
+
+    Tokens that came with a bundle are no worse for the engines that are installed here.
+    """
     versions = {}
     for engine in ("fastokens", "tokenizers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[engine] = metadata.version(engine)
-    return TokenSpec(engine=expert["data"]["token_engine"], versions=versions)
+    if expert.bundle is not None:
+        versions = expert.bundle.tokens.versions
+    return TokenSpec(engine=expert.settings["data"]["token_engine"], versions=versions)
 
 
-def packing_spec(expert: Settings) -> PackingSpec:
-    """Give the settings of ``pack_sequences``."""
-    training = expert["training"]
+def pack_sequences(expert: Expert, _: Any) -> PackingSpec:
+    training = expert.settings["training"]
     return PackingSpec(
         sequence_length_tokens=without_auto(training["max_seq_length"]),
         packing=training["packing"],
         overflow=training["overflow"],
         seed=training["seed"],
-        max_rejected_fraction=expert["data"]["max_rejected_fraction"],
+        max_rejected_fraction=expert.settings["data"]["max_rejected_fraction"],
     )
 
 
-def plan_spec(
-    expert: Settings,
-    *,
-    hardware: str,
-    gpu_table: list[Settings],
-    prices: dict[str, Settings],
-    price: tuple[float | None, str | None],
-    billing_minutes: float | None,
-    compare: list[Settings],
-    may_drop_budgets: bool,
-) -> PlanSpec:
-    """Give the settings of ``plan_training``.
-
-    Of the tables it takes the rows of the card that is named and of those to compare it with, or
-    all while the card is not known yet. ``price`` is the one of the configuration, which wins over
-    ``prices``.
-    """
-    training = without_auto(expert["training"])
-    if training["method"] == "full":
-        training["lora"] = None
-    wanted = {hardware, *(choice["name"] for choice in compare)}
-    cards = [
-        row for row in gpu_table if hardware == "auto" or any(is_card(row, name) for name in wanted)
-    ]
-    chosen = from_json(TrainingSection, training, where="training")
-    names = Training.__struct_fields__
-    return PlanSpec(
-        **{name: getattr(chosen, name) for name in names},
-        origins=_origins(expert),
-        hardware=hardware,
-        gpu_table=tuple(cards),
-        prices={
-            row["name"]: {key: listed[key] for key in PRICE_KEYS if key in listed}
-            for row in cards
-            if (listed := _price(row, prices)) is not None
-        },
-        price_usd_per_hour=price[0],
-        price_as_of=price[1],
-        billing_minutes=billing_minutes,
-        system=expert["system"],
-        claims=tuple(from_json(Claim, claim, where="claims") for claim in expert["claims"]),
-        compare=tuple(from_json(HardwareChoice, choice, where="compare") for choice in compare),
-        may_drop_budgets=may_drop_budgets,
-    )
+def plan_training(expert: Expert, _: Any) -> PlanSpec:
+    return expert.plan_spec
 
 
-def _origins(expert: Settings) -> dict[str, Origin]:
-    """Keep the origins of what a plan holds; the length of rows goes by the plan's name for it."""
-    told: dict[str, Origin] = expert["setting_origins"]
-    kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
-    if without_auto(expert["training"]["max_seq_length"]) is not None:
-        kept["sequence_length_tokens"] = told.get("max_seq_length", "default")
-    return kept
+def calibrate_expert(expert: Expert, _: Any) -> PlanSpec:
+    return calibration_spec(expert.plan_spec)
 
 
-def _price(row: Settings, prices: dict[str, Settings]) -> Settings | None:
-    """Find what the user pays for a card, by its short name or else by a driver's."""
-    names = (row["name"], *row.get("driver_names", []))
-    return next((prices[name] for name in names if name in prices), None)
+def tune_expert(expert: Expert, _: Any) -> PlanSpec:
+    return tuning_spec(expert.plan_spec)
 
 
-def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
-    """Leave of a plan's settings what decides time and memory of a step.
-
-    No prices, budgets or claims; neither what the short run sets for itself nor how large a step of
-    the optimizer is, so that a sweep of learning rates pays for one calibration; with ``length``
-    not how long the run is, either.
-    """
-    cards = [
-        row for row in spec.gpu_table if spec.hardware == "auto" or is_card(row, spec.hardware)
-    ]
-    return replace(
-        neutralize(spec, length=length),
-        origins={},
-        gpu_table=tuple(cards),
-        prices={},
-        price_usd_per_hour=None,
-        price_as_of=None,
-        billing_minutes=None,
-        system=None,
-        claims=(),
-        compare=(),
-        may_drop_budgets=False,
-    )
+def ablate_variant(expert: Expert, wildcards: Any) -> VariantSpec:
+    return variant_spec(expert.ablation, wildcards.variant)
 
 
-def stage_spec(config: Settings) -> StageSpec:
-    """Give the settings of ``stage_to_nvme``."""
-    return StageSpec(scratch=config["scratch"], weights=config["stage_weights"])
+def ablate_expert(expert: Expert, _: Any) -> AblationSpec:
+    return expert.ablation
 
 
-def evaluation_spec(
-    expert: Settings, artefacts: dict[str, str], content: dict[str, str]
-) -> EvaluationSpec:
-    """Give the settings of ``evaluate_expert``, with the paths and hashes of its files."""
+def stage_to_nvme(expert: Expert, _: Any) -> StageSpec:
+    return StageSpec(scratch=expert.config["scratch"], weights=expert.config["stage_weights"])
+
+
+def train_expert(expert: Expert, _: Any) -> dict[str, str]:
+    return {"expert": expert.name}
+
+
+def evaluate_expert(expert: Expert, _: Any) -> EvaluationSpec:
+    """Name the files that scoring reads, with their hashes."""
+    artefacts = expert.artefacts
+    own = {place: [Path(place)] for place in artefacts.values() if ":" not in place}
     evaluation = {
-        **expert["evaluation"],
-        "decoding": expert["decoding"],
+        **expert.settings["evaluation"],
+        "decoding": expert.settings["decoding"],
         "artefacts": artefacts,
-        "content": content,
+        "content": expert.hash_content(own),
     }
     spec: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
     return spec
 
 
-def export_spec(name: str, expert: Settings) -> ExportSpec:
-    """Give the settings of ``export_model``."""
-    told = {"expert": name, "description": expert["description"], "decoding": expert["decoding"]}
-    told["system_prompt"] = expert["data"]["system_prompt"]
-    told["hub_datasets"] = {s.name: s.id for s in source_specs(expert) if s.kind == "hub"}
-    spec: ExportSpec = from_json(ExportSpec, {**told, **expert["export"]}, where="export")
+def export_model(expert: Expert, _: Any) -> ExportSpec:
+    settings = expert.settings
+    told = {
+        "expert": expert.name,
+        "description": settings["description"],
+        "decoding": settings["decoding"],
+        "system_prompt": settings["data"]["system_prompt"],
+        "hub_datasets": {s.name: s.id for s in expert.sources.values() if s.kind == "hub"},
+    }
+    spec: ExportSpec = from_json(ExportSpec, {**told, **settings["export"]}, where="export")
     return spec
 
 
-def report_spec(name: str, expert: Settings, config: Settings) -> ReportSpec:
-    """Give the settings of ``build_report``."""
+def build_report(expert: Expert, _: Any) -> ReportSpec:
     return ReportSpec(
-        expert=name,
-        preset=config["preset"],
-        description=expert["description"],
-        acceptance=tuple(AcceptanceRule(**rule) for rule in expert["acceptance"]),
+        expert=expert.name,
+        preset=expert.config["preset"],
+        description=expert.settings["description"],
+        acceptance=tuple(AcceptanceRule(**rule) for rule in expert.settings["acceptance"]),
     )
 
 
-def is_card(row: Settings, hardware: str) -> bool:
-    """Tell whether a row of the GPU table is the card that is named, by either of its names."""
-    return hardware == row["name"] or hardware in row.get("driver_names", [])
+def make_bundle(expert: Expert, _: Any) -> BundleSpec:
+    config, name = expert.config, expert.name
+    sources = expert.sources.values()
+    generators = sorted({str(s.generator) for s in sources if s.kind == "generated"})
+    named = {**expert.benchmarks, **expert.model_files}
+    content = {place: expert.hash_content({place: files}) for place, files in named.items()}
+    return BundleSpec(
+        expert=name,
+        config={
+            **{key: config[key] for key in DECIDED},
+            "experts": {name: config["experts"].get(name) or {}},
+        },
+        files=expert.settings_files,
+        content={place: found for place, found in content.items() if found},
+        artefacts=expert.artefacts,
+        own_artefacts=expert.own_artefacts,
+        tokens=pretokenize_shard(expert, None),
+        code=chain_digests(generators, expert.setup.scripts),
+        with_weights=config["bundle_weights"],
+        tuned=expert.settings["training"]["tuned"],
+        staging=stage_to_nvme(expert, None),
+        told=told_training(expert.told, name),
+    )

@@ -1,12 +1,11 @@
 """Where the values of a manifest come from, as its author states it below ``origins``."""
 
-import difflib
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.read_yaml import read_yaml
+from expertflow.config.read_yaml import read_yaml, suggest
 from expertflow.core.errors import ConfigError
 
 WORDS = {
@@ -25,8 +24,7 @@ def check_stated(manifest: dict[str, Any], *, where: str) -> None:
     known = dict(_keys(manifest))
     for key in manifest.get("origins", {}):
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "set it, or leave its origin out"
+            hint = suggest(key, known, "set it, or leave its origin out")
             raise ConfigError(f"{where}: origins names {key!r}, which is not set here; {hint}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import SCRIPTS
 
-from expertflow.config.rows_folder import LOCK, keep_rejected, workplace
+from expertflow.config.plain_rows import LOCK, keep_rejected, workplace
 from expertflow.core.process import run_stoppable
 
 PATIENT_S = 60.0

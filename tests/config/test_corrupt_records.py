@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.guard import only_looks
-from expertflow.config.spoilt_records import remove_spoilt_records
 from expertflow.core.locks import EXPERT_LOCKS
 
 # What a spoilt sidecar belongs to has to be made again with it.
@@ -28,7 +28,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_records_that_are_no_json_are_removed(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remove_spoilt_records(results, looks=False, main=True)
+    remove_corrupt_records(results, looks=False, main=True)
     assert not any((results / name).exists() for name in SPOILT)
     assert all((results / name).exists() for name in (*WHOLE, "e/notes.json"))
     told = capsys.readouterr().err.splitlines()
@@ -39,7 +39,7 @@ def test_records_that_are_no_json_are_removed(
 def test_a_run_that_only_looks_just_tells(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remove_spoilt_records(results, looks=True, main=True)
+    remove_corrupt_records(results, looks=True, main=True)
     assert all((results / name).exists() for name in SPOILT)
     assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
 
@@ -48,9 +48,9 @@ def test_what_another_run_makes_is_left_alone(results: Path) -> None:
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        remove_spoilt_records(results, looks=False, main=True)
+        remove_corrupt_records(results, looks=False, main=True)
         assert all((results / name).exists() for name in SPOILT)
-    remove_spoilt_records(results, looks=False, main=True)
+    remove_corrupt_records(results, looks=False, main=True)
     assert not any((results / name).exists() for name in SPOILT)
 
 
@@ -71,5 +71,5 @@ def test_what_only_looks_is_known_by_its_options(arguments: list[str], looks: bo
 
 
 def test_a_job_removes_nothing(results: Path) -> None:
-    remove_spoilt_records(results, looks=False, main=False)
+    remove_corrupt_records(results, looks=False, main=False)
     assert all((results / name).exists() for name in SPOILT)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from support import SCRIPTS
 
-from expertflow.config import digest
-from expertflow.config.digest import code_digest, reachable
+from expertflow.config import code_digest
+from expertflow.config.code_digest import reachable, rule_digest
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def scripts(tmp_path: Path) -> Path:
 
 def digest_after(scripts: Path, name: str, text: str) -> str:
     (scripts / name).write_text(text)
-    digest._read_module.cache_clear()
-    return code_digest(scripts / "job.py")
+    code_digest._read_module.cache_clear()
+    return rule_digest("job", scripts)
 
 
 def test_code_counts_and_comments_do_not(scripts: Path) -> None:
-    digest._read_module.cache_clear()
-    first = code_digest(scripts / "job.py")
+    code_digest._read_module.cache_clear()
+    first = rule_digest("job", scripts)
     b = "expertflow/b.py"
     assert digest_after(scripts, b, "# note\ndef f():\n\n    return 1  # one\n") == first
     assert digest_after(scripts, b, 'def f():\n    """Say one."""\n    return 1\n') == first
@@ -35,12 +35,13 @@ def test_code_counts_and_comments_do_not(scripts: Path) -> None:
     assert digest_after(scripts, b, "def f():\n    return 2\n") != first
 
 
-def test_other_files_count_byte_by_byte(scripts: Path) -> None:
-    page = scripts / "page.html"
+def test_other_files_count_byte_by_byte(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = scripts.parent / "page.html"
+    monkeypatch.setitem(code_digest.RESOURCES, "job", ("page.html",))
     page.write_text("a")
-    first = code_digest(scripts / "job.py", extra=(page,))
+    first = rule_digest("job", scripts)
     page.write_text("b")
-    assert code_digest(scripts / "job.py", extra=(page,)) != first
+    assert rule_digest("job", scripts) != first
 
 
 def test_generators_are_outside_of_the_script_that_loads_them() -> None:
@@ -63,7 +64,7 @@ def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) 
     for left in (None, "{", None):
         if left is not None:
             kept.write_text(left)
-        modules = digest.ParsedModules()
+        modules = code_digest.ParsedModules()
         modules.keep_in(kept)
         found = modules.read(module)
         modules.save()
@@ -74,7 +75,7 @@ def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) 
 
 def test_modules_are_parsed_where_nothing_can_be_kept(scripts: Path) -> None:
     (scripts / "state").write_text("no folder")
-    modules = digest.ParsedModules()
+    modules = code_digest.ParsedModules()
     modules.keep_in(scripts / "state" / "code.json")
     assert modules.read(scripts / "expertflow" / "b.py").imports == ()
     modules.save()

@@ -3,15 +3,17 @@
 ``pretokenize_files.py`` makes them. The rows are those that an expert with these sources gets.
 """
 
+import contextlib
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from expertflow.config.rows_folder import Workplace, keep_rejected, workplace
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import canonical_json
+from expertflow.core.files import canonical_json, remove
+from expertflow.core.locks import holder, sign, try_lock
 from expertflow.core.process import run_stoppable
 from expertflow.core.records import Record, read_record
 from expertflow.tokens.records import PackingRecord
@@ -29,9 +31,12 @@ LEAST = {
 }
 # Where the chain points to files of its folder, which is gone when the message is read.
 OF_THE_FOLDER = re.compile(r"; see [^;\s]+|,? or check what was rejected in \S+")
+# Says that a folder is ours; held as long as anything of its run lives.
+LOCK = ".expertflow-rows.lock"
+REJECTED = "*.rejected.jsonl"
 
 
-class Wish(Record, frozen=True, kw_only=True):
+class PackRequest(Record, frozen=True, kw_only=True):
     """Files (a path or a glob), the tokenizer's folder, and how rows are made of them.
 
     ``templates`` are keys of a source: prompt and completion, text, or messages. A null length
@@ -46,7 +51,14 @@ class Wish(Record, frozen=True, kw_only=True):
     n_cores: int
 
 
-def make_rows(wish: Wish, output: Path) -> PackingRecord:
+class Workplace(Record, frozen=True, kw_only=True):
+    """A folder to make rows in, and its lock, which a child process may hold, too."""
+
+    path: Path
+    lock: IO[str]
+
+
+def make_rows(request: PackRequest, output: Path) -> PackingRecord:
     """Write ``output`` with train, held_out and packing.json, whole or not at all.
 
     Raises:
@@ -56,11 +68,11 @@ def make_rows(wish: Wish, output: Path) -> PackingRecord:
     """
     if output.exists():
         raise ConfigError(f"{output} is there; name another folder, or delete it")
-    if not (wish.tokenizer / "tokenizer.json").is_file():
-        raise ConfigError(f"{wish.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
+    if not (request.tokenizer / "tokenizer.json").is_file():
+        raise ConfigError(f"{request.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
     with workplace(output) as place:
-        _write_settings(wish, place.path / "config")
-        _run(wish, place, output)
+        _write_settings(request, place.path / "config")
+        _run(request, place, output)
         results = place.path / "results" / EXPERT
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
         (results / "packing.json").rename(results / "packed" / "packing.json")
@@ -68,7 +80,7 @@ def make_rows(wish: Wish, output: Path) -> PackingRecord:
     return read_record(PackingRecord, output / "packing.json")
 
 
-def described(record: PackingRecord) -> Iterator[str]:
+def describe_rows(record: PackingRecord) -> Iterator[str]:
     """Say in a few lines what the rows hold."""
     lengths = record.histogram
     for name, split in (("train", record.train), ("held_out", record.held_out)):
@@ -85,33 +97,33 @@ def described(record: PackingRecord) -> Iterator[str]:
     yield record.suggestion.reason
 
 
-def _manifest(wish: Wish) -> dict[str, Any]:
-    source = {"name": "files", "kind": "local", "path": str(Path(wish.files).absolute())}
-    length = wish.sequence_length_tokens
+def _manifest(request: PackRequest) -> dict[str, Any]:
+    source = {"name": "files", "kind": "local", "path": str(Path(request.files).absolute())}
+    length = request.sequence_length_tokens
     return {
         "description": "Rows of plain files.",
         "model": "builtin:tiny-qwen3",
         "builtin": LEAST,
-        "tokenizer": str(wish.tokenizer.absolute()),
-        "sources": [{**source, **wish.templates}],
+        "tokenizer": str(request.tokenizer.absolute()),
+        "sources": [{**source, **request.templates}],
         "training": {
             "method": "full",
-            "packing": wish.packing,
+            "packing": request.packing,
             "max_seq_length": "auto" if length is None else length,
         },
         "evaluation": {"task": "held_out_loss"},
     }
 
 
-def _write_settings(wish: Wish, folder: Path) -> None:
+def _write_settings(request: PackRequest, folder: Path) -> None:
     (folder / "experts").mkdir(parents=True)
     (folder / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
-    (folder / "experts" / f"{EXPERT}.json").write_text(canonical_json(_manifest(wish)))
+    (folder / "experts" / f"{EXPERT}.json").write_text(canonical_json(_manifest(request)))
 
 
-def _run(wish: Wish, place: Workplace, output: Path) -> None:
+def _run(request: PackRequest, place: Workplace, output: Path) -> None:
     where = ["--snakefile", str(SNAKEFILE), "--directory", str(place.path)]
-    what = ["--cores", str(wish.n_cores), f"results/{EXPERT}/packing.json"]
+    what = ["--cores", str(request.n_cores), f"results/{EXPERT}/packing.json"]
     done = run_stoppable(
         [sys.executable, "-m", "snakemake", *where, *what], keep_open=[place.lock.fileno()]
     )
@@ -126,3 +138,45 @@ def _run(wish: Wish, place: Workplace, output: Path) -> None:
         print(done.stderr, file=sys.stderr)
         raise DataError(f"Snakemake ended with {done.returncode}; its words are above{see}")
     raise DataError(OF_THE_FOLDER.sub("", said[0]) + see)
+
+
+@contextlib.contextmanager
+def workplace(output: Path) -> Iterator[Workplace]:
+    """Give a new folder beside ``output``, and remove those that killed runs have left there."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(output)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        with (folder / LOCK).open("a+", encoding="utf-8") as lock:
+            try_lock(lock)
+            sign(lock)
+            yield Workplace(path=folder, lock=lock)
+    finally:
+        remove(folder)
+
+
+def keep_rejected(folder: Path, output: Path) -> Path | None:
+    """Move rejected records out of a folder that will be gone, beside ``output``; say where to."""
+    found = sorted(path for path in folder.rglob(REJECTED) if path.stat().st_size)
+    if not found:
+        return None
+    kept = output.with_name(f"{output.name}.rejected")
+    kept.mkdir(exist_ok=True)
+    for old in kept.glob(REJECTED):
+        old.unlink()
+    for path in found:
+        path.rename(kept / path.name)
+    return kept
+
+
+def _sweep(output: Path) -> None:
+    ours = re.compile(rf"\.{re.escape(output.name)}\.\w{{8}}")
+    for folder in sorted(output.parent.iterdir()):
+        lock = folder / LOCK
+        if not ours.fullmatch(folder.name) or folder.is_symlink() or not lock.is_file():
+            continue
+        with lock.open("a+", encoding="utf-8") as stream:
+            # One that is not signed yet is about to be locked.
+            is_left = bool(holder(stream)) and try_lock(stream) == "taken"
+        if is_left:
+            remove(folder)

@@ -1,8 +1,9 @@
-"""Digest the code behind a script, so that a changed line reruns what it made and nothing else.
+"""Digest the code behind a rule, so that a changed line reruns what it made and nothing else.
 
-A digest covers the script and every project module it imports, directly or not. It is taken over
+A digest covers a script and every project module it imports, directly or not. It is taken over
 syntax trees without docstrings: comments, blank lines and time stamps do not count. Modules that a
-script loads by name at run time are left out on purpose; whoever does that locks them elsewhere.
+script loads by name at run time are left out on purpose: a generator has a digest of its own, which
+the lock of its source holds.
 """
 
 import ast
@@ -20,26 +21,69 @@ PACKAGE = "expertflow"
 # Entries that are kept: several versions of all modules.
 MAX_KNOWN = 4000
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+GENERATORS = "expertflow.data.sources.generated"
+# How a generator is called among rules.
+GENERATOR = "generator "
+# The rules of the chain, whose code a bundle is made by or is to be used with.
+CHAIN = (
+    "fetch_source", "generate_source", "find_datasets", "prepare_shard", "deduplicate_documents",
+    "prepare_model", "pretokenize_shard", "pack_sequences", "calibrate_expert", "plan_training",
+    "stage_to_nvme", "train_expert", "evaluate_expert", "export_model", "build_report",
+)  # fmt: skip
 
 
-def code_digest(script: Path, *, extra: tuple[Path, ...] = ()) -> str:
-    """Hash a script with all project modules it imports, and ``extra`` files byte by byte."""
+def _templates(*names: str) -> tuple[str, ...]:
+    folder = "scripts/expertflow/report/templates"
+    return (*(f"{folder}/{name}.html.j2" for name in names), f"{folder}/style.css")
+
+
+# Files that a script reads beside its imports: a change of theirs is a change of its code.
+PAGE = ("page", "macros", "evaluation", "answers", "comparison", "ablation_parts", "profile")
+RESOURCES = {
+    "export_model": ("scripts/expertflow/export/card.md.j2",),
+    "build_report": _templates(*PAGE),
+    "ablate_expert": _templates("ablation", "ablation_parts", "macros"),
+    "compare_experts": _templates("index"),
+}
+
+
+def rule_digest(rule: str, scripts: Path) -> str:
+    """Digest a rule's script, all project modules it imports, and byte by byte its resources."""
     digest = hashlib.sha256()
-    for path in sorted(extra):
+    for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
         digest.update(path.read_bytes())
-    return _hash_modules(reachable(script, script.parent), script.parent, digest)
+    return _hash_modules(scripts / f"{rule}.py", scripts, digest)
 
 
-def module_digest(module: str, root: Path) -> str:
-    """Hash one module, given by its dotted name, with the project modules it imports."""
-    path = _module_path(module, root)
-    if path is None:
-        raise FileNotFoundError(module)
-    return _hash_modules(reachable(path, root), root, hashlib.sha256())
+def generator_digest(generator: str, scripts: Path) -> str:
+    """Digest a generator and all it imports.
+
+    Raises:
+        FileNotFoundError: there is none of this name.
+    """
+    return _hash_modules(_generator_path(generator, scripts), scripts, hashlib.sha256())
+
+
+def chain_digests(generators: list[str], scripts: Path) -> dict[str, str]:
+    """Return the digests of all rules of the chain, and of some generators."""
+    made = {GENERATOR + name: generator_digest(name, scripts) for name in generators}
+    return {**{rule: rule_digest(rule, scripts) for rule in CHAIN}, **made}
+
+
+def other_code(made_by: dict[str, str], scripts: Path) -> tuple[str, ...]:
+    """Name the rules and generators of which ``scripts`` holds other code, or none."""
+    generators = [name.removeprefix(GENERATOR) for name in made_by if name.startswith(GENERATOR)]
+    known = [name for name in generators if _generator_path(name, scripts).is_file()]
+    here = chain_digests(known, scripts)
+    return tuple(name for name, code in sorted(made_by.items()) if code != here.get(name))
+
+
+def _generator_path(generator: str, scripts: Path) -> Path:
+    return scripts.joinpath(*GENERATORS.split("."), f"{generator}.py")
 
 
 def reachable(path: Path, root: Path) -> set[Path]:
-    """Give the file and all project files that it imports, however far away."""
+    """Find all project files that a file imports, however far away; it is one of them."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -51,8 +95,8 @@ def reachable(path: Path, root: Path) -> set[Path]:
     return seen
 
 
-def _hash_modules(paths: set[Path], root: Path, digest: "hashlib._Hash") -> str:
-    for path in sorted(paths):
+def _hash_modules(script: Path, root: Path, digest: "hashlib._Hash") -> str:
+    for path in sorted(reachable(script, root)):
         digest.update(
             f"{path.relative_to(root).as_posix()}\n{_read_module(path).sha256}\n".encode()
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from expertflow.config.evaluation_tasks import check_task
+from expertflow.config.contradictions import check_task
 from expertflow.core.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Take away records that a power cut spoiled, so that the rules that wrote them run again."""
+"""Remove records that a power cut has corrupted, so that the rules that wrote them run again."""
 
 import glob
 import json
@@ -16,7 +16,7 @@ PLACES = (
 )
 
 
-def remove_spoilt_records(results: Path, *, looks: bool, main: bool) -> None:
+def remove_corrupt_records(results: Path, *, looks: bool, main: bool) -> None:
     """Remove records that are no JSON, each with a line; a run that only looks just tells.
 
     Snakemake takes a file for made because it is there. One that somebody edited is left alone:
@@ -24,7 +24,7 @@ def remove_spoilt_records(results: Path, *, looks: bool, main: bool) -> None:
     """
     if not main:
         return
-    found = list(spoilt(results))
+    found = list(corrupt_records(results))
     if looks:
         for path in found:
             note(f"{path} or its sidecar is cut short or empty; a run removes it and remakes it")
@@ -33,7 +33,7 @@ def remove_spoilt_records(results: Path, *, looks: bool, main: bool) -> None:
         with held_by_nobody_else(expert) as ours:
             if ours:
                 # Looked for again: another run may have made it meanwhile.
-                _remove(spoilt(results, glob.escape(expert)))
+                _remove(corrupt_records(results, glob.escape(expert)))
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -45,7 +45,7 @@ def _remove(paths: Iterable[Path]) -> None:
         )
 
 
-def spoilt(results: Path, expert: str = "*") -> Iterator[Path]:
+def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
     """Find records and sidecars that are no JSON, and records whose sidecar is none.
 
     Such a record would never have a sidecar again: what is there is not made.

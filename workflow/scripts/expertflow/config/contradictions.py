@@ -1,0 +1,173 @@
+"""Refuse settings of an expert that are fine alone and wrong together, or that nothing reads."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from expertflow.config.read_yaml import suggest
+from expertflow.core.errors import ConfigError
+from expertflow.core.records import from_json
+from expertflow.core.settings import without_auto
+from expertflow.data.checks.registry import build_checks
+from expertflow.data.settings import FieldCheck
+from expertflow.data.shapes import template_fields
+from expertflow.evaluate.tasks.registry import TASKS
+from expertflow.plan.settings import TrainingSection
+from expertflow.plan.switches import check_settings
+
+# The keys that only sources of some kinds read.
+KINDS = {
+    "path": ("local", "git"),
+    "id": ("hub",),
+    "revision": ("hub",),
+    "config": ("hub",),
+    "split": ("hub",),
+    "generator": ("generated",),
+    "n_documents": ("generated",),
+    "seed": ("generated",),
+}
+# The keys that only go with a list of turns.
+OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
+# Options of the kinds that do not check their own when they are locked.
+OPTIONS: dict[str, tuple[str, ...]] = {"hub": ("data_dir", "data_files"), "generated": ()}
+
+
+def check_durations(manifest: dict[str, Any], *, where: str) -> None:
+    """Refuse a duration that YAML made a number of, before the schema does without the reason."""
+    claims = manifest.get("claims")
+    for claim in claims if isinstance(claims, list) else []:
+        duration = claim.get("duration") if isinstance(claim, dict) else None
+        if isinstance(duration, int | float):
+            raise ConfigError(
+                f"{where}: claims.duration is the number {duration}, which is what YAML makes of"
+                ' 46:47 and the like; quote it: "46:47"'
+            )
+
+
+def refuse_idle_keys(expert: dict[str, Any], *, where: str) -> None:
+    """Refuse the first key of a source that would do nothing.
+
+    To be called before defaults are filled in: what stands there is what somebody meant.
+    """
+    for source in expert["sources"]:
+        for key, problem in _idle(source):
+            raise ConfigError(f"{where}: source {source['name']}: {key} {problem}")
+    if _is_set(expert.get("data", {}), "max_per_category"):
+        if not any(_is_set(source, "category") for source in expert["sources"]):
+            raise ConfigError(
+                f"{where}: data.max_per_category has no effect, as no source names the field to"
+                " count by; add category to a source, or remove it"
+            )
+
+
+def _idle(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    kind = source["kind"]
+    for key, kinds in KINDS.items():
+        if _is_set(source, key) and kind not in kinds:
+            yield key, f"is read of {' and '.join(kinds)} sources only, not of {kind}; remove it"
+    whole = next((key for key in ("text", "messages") if _is_set(source, key)), None)
+    for key in ("prompt", "completion"):
+        if whole is not None and _is_set(source, key):
+            yield key, f"has no effect beside {whole}; remove one of them"
+    for key in OF_MESSAGES:
+        if whole != "messages" and _is_set(source, key):
+            yield key, "has no effect without messages; remove it, or name the field of the turns"
+    if kind in OPTIONS:
+        known = OPTIONS[kind]
+        for key in sorted(set(source.get("options", {})) - set(known)):
+            fix = f"use {' or '.join(known)}" if known else "remove it: it has no options"
+            yield f"options.{key}", f"is unknown for a {kind} source; {fix}"
+
+
+def _is_set(settings: dict[str, Any], key: str) -> bool:
+    return settings.get(key) not in (None, [], {})
+
+
+def check_contradictions(
+    expert: dict[str, Any], *, where: str, bundled: Collection[str] = ()
+) -> None:
+    """Check complete settings; ``bundled`` names files of the user that may be absent.
+
+    Raises:
+        ConfigError: names the key and the fix.
+    """
+    training = from_json(TrainingSection, without_auto(expert["training"]), where=where)
+    check_settings(training, name=lambda setting: f"{where}: training.{setting}")
+    names = [source["name"] for source in expert["sources"]]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{where}: two sources are named {repeated[0]!r}; rename one")
+    for benchmark in expert["data"]["benchmarks"]:
+        _check_template(benchmark["text"], where=f"{where}: benchmark {benchmark['path']}")
+        if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
+            raise ConfigError(
+                f"{where}: data.benchmarks names {benchmark['path']}, which is not there; correct"
+                " the path"
+            )
+    template = expert["data"]["chat_template"]
+    known = ("auto", "chatml", *bundled)
+    if template not in known and not Path(template).expanduser().is_file():
+        raise ConfigError(
+            f"{where}: data.chat_template is {template!r}, and no such file is there; use auto,"
+            " chatml, or the path of a Jinja file"
+        )
+    check_task(expert["evaluation"], where)
+    for source in expert["sources"]:
+        _check_source(source, task=expert["evaluation"]["task"], where=where)
+
+
+def _check_source(source: dict[str, Any], *, task: str, where: str) -> None:
+    for key in ("prompt", "completion", "text"):
+        place = f"{where}: source {source['name']}, {key}"
+        _check_template(source.get(key) or "", where=place)
+    checks = from_json(tuple[FieldCheck, ...], source["checks"], where=where)
+    try:
+        build_checks(checks, source=source["name"])
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if "text" in source and task != "held_out_loss":
+        raise ConfigError(
+            f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
+            " none, only text; use held_out_loss, or prompt and completion"
+        )
+
+
+def _check_template(template: str, *, where: str) -> None:
+    try:
+        template_fields(template)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def check_task(evaluation: dict[str, Any], where: str) -> None:
+    """Refuse a task without what it reads: training would be over before it is missed.
+
+    An artefact of another task is no mistake, as presets and overrides change the task alone; nor
+    is another task's field where nothing is scored.
+    """
+    task, fields, artefacts = evaluation["task"], evaluation["fields"], evaluation["artefacts"]
+    # The record's field names the artefact, whatever that is called.
+    by_record = task == "sql_execution" and "database" in fields
+    scorer = TASKS.get(task)
+    known = frozenset[str]().union(*(one.fields for one in TASKS.values()))
+    known = known if scorer is None else scorer.fields
+    _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
+    if not by_record:
+        known = frozenset[str]().union(*(one.artefacts for one in TASKS.values()))
+        own = frozenset[str]() if scorer is None else scorer.artefacts
+        _refuse_unknown(artefacts, known, own, f"{where}: evaluation.artefacts", task)
+    for needed in () if scorer is None else scorer.required:
+        key, _, name = needed.partition(".")
+        there = bool(artefacts) if by_record and key == "artefacts" else name in evaluation[key]
+        if not there:
+            raise ConfigError(
+                f"{where}: evaluation.task {task} reads evaluation.{needed}, which is not set;"
+                " set it, or use another task"
+            )
+
+
+def _refuse_unknown(
+    names: Collection[str], known: frozenset[str], own: frozenset[str], place: str, task: str
+) -> None:
+    for name in sorted(set(names) - known):
+        takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
+        raise ConfigError(f"{place}.{name} is read by nothing; {suggest(name, known, takes)}")

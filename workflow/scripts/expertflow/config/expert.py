@@ -1,0 +1,313 @@
+"""An expert as it is configured: where its settings come from, its lock, and files of the user.
+
+Where its bundle was opened, the settings are those it was made with, unless told anew: the
+configuration of this machine counts for what belongs to the machine; for what was decided where the
+bundle was made, the bundle's counts, and over it the command line.
+"""
+
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from expertflow.config.ablations import ablation_files, ablation_spec
+from expertflow.config.code_digest import generator_digest
+from expertflow.config.guard import note
+from expertflow.config.hardware_tables import HardwareTables
+from expertflow.config.load import (
+    Schemas,
+    find_manifest,
+    load_config,
+    load_expert,
+    manifest_here,
+    merge,
+)
+from expertflow.core.errors import ConfigError
+from expertflow.core.records import Record, from_json, read_record
+from expertflow.data.lock import HashCache, lock_sources, unresolved_hub_sources, write_lock
+from expertflow.data.records import ExpertLock, SourceLock
+from expertflow.data.settings import SourceSpec
+from expertflow.plan.records import PlanSpec
+from expertflow.rental.bundle.records import (
+    CARRIED,
+    OPENED,
+    BundleSpec,
+    Opened,
+    SettingsFile,
+    own_artefact,
+    own_tuning,
+)
+from expertflow.studies.records import AblationSpec
+
+Settings = dict[str, Any]
+# Files by which a model is known.
+DECISIVE = (".safetensors", "/tokenizer.json")
+# What tune_expert makes.
+TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
+
+
+class Setup(Record, frozen=True, kw_only=True):
+    """What the experts of a run share.
+
+    ``raw`` is the configuration before it was checked, ``told`` the part from the command line.
+    ``looks``: nothing is run; ``main`` is false in the jobs that Snakemake starts elsewhere.
+    """
+
+    raw: Settings
+    told: Settings
+    config: Settings
+    schemas: Schemas
+    directories: list[Path]
+    workflow_dir: Path
+    hashes: HashCache
+    main: bool
+    looks: bool
+
+    @property
+    def scripts(self) -> Path:
+        return self.workflow_dir / "scripts"
+
+
+class Expert:
+    """Settings are loaded, checked and locked when they are first asked for.
+
+    ``told`` is what the command line says of the configuration, here or where the bundle was made.
+
+    Raises:
+        ConfigError: the command line asks for another preset than the opened bundle's.
+    """
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name, self.setup = name, setup
+        self.results = Path("results", name)
+        self.config, self.told = setup.config, setup.told
+        self.directories = setup.directories
+        marker = self.results / OPENED
+        self.opened = read_record(Opened, marker) if marker.is_file() else None
+        self.bundle: BundleSpec | None = None
+        if self.opened is not None:
+            self.bundle = self.opened.index.spec
+            if self.bundle is None:
+                raise ConfigError(
+                    f"{marker}: holds no settings; open the bundle again with --replace"
+                )
+            self._go_by(self.bundle, self.opened)
+        else:
+            self.hardware = HardwareTables(self.config, self.directories, setup.workflow_dir)
+
+    def _go_by(self, bundle: BundleSpec, opened: Opened) -> None:
+        setup, made = self.setup, bundle.config
+        if setup.told.get("preset", made["preset"]) != made["preset"]:
+            raise ConfigError(
+                f"{self.results} is an opened bundle of the {made['preset']} preset and the command"
+                f" line says preset={setup.told['preset']}; leave it out, or make a bundle with"
+                " that preset"
+            )
+        experts = {**setup.raw["experts"], **made["experts"]}
+        merged = merge({**setup.raw, **made, "experts": experts}, setup.told)
+        self.config = load_config(merged, setup.schemas)
+        self.told = merge(bundle.told, setup.told)
+        carried = [self.results / CARRIED, *setup.directories]
+        self.hardware = HardwareTables(self.config, carried, setup.workflow_dir)
+        place = f"{self.results}/{CARRIED}/experts"
+        files = bundle.files.items()
+        made_with = next((file.sha256 for key, file in files if key.startswith("experts/")), None)
+        if manifest_here(self.name, setup.directories) == opened.settings_here:
+            self.directories = carried
+            if setup.main and opened.settings_here not in (None, made_with):
+                note(
+                    f"{self.name}: goes by the manifest of its bundle, in {place}; config/experts"
+                    " has another"
+                )
+        elif setup.main:
+            note(
+                f"{self.name}: its manifest in config/experts changed since its bundle was opened,"
+                f" and counts; the bundle's is in {place}"
+            )
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the manifest for the preset at hand, checked and complete."""
+        return load_expert(
+            self.name,
+            directories=[directory / "experts" for directory in self.directories],
+            config=self.config,
+            schemas=self.setup.schemas,
+            bundled={} if self.bundle is None else self.bundle.content,
+            told=self.told,
+        )
+
+    @cached_property
+    def sources(self) -> dict[str, SourceSpec]:
+        """The sources by name, as the data stages know them."""
+        listed = source_specs(self.settings)
+        return {source.name: source for source in listed}
+
+    @cached_property
+    def plan_spec(self) -> PlanSpec:
+        return self.hardware.plan_spec(self.settings)
+
+    @cached_property
+    def ablation(self) -> AblationSpec:
+        schemas = self.setup.workflow_dir / "schemas"
+        return ablation_spec(self.config, self.directories, schemas)
+
+    @cached_property
+    def lock(self) -> ExpertLock:
+        """What the sources hold, pinned once; in a job as the run pinned it."""
+        path = self.results / "sources.lock.json"
+        if not self.setup.main:
+            return read_record(ExpertLock, path)
+        self._refuse_other_preset()
+        sources, setup = tuple(self.sources.values()), self.setup
+        lock = lock_sources(
+            self.name,
+            sources,
+            hashes=setup.hashes,
+            generator_digest=lambda generator: generator_digest(generator, setup.scripts),
+            bundled=None if self.opened is None else self.opened.index.lock,
+        )
+        setup.hashes.save()
+        write_lock(path, lock)
+        for source in lock.sources:
+            # A source's jobs read its own lock, so that they run for its changes alone.
+            own = self.results / "sources" / "locked" / f"{source.name}.json"
+            write_lock(own, ExpertLock(expert=self.name, sources=(source,)))
+        for unresolved in unresolved_hub_sources(sources):
+            note(f"{self.name}: {unresolved}: revision not resolved yet; fetch_source pins it")
+        return lock
+
+    def source_lock(self, source: str) -> SourceLock:
+        for lock in self.lock.sources:
+            if lock.name == source:
+                return lock
+        raise ConfigError(f"expert {self.name} has no source {source!r}; see its manifest")
+
+    def _refuse_other_preset(self) -> None:
+        wanted = self.config["preset"]
+        if self.setup.config["allow_preset_change"]:
+            return
+        # The first records that jobs write; the lock will not do, since a dry run writes it too.
+        for path in sorted((self.results / "sources").glob("*/*.json")):
+            try:
+                there = json.loads(path.read_bytes()).get("preset")
+            except ValueError:
+                # Cut short: it says nothing, and a run makes it again.
+                continue
+            if there in (None, wanted):
+                continue
+            held = f"{self.results} holds the {there} preset and this run is {wanted}"
+            if self.setup.looks:
+                note(f"{held}: with --config allow_preset_change=true it would replace it")
+                return
+            raise ConfigError(
+                f"{held}; move it away, use --directory, or allow it with --config"
+                " allow_preset_change=true"
+            )
+
+    @property
+    def benchmarks(self) -> dict[str, list[Path]]:
+        """The files that must not be trained on, by the manifest's path, for ``hash_content``."""
+        named = [benchmark["path"] for benchmark in self.settings["data"]["benchmarks"]]
+        return {path: [Path(path)] for path in named}
+
+    @property
+    def model_files(self) -> dict[str, list[Path]]:
+        """The user's files that a base model is made from, by what the manifest calls them."""
+        folders = filter(None, (self.settings["model"], self.settings["tokenizer"]))
+        template = self.settings["data"]["chat_template"]
+        return {**{place: _model_folder(place) for place in folders}, template: [Path(template)]}
+
+    @property
+    def settings_files(self) -> dict[str, SettingsFile]:
+        """The manifest and the tables behind the settings."""
+        manifest = find_manifest(self.name, [d / "experts" for d in self.directories])
+        files = {f"experts/{manifest.name}": manifest, **self.hardware.files}
+        if self.config["ablate"]:
+            files |= ablation_files(self.config, self.directories)
+        return {
+            key: SettingsFile(path=str(path), sha256=self.setup.hashes.sha256(path))
+            for key, path in files.items()
+        }
+
+    @property
+    def own_artefacts(self) -> dict[str, str]:
+        """The user's files that scoring reads, as the manifest names them."""
+        places = self.settings["evaluation"]["artefacts"].items()
+        return {key: place for key, place in places if ":" not in place}
+
+    @property
+    def artefacts(self) -> dict[str, str]:
+        """The files that scoring reads; source:file lies in a generated source's folder."""
+        made = f"{self.results}/sources/generated"
+        named = self.settings["evaluation"]["artefacts"].items()
+        found = {key: f"{made}/{place.replace(':', '/')}" for key, place in named}
+        for key, place in self.own_artefacts.items():
+            brought = self.bundle is not None and self.bundle.own_artefacts.get(key) == place
+            found[key] = own_artefact(self.name, key, place) if brought else place
+        return found
+
+    @property
+    def tuned_files(self) -> list[str]:
+        """The tuning that the manifest names: a user's file, or one made here; none without.
+
+        Where a bundle was opened, its copy counts, unless the manifest names another by now.
+
+        Raises:
+            ConfigError: there is no such file, and no rule makes it.
+        """
+        place = self.settings["training"]["tuned"]
+        if place is None:
+            return []
+        if self.bundle is not None and self.bundle.tuned == place:
+            return [own_tuning(self.name)]
+        path = Path(place).expanduser()
+        if not TUNING_MADE.fullmatch(str(path)) and not path.is_file():
+            raise ConfigError(
+                f"expert {self.name}: training.tuned names {place}, which is not there; correct"
+                f" the path, or name {self.results}/tuning.json, which is made when it is missing"
+            )
+        return [str(path)]
+
+    def hash_content(self, named: dict[str, list[Path]]) -> dict[str, str]:
+        """Hash the user's own files, so that a changed one counts and a touched one does not.
+
+        ``named`` are files by what the manifest calls them, and go by the names they have there:
+        where a home lies is no setting. Where none of them is here, or the same model, what a
+        bundle that was opened says of them counts.
+        """
+        hashes = self.setup.hashes
+        found: dict[str, str] = {}
+        for place, files in named.items():
+            there = {str(file): file.expanduser() for file in files}
+            here = {key: hashes.sha256(file) for key, file in there.items() if file.is_file()}
+            bundled = {} if self.bundle is None else self.bundle.content.get(place, {})
+            found |= bundled if not here or _is_same_model(here, bundled) else here
+        if self.setup.main:
+            hashes.save()
+        return found
+
+
+def source_specs(settings: Settings) -> tuple[SourceSpec, ...]:
+    """Return the sources of an expert's settings as the data stages know them."""
+    return tuple(from_json(SourceSpec, source, where="sources") for source in settings["sources"])
+
+
+def _model_folder(place: str) -> list[Path]:
+    """List what is read of a model's folder, below the folder's name as it is written."""
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        return []
+    from expertflow.train.model.base import wanted_files
+
+    return [Path(place) / file.name for file in wanted_files(folder)]
+
+
+def _is_same_model(here: dict[str, str], bundled: dict[str, str]) -> bool:
+    """Tell whether two folders hold the same weights and tokenizer; the rest came bundled."""
+    decisive = [
+        {key: sha256 for key, sha256 in files.items() if key.endswith(DECISIVE)}
+        for files in (here, bundled)
+    ]
+    return bool(decisive[0]) and decisive[0] == decisive[1]
