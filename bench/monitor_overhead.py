@@ -47,8 +47,8 @@ from expertflow.train import processes
 from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.loop import step
+from expertflow.train.monitor_process import run_monitor
 from expertflow.train.saved.saver import Saver
-from expertflow.train.watch import watched
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run in a process of its own, where the library is what the environment says.
@@ -125,7 +125,7 @@ def training(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         do(args.seconds)
         # This process may have other children.
         before = set(psutil.Process().children())
-        with watched(state, plan(args.interval), seen_s=0.0):
+        with run_monitor(state, plan(args.interval), seen_s=0.0):
             (monitor,) = set(psutil.Process().children()) - before
             wait_until_up(state, monitor)
             for i in range(args.pairs):
@@ -155,12 +155,10 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
 @contextmanager
 def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Yield a function that trains for some seconds and returns the seconds a step took."""
-    assignment = made(folder / "run", n_steps=10**6)
-    group = processes.start(assignment.plan)
-    with Saver(assignment.state, keep=1) as saver:
-        run, _ = assemble(
-            assignment, processes=group, saver=saver, stop=lambda: False, directory=None
-        )
+    inputs = made(folder / "run", n_steps=10**6)
+    group = processes.start(inputs.plan)
+    with Saver(inputs.state, keep=1) as saver:
+        run = assemble(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)
         with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
 
             def do(seconds: float) -> float:
@@ -170,7 +168,7 @@ def steps(folder: Path) -> Iterator[tuple[Any, Any]]:
                     n += 1
                 return (time.perf_counter() - start) / n
 
-            yield lambda s: replace(assignment.plan, collection_interval_seconds=s), do
+            yield lambda s: replace(inputs.plan, collection_interval_seconds=s), do
 
 
 def wait_until_up(state: Path, monitor: psutil.Process) -> None:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.tokens.arrow import read_rows
-from expertflow.train.due import save
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
 from expertflow.train.model.load import DTYPES, load_base
@@ -19,6 +18,7 @@ from expertflow.train.model.packed import causal_lm, head_weight, hidden_states
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.processes import start
 from expertflow.train.saved import checkpoint_files
+from expertflow.train.step_hooks import save
 from gpu_kit.training import Session, Variant, Work, plan_of
 
 N_STEPS, STOP_AT = 6, 3

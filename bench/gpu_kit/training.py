@@ -22,13 +22,13 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
-from expertflow.train.assemble import Assignment, assemble
+from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
-from expertflow.train.memory import OutOfMemory
+from expertflow.train.memory import OutOfMemory, warm_up_compile
 from expertflow.train.processes import Processes, start
+from expertflow.train.run import TrainInputs
 from expertflow.train.saved.saver import Saver
-from expertflow.train.shapes import meet_shapes
-from expertflow.train.step_log import flush
+from expertflow.train.step_hooks import flush
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait
 from gpu_kit.fixtures import SIZES, model_record
@@ -117,15 +117,15 @@ class Session:
         self.stack = ExitStack()
         state = work.folder / "states" / name
         state.mkdir(parents=True, exist_ok=True)
-        assignment = Assignment(
+        inputs = TrainInputs(
             plan=plan,
             model=model_record(work.folder / "model", work.model, work.sizes),
             rows=work.folder / variant.packing / "packed",
             state=state,
         )
         saver = self.stack.enter_context(Saver(state, keep=2))
-        self.run, self.words = assemble(
-            assignment, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
+        self.run = assemble(
+            inputs, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
         )
         if variant.all_rows_loss:
             self.run.loss = AllRowsLoss(self.run.net)
@@ -202,7 +202,7 @@ def settings_of(session: Session) -> dict[str, Any]:
         "attention": plan.attention,
         "torch_compile": plan.torch_compile,
         "checkpoint_activations": plan.gradient_checkpointing,
-        "activated": list(session.words),
+        "activated": list(session.run.activated),
     }
 
 
@@ -217,7 +217,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     first_s = time.perf_counter() - start_s
     for _ in range(WARM_UP - 1):
         session.step()
-    meet_shapes(run, work.n_steps)
+    warm_up_compile(run, work.n_steps)
     flush(run)
     wait(work.device)
     before = run.progress.n_tokens, run.progress.n_padding, run.clock.seconds["data_wait"]

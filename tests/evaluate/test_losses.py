@@ -9,9 +9,8 @@ from transformers import Qwen3ForCausalLM
 from expertflow.evaluate import likelihood
 from expertflow.evaluate.likelihood import document_losses
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train.heldout import held_out_loss
 from expertflow.train.model import attention
-from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.packed import PackedLoss, held_out_loss
 
 
 @pytest.fixture(scope="module", params=[attention.NAME, "sdpa"])

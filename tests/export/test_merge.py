@@ -34,7 +34,7 @@ from expertflow.export.merge_check import (
     sample_rows,
 )
 from expertflow.export.merge_files import written_dtype
-from expertflow.train.model import quantise
+from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_base
 
 
@@ -54,7 +54,7 @@ def plain(folder: Path, **options: Any) -> Any:
 
 
 def needs(method: str) -> None:
-    if method == "qlora" and quantise.find_spec("bitsandbytes") is None:
+    if method == "qlora" and loading.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed; see envs/requirements-bitsandbytes.lock")
 
 
@@ -134,7 +134,7 @@ def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_pa
     record = export(what, tmp_path / "merged")
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == record.dtype == "float32"
-    assert not quantise.is_quantised(plain(tmp_path / "merged"))
+    assert not loading.is_quantised(plain(tmp_path / "merged"))
 
 
 def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_
     folder, _ = write_adapter(base, tmp_path / "adapter", method="qlora")
     loaded = load(folder, base, "qlora", "bf16")
     half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantised=True)
-    codes = [dict(quantise.quantised_layers(m)) for m in (loaded.unload(), half)]
+    codes = [dict(loading.quantised_layers(m)) for m in (loaded.unload(), half)]
     assert all(torch.equal(codes[0][name].weight, layer.weight) for name, layer in codes[1].items())
     assert {p.dtype for p in loaded.parameters()} == {torch.float32, torch.uint8}
 

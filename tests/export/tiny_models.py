@@ -18,8 +18,8 @@ from expertflow.export.merge_check import ATTENTION
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.train.model.base import save_tokenizer, train_tokenizer
 from expertflow.train.model.load import add_adapter, load_base, load_for_export
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.model.weights import weights_sha256
 
 VOCAB_SIZE = 300

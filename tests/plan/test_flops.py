@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from step_flops import count_step_flops
 from transformers import GPTNeoXConfig, PretrainedConfig, Qwen3Config, Starcoder2Config
 
 from expertflow.plan.flops import (
@@ -16,9 +17,7 @@ from expertflow.plan.flops import (
 )
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.trace.batch import sample_batch
-from expertflow.train.trace.flops import count_step_flops
-from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise
+from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise, sample_batch
 
 FACTS = ModelFacts(
     n_layers=3, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=512,

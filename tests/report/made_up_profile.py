@@ -1,7 +1,7 @@
 """A made-up profile of five steps on a card, with names as compilers make them; and one of none."""
 
-from expertflow.train.profile.files import NOT_ASKED, nothing_watched
-from expertflow.train.profile.table import N_KERNELS, Span, kernel_table
+from expertflow.train.profile.files import NOT_ASKED
+from expertflow.train.profile.kernels import N_KERNELS, Span, kernel_table
 from expertflow.train.records import Kernel, KernelProfile
 
 NAMES = {
@@ -33,4 +33,4 @@ def make_profile() -> KernelProfile:
 
 
 def not_profiled(reason: str = NOT_ASKED) -> KernelProfile:
-    return nothing_watched(reason, device="cpu", n_wanted=0)
+    return KernelProfile(n_wanted_steps=0, device="cpu", reason=reason)

@@ -22,7 +22,7 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import StoredTokens, TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch, tokenize
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.base import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
     "known": CHATML,

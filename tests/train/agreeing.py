@@ -13,37 +13,37 @@ from tiny_run import assigned
 from expertflow.core.errors import TrainingError
 from expertflow.train import expert
 from expertflow.train.processes import start
-from expertflow.train.saved import agree, checkpoint_files
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 
 def main(folder: Path) -> None:
-    assignment = assigned(folder)
-    state, processes = assignment.state, start(assignment.plan)
+    inputs = assigned(folder)
+    state, processes = inputs.state, start(inputs.plan)
     rank = processes.rank
     assert processes.of_all(rank, 7) == [[0, 7], [1, 7]]
     old, new = checkpoint_files.complete(state)
 
-    assert agree.chosen((new, old)[rank], state, processes) == new
-    assert agree.chosen((new, None)[rank], state, processes) == new
-    assert agree.chosen((None, new)[rank], state, processes) is None
+    assert checkpoint.agree_on((new, old)[rank], state, processes) == new
+    assert checkpoint.agree_on((new, None)[rank], state, processes) == new
+    assert checkpoint.agree_on((None, new)[rank], state, processes) is None
 
     mine = folder / f"state-{rank}"
     shutil.copytree(state, mine)
     if rank == 1:
         shutil.rmtree(mine / "checkpoints" / new.name)
         with pytest.raises(TrainingError, match="process 1 cannot go on from it"):
-            agree.chosen(old, mine, processes, within_s=0.0)
+            checkpoint.agree_on(old, mine, processes, within_s=0.0)
     else:
-        agree.chosen(new, mine, processes, within_s=0.0)
+        checkpoint.agree_on(new, mine, processes, within_s=0.0)
 
-    agree.check_step(4, processes)
+    checkpoint.check_same_step(4, processes)
     with pytest.raises(TrainingError, match=r"different steps \(4, 2\)"):
-        agree.check_step((4, 2)[rank], processes)
+        checkpoint.check_same_step((4, 2)[rank], processes)
 
     if rank == 1:
         checkpoint_files.newest = lambda _: old
-    outcome = expert.train_expert(assignment, processes)
-    assert outcome["resumed_at_steps"] == [4]
+    outcome = expert.train_expert(inputs, processes)
+    assert outcome.resumed_at_steps == (4,)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from support import SCRIPTS
 
 from expertflow.core import files
 from expertflow.train import candidates, expert, job
-from expertflow.train.clock import Clock
 from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.timing import Clock
 
 # What a checkpoint goes through, and how a run ends.
 FUNCTIONS: dict[str, tuple[Any, str]] = {

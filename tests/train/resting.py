@@ -37,9 +37,9 @@ def main() -> None:
     sys.path.insert(0, str(SCRIPTS))
     import train_expert
     from expertflow.core import cli
-    from expertflow.train import due
+    from expertflow.train import step_hooks
 
-    save = due.save
+    save = step_hooks.save
 
     def save_and_rest(run: Any) -> None:
         save(run)
@@ -50,7 +50,7 @@ def main() -> None:
             while not run.stop() and not go_on.exists() and time.monotonic() < end:
                 time.sleep(0.01)
 
-    due.save = save_and_rest
+    step_hooks.save = save_and_rest
     cli.run(train_expert.main)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from expertflow.core.errors import TrainingError
 from expertflow.train.model.weights import first_not_finite, weights_sha256
 from expertflow.train.optimizer import make_optimizer
-from expertflow.train.processes import let_go
+from expertflow.train.processes import release_gloo_threads
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
     with pytest.raises(TrainingError, match="sharded"):
         make_optimizer(net, train_plan(optim="adamw_8bit"))
     dist.barrier()
-    let_go()
+    release_gloo_threads()
     dist.destroy_process_group()
     # A thread of gloo that still needs Python's lock would abort an interpreter that winds down.
     os._exit(0)

@@ -12,7 +12,7 @@ import torch
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train.feed.batches import Batch, Collator
-from expertflow.train.model import attention, masks
+from expertflow.train.model import attention
 from expertflow.train.model.packed import document_kwargs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -174,7 +174,7 @@ def test_a_module_that_is_not_causal_is_refused() -> None:
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_masks_let_through_what_a_document_may_see(name: str, window: int | None) -> None:
     config = SimpleNamespace(sliding_window=window)
-    mask = masks.masks(name, config, POSITIONS, torch.float32)
+    mask = attention.masks(name, config, POSITIONS, torch.float32)
     query, key, value = heads()
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, enable_gqa=True
@@ -185,19 +185,19 @@ def test_masks_let_through_what_a_document_may_see(name: str, window: int | None
 def test_layers_of_two_kinds_get_a_mask_each() -> None:
     kinds = ["full_attention", "sliding_attention"]
     config = SimpleNamespace(sliding_window=5, layer_types=kinds * 2)
-    made = masks.masks("sdpa", config, POSITIONS, torch.float32)
+    made = attention.masks("sdpa", config, POSITIONS, torch.float32)
     assert sorted(made) == kinds
-    assert torch.equal(made[kinds[0]], masks.document_mask(POSITIONS))
-    assert torch.equal(made[kinds[1]], masks.document_mask(POSITIONS, 5))
+    assert torch.equal(made[kinds[0]], attention.document_mask(POSITIONS))
+    assert torch.equal(made[kinds[1]], attention.document_mask(POSITIONS, 5))
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_the_block_mask_is_the_document_mask(window: int | None) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    made = masks._block_mask(POSITIONS, window)
+    made = attention._block_mask(POSITIONS, window)
     dense_mask = create_mask(made.mask_mod, 2, 1, 32, 32, device="cpu")
-    assert torch.equal(dense_mask, masks.document_mask(POSITIONS, window))
+    assert torch.equal(dense_mask, attention.document_mask(POSITIONS, window))
 
 
 def packed_batch(chosen: list[int]) -> Batch:

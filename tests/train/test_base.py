@@ -7,8 +7,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
 
 from expertflow.data.layout import CHATML
-from expertflow.train.model.base import prepare_model, read_facts
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.base import prepare_model, read_facts, save_tokenizer, train_tokenizer
 from expertflow.train.records import ModelSpec
 
 

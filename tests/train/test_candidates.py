@@ -1,6 +1,5 @@
 """All weights that a run keeps are published, each as a model of its own."""
 
-import json
 import logging
 import subprocess
 import sys
@@ -42,11 +41,11 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -> None:
-    assignment = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
-    outcome = train(assignment)
-    state = assignment.state
+    inputs = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
+    outcome = train(inputs)
+    state = inputs.state
     kept = [checkpoint_files.step_of(path) for path in checkpoint_files.complete(state)]
-    found = candidates.candidates_of(outcome)
+    found = outcome.candidates
     assert [c.step for c in found] == kept and len(kept) >= 2
     assert [c.path for c in found] == [f"steps/step-{s:08d}" for s in kept[:-1]] + ["."]
     for candidate in found:
@@ -55,8 +54,8 @@ def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -
         top = {path.name for path in (state / "final").iterdir()} - {"steps"}
         assert {path.name for path in folder.iterdir()} - {"steps"} == top
     assert len({c.weights_sha256 for c in found}) == len(found)
-    assert outcome["weights_sha256"] == found[-1].weights_sha256
-    losses = {point["step"]: point["loss"] for point in outcome["eval_points"]}
+    assert outcome.weights_sha256 == found[-1].weights_sha256
+    losses = {point.step: point.loss for point in outcome.eval_points}
     assert [c.held_out_loss for c in found] == [losses.get(step) for step in kept]
 
 
@@ -67,9 +66,9 @@ def test_the_published_weights_do_not_depend_on_what_else_is_kept(tmp_path: Path
     }  # fmt: skip
     few = train(made(tmp_path / "few", save_total_limit=1, **settings))
     many = train(made(tmp_path / "many", save_total_limit=9, **settings))
-    assert few["published_step"] == many["published_step"] < many["n_steps"]
-    assert few["weights_sha256"] == many["weights_sha256"]
-    assert 2 <= len(few["candidates"]) < len(many["candidates"])
+    assert few.published_step == many.published_step < many.n_steps
+    assert few.weights_sha256 == many.weights_sha256
+    assert 2 <= len(few.candidates) < len(many.candidates)
     names = [tmp_path / name / "state/final/model.safetensors" for name in ("few", "many")]
     assert names[0].read_bytes() == names[1].read_bytes()
 
@@ -111,10 +110,10 @@ def test_a_spoilt_checkpoint_is_no_candidate(
         return others(run, published)
 
     monkeypatch.setattr(candidates, "_others", spoil)
-    assignment = made(tmp_path, n_steps=15, save_total_limit=9)
+    inputs = made(tmp_path, n_steps=15, save_total_limit=9)
     with caplog.at_level(logging.WARNING):
-        outcome = train(assignment)
-    assert [entry["step"] for entry in outcome["candidates"]] == [10, 15]
+        outcome = train(inputs)
+    assert [c.step for c in outcome.candidates] == [10, 15]
     assert "step-00000005 is no candidate: weights.safetensors does not hold" in caplog.text
 
 
@@ -122,17 +121,8 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> str:
         raise OSError("the disk is full")
 
-    assignment = made(tmp_path, n_steps=6)
+    inputs = made(tmp_path, n_steps=6)
     monkeypatch.setattr(candidates, "weights_sha256", broken)
     with pytest.raises(OSError, match="disk is full"):
-        train(assignment)
-    assert not [path for path in assignment.state.iterdir() if "final" in path.name]
-
-
-def test_a_run_that_an_older_version_finished_has_one_candidate() -> None:
-    outcome = json.loads(
-        '{"published_step": 4, "weights_sha256": "ab", "eval_points": [{"step": 4, "loss": 2.5}]}'
-    )
-    (only,) = candidates.candidates_of(outcome)
-    assert (only.step, only.held_out_loss, only.path) == (4, 2.5, ".")
-    assert only.weights_sha256 == "ab"
+        train(inputs)
+    assert not [path for path in inputs.state.iterdir() if "final" in path.name]

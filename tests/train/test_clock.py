@@ -6,9 +6,9 @@ import time
 
 from support import SCRIPTS
 
-from expertflow.train.clock import process_age_s
+from expertflow.train.timing import process_age_s
 
-AGE = "from expertflow.train.clock import process_age_s; print(process_age_s())"
+AGE = "from expertflow.train.timing import process_age_s; print(process_age_s())"
 TICK_S = 0.011
 
 

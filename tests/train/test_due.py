@@ -2,8 +2,8 @@
 
 import pytest
 
-from expertflow.train.due import out_of_patience
 from expertflow.train.records import EvalPoint
+from expertflow.train.step_hooks import out_of_patience
 
 
 def points(*losses: float) -> list[EvalPoint]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from expertflow.train import processes
-from expertflow.train.activate import catching_signals
+from expertflow.train.run import catching_signals
 
 
 @pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "nohup"])

@@ -1,6 +1,5 @@
 """Short memory: what is said, what is tried, and that the weights do not care."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +7,23 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import LORA
-from tiny_run import made, train
+from tiny_run import assembled, made, train
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train import expert, memory, processes
-from expertflow.train.assemble import Assignment, assemble
-from expertflow.train.clock import process_age_s
+from expertflow.train import assemble as assembling
+from expertflow.train import memory
+from expertflow.train.feed.batches import Batch
 from expertflow.train.memory import OutOfMemory, advice, halved
+from expertflow.train.model import packed
 from expertflow.train.model.packed import PackedLoss
+from expertflow.train.run import TrainInputs
 from expertflow.train.saved import checkpoint_files
-from expertflow.train.saved.saver import Saver
+from expertflow.train.timing import process_age_s
 
 CPU = torch.device("cpu")
 
 
-def small(folder: Path, **changes: Any) -> Assignment:
+def small(folder: Path, **changes: Any) -> TrainInputs:
     lora = replace(LORA, dropout=0.0)
     return made(folder, **{"lora": lora, "n_steps": 12, "save_steps": 4, **changes})
 
@@ -87,65 +88,80 @@ def test_a_run_goes_on_with_less(
     """Micro-batches that the plan chose (8 on a CPU) shrink until they fit; losses stay."""
     auto: dict[str, Any] = {"batch_size": None, "gradient_accumulation_steps": 1}
     straight = train(small(tmp_path / "a", **auto))
-    assignment = small(tmp_path / "b", **auto)
+    inputs = small(tmp_path / "b", **auto)
     short_of_memory(monkeypatch, most_rows=2, from_call=from_call)
-    outcome = train(assignment)
-    assert outcome["micro_batch_size"] == 2
-    assert outcome["n_accumulation_steps"] == 4
-    retries = outcome["memory_retries"]
-    assert [retry["micro_batch_size"] for retry in retries] == [4, 2]
+    outcome = train(inputs)
+    assert outcome.micro_batch_size == 2
+    assert outcome.n_accumulation_steps == 4
+    retries = outcome.memory_retries
+    assert [retry.micro_batch_size for retry in retries] == [4, 2]
     # Call 7 is in step 7; the last checkpoint before it is that of step 4.
-    assert [retry["after_step"] for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
+    assert [retry.after_step for retry in retries] == ([0, 0] if from_call == 1 else [4, 4])
     # A second attempt goes on with the first one's clock and counts none of its time twice.
-    assert outcome["clock"]["wall"] <= process_age_s()
-    assert outcome["n_tokens"] == straight["n_tokens"]
-    assert outcome["loss_last"] == pytest.approx(straight["loss_last"], abs=1e-5)
+    assert outcome.time.wall_s <= process_age_s()
+    assert outcome.n_tokens == straight.n_tokens
+    assert outcome.loss_last == pytest.approx(straight.loss_last, abs=1e-5)
 
 
 def test_a_batch_that_was_asked_for_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assignment = small(tmp_path, batch_size=4)
+    inputs = small(tmp_path, batch_size=4)
     short_of_memory(monkeypatch, most_rows=2, from_call=1)
     with pytest.raises(OutOfMemory, match=r"set training\.batch_size to 2"):
-        train(assignment)
-    assert memory.retries(assignment.state) == ()
-
-
-def test_a_failed_attempt_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, partial(done.append, name))
-    expert._let_go()
-    assert done == ["empty_cache", "reset_peak_memory_stats"]
+        train(inputs)
+    assert memory.retries(inputs.state) == ()
 
 
 def test_it_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assignment = small(tmp_path, batch_size=None, gradient_accumulation_steps=1)
+    inputs = small(tmp_path, batch_size=None, gradient_accumulation_steps=1)
     short_of_memory(monkeypatch, most_rows=0, from_call=1)
     with pytest.raises(OutOfMemory, match="at micro-batch 1 "):
-        train(assignment)
-    assert len(memory.retries(assignment.state)) == memory.MAX_RETRIES
+        train(inputs)
+    assert len(memory.retries(inputs.state)) == memory.MAX_RETRIES
 
 
 def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:
-    """Unpacked rows differ in length; the rehearsal runs the longest and forgets it."""
-    assignment = small(tmp_path, lora=LORA)
-    with Saver(assignment.state, keep=1) as saver:
-        run, _ = assemble(
-            assignment, processes=processes.start(assignment.plan), saver=saver,
-            stop=lambda: False, directory=None,
-        )  # fmt: skip
+    """Unpacked rows differ in length; the probe runs the longest and forgets it."""
+    with assembled(small(tmp_path, lora=LORA)) as run:
         seen: list[tuple[int, ...]] = []
         forward = run.loss.forward
         run.loss.forward = lambda batch: seen.append(batch.rows) or forward(batch)
         run.feed.collator.cuts = True
         before = torch.get_rng_state()
         run.loss.train()
-        memory.rehearse(run)
+        memory.probe_longest_batch(run)
+        assert checkpoint_files.complete(run.state) == []
     longest = int(run.feed.collator.n_tokens_N.argmax())
     assert longest in seen[0] and len(seen) == 1
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in run.net.parameters())
-    assert checkpoint_files.complete(assignment.state) == []
+
+
+def shape_of(batch: Batch) -> tuple[int, ...]:
+    return (*batch.input_ids_BL.shape, len(packed.padded_bounds(batch, CPU)))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_every_shape_to_come_is_met_once_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Few documents are told apart, and nothing is compiled: only what layers are given counts."""
+    monkeypatch.setattr(packed, "DOCUMENTS_STEP", 2)
+    monkeypatch.setattr(assembling, "compile_layers", lambda net, dtype: "compiled in name only")
+    inputs = small(tmp_path, lora=LORA)
+    inputs = replace(inputs, plan=replace(inputs.plan, torch_compile=compiled))
+    with assembled(inputs) as run:
+        run.loss.train()
+        seen: list[tuple[int, ...]] = []
+        forward: Any = run.loss.forward
+        run.loss.forward = lambda batch: seen.append(shape_of(batch)) or forward(batch)
+        before = torch.get_rng_state()
+        n_met = memory.warm_up_compile(run, 1000)
+    batches = map(run.feed.collator.batch, run.feed.between(0, run.plan.n_steps))
+    wanted = {shape_of(batch) for batch in batches} if compiled else set()
+    assert n_met == len(seen) == len(wanted) and set(seen) == wanted
+    assert not compiled or len(wanted) > 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.grad is None for p in run.net.parameters())
+    assert run.progress.step == 0 and not run.pending

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from expertflow.core.errors import TrainingError
-from expertflow.train import nodes
-from expertflow.train.nodes import launcher
+from expertflow.train import processes
+from expertflow.train.processes import launch_command
 
 COMMAND = ["train_expert.py", "--output", "a b.json"]
 
@@ -29,7 +29,7 @@ def answer(squeue: Path, script: str) -> None:
 
 def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert launcher(4, COMMAND) == [
+    assert launch_command(4, COMMAND) == [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         "--nproc-per-node=4", *COMMAND,
     ]  # fmt: skip
@@ -37,12 +37,12 @@ def test_without_slurm_all_processes_are_started_here(monkeypatch: pytest.Monkey
 
 def test_in_a_job_of_one_node_too(job: Path) -> None:
     answer(job, "echo 1")
-    assert "--standalone" in launcher(4, COMMAND)
+    assert "--standalone" in launch_command(4, COMMAND)
 
 
 def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
     answer(job, '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2')
-    command = launcher(4, COMMAND)
+    command = launch_command(4, COMMAND)
     assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
     script = next(part for part in command if part.startswith("exec "))
     assert "--nnodes=2 --nproc-per-node=2" in script
@@ -53,20 +53,20 @@ def test_in_a_job_of_two_nodes_each_is_given_half(job: Path) -> None:
 def test_processes_that_cannot_be_shared_out_are_refused(job: Path) -> None:
     answer(job, "echo 3")
     with pytest.raises(TrainingError, match="4 processes cannot be spread evenly over the 3 nodes"):
-        launcher(4, COMMAND)
+        launch_command(4, COMMAND)
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo", "echo many"])
 def test_a_slurm_that_does_not_answer_is_no_single_node(job: Path, script: str) -> None:
     answer(job, script)
     with pytest.raises(TrainingError, match="how many nodes job 7 has is not known"):
-        launcher(4, COMMAND)
+        launch_command(4, COMMAND)
 
 
 def test_a_port_is_one_that_nothing_else_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nodes.free_port() in nodes.PORTS
+    assert processes.free_port() in processes.PORTS
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(nodes, "PORTS", range(port, port + 1))
+        monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
         with pytest.raises(TrainingError, match=f"ports {port} to {port}: none can be taken"):
-            nodes.free_port()
+            processes.free_port()

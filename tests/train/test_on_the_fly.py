@@ -19,7 +19,7 @@ from expertflow.tokens.tokenize import tokenize
 from expertflow.train.feed.batches import Collator
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.base import save_tokenizer, train_tokenizer
 
 LENGTH = 40
 N_BY_SHARD = (30, 25)

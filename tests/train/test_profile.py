@@ -19,10 +19,8 @@ from tiny_run import assigned, made, train
 from expertflow.core.errors import Interrupted
 from expertflow.core.records import read_record, write_record
 from expertflow.report.profile import by_kind
-from expertflow.train import loop, publish
-from expertflow.train.profile import steps as profile
-from expertflow.train.profile import trace as profile_trace
-from expertflow.train.profile import window as profile_window
+from expertflow.train import loop
+from expertflow.train.profile import kernels, profiler
 from expertflow.train.profile.files import (
     AFTERWARDS,
     BEGUN,
@@ -30,11 +28,10 @@ from expertflow.train.profile.files import (
     NOT_ASKED,
     PROFILE,
     TRACE,
-    nothing_watched,
     publish_profile,
 )
-from expertflow.train.profile.window import choose_window, cut_short
-from expertflow.train.records import KernelProfile
+from expertflow.train.profile.profiler import choose_window, cut_short
+from expertflow.train.records import KernelProfile, RunSummary
 
 N_STEPS = 24
 
@@ -44,24 +41,24 @@ def profile_of(folder: Path) -> KernelProfile:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    assignment = made(tmp_path_factory.mktemp("w") / "run", n_steps=N_STEPS, profile_steps=5)
-    return assignment.state, train(assignment)
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunSummary]:
+    inputs = made(tmp_path_factory.mktemp("w") / "run", n_steps=N_STEPS, profile_steps=5)
+    return inputs.state, train(inputs)
 
 
 def test_the_weights_are_those_of_a_run_without(
-    tmp_path: Path, watched: tuple[Path, dict[str, Any]]
+    tmp_path: Path, watched: tuple[Path, RunSummary]
 ) -> None:
     alone = train(made(tmp_path / "run", n_steps=N_STEPS))
-    assert watched[1]["weights_sha256"] == alone["weights_sha256"]
-    assert watched[1]["loss_last"] == alone["loss_last"]
+    assert watched[1].weights_sha256 == alone.weights_sha256
+    assert watched[1].loss_last == alone.loss_last
 
 
-def test_the_table_adds_up(watched: tuple[Path, dict[str, Any]]) -> None:
+def test_the_table_adds_up(watched: tuple[Path, RunSummary]) -> None:
     record = profile_of(watched[0])
     assert (record.n_steps, record.device, record.reason) == (5, "cpu", None)
     assert record.first_step is not None and record.first_step > 10
-    assert record.wall_s is not None and 0 < record.wall_s < watched[1]["clock"]["steps"]
+    assert record.wall_s is not None and 0 < record.wall_s < watched[1].time.train_s
     assert record.neighbour_step_s is not None and record.neighbour_step_s > 0
     assert record.pause_s is not None and record.pause_s > 0
     assert (
@@ -80,7 +77,7 @@ def test_the_table_adds_up(watched: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_the_trace_opens_and_names_neither_machine_nor_place(
-    watched: tuple[Path, dict[str, Any]],
+    watched: tuple[Path, RunSummary],
 ) -> None:
     state, record = watched[0], profile_of(watched[0])
     path = state / PROFILE / TRACE
@@ -96,13 +93,13 @@ def test_the_trace_opens_and_names_neither_machine_nor_place(
 def test_a_trace_above_the_bound_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile_trace, "MAX_TRACE_BYTES", 1000)
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    train(assignment)
-    record = profile_of(assignment.state)
+    monkeypatch.setattr(kernels, "MAX_TRACE_BYTES", 1000)
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    train(inputs)
+    record = profile_of(inputs.state)
     assert record.n_steps == 2 and record.trace is None
     assert "lower training.profile_steps" in record.unavailable["trace"]
-    assert [file.name for file in (assignment.state / PROFILE).iterdir()] == [KERNELS]
+    assert [file.name for file in (inputs.state / PROFILE).iterdir()] == [KERNELS]
 
 
 def no_start(_: Any) -> None:
@@ -128,10 +125,10 @@ def no_memory(*_: Any, **__: Any) -> None:
 def test_a_profiler_that_fails_is_said_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(f"expertflow.train.profile.steps.{name}", value)
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    assert train(assignment)["n_steps"] == 8
-    record = profile_of(assignment.state)
+    monkeypatch.setattr(f"expertflow.train.profile.profiler.{name}", value)
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    assert train(inputs).n_steps == 8
+    record = profile_of(inputs.state)
     assert record.n_steps == 0 and record.reason is not None and reason in record.reason
 
 
@@ -139,17 +136,17 @@ def test_a_full_disk_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(profile, "write_trace", full)
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    assert train(assignment)["n_steps"] == 8
-    assert "No space left" in (profile_of(assignment.state).reason or "")
+    monkeypatch.setattr(profiler, "write_trace", full)
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
+    assert train(inputs).n_steps == 8
+    assert "No space left" in (profile_of(inputs.state).reason or "")
 
 
 @pytest.mark.parametrize(("n_steps", "n_watched"), [(1, 0), (2, 1), (4, 3)])
 def test_the_first_step_is_never_watched(tmp_path: Path, n_steps: int, n_watched: int) -> None:
-    assignment = made(tmp_path / "run", n_steps=n_steps, profile_steps=5)
-    train(assignment)
-    record = profile_of(assignment.state)
+    inputs = made(tmp_path / "run", n_steps=n_steps, profile_steps=5)
+    train(inputs)
+    record = profile_of(inputs.state)
     assert record.n_steps == n_watched
     assert (record.reason is None) == (n_watched > 0)
     assert record.first_step is None or record.first_step > 1
@@ -167,7 +164,7 @@ def test_steps_stay_clear_of_what_else_is_due(
     window = choose_window(replace(plan, save_steps=1), 0)
     assert window is not None and window.steps == range(11, 16)
     # Longer than the stretch between two timed steps.
-    monkeypatch.setattr(profile_window, "MAX_MICRO_BATCHES", 100)
+    monkeypatch.setattr(profiler, "MAX_MICRO_BATCHES", 100)
     window = choose_window(replace(plan, profile_steps=30), 0)
     assert window is not None and window.steps == range(10, 40)
     window = choose_window(plan, 190)
@@ -176,13 +173,14 @@ def test_steps_stay_clear_of_what_else_is_due(
 
 
 def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -> None:
-    assert train(made(tmp_path / "without", n_steps=13))["sampled_steps"]["n_steps"] == 1
+    assert train(made(tmp_path / "without", n_steps=13)).unavailable.get("sampled_steps") is None
     outcome = train(made(tmp_path / "run", n_steps=13, profile_steps=12))
     record = profile_of(tmp_path / "run" / "state")
     assert (record.first_step, record.n_steps) == (2, 12)
-    assert outcome["sampled_steps"] is None
-    assert publish._why_none_timed(outcome).endswith("the profiler watched")
-    assert "too few steps" in publish._why_none_timed({**outcome, "n_steps": 8})
+    assert outcome.sampled_steps is None
+    assert outcome.unavailable["sampled_steps"].endswith("the profiler watched")
+    short = train(made(tmp_path / "short", n_steps=8))
+    assert "too few steps" in short.unavailable["sampled_steps"]
 
 
 @pytest.mark.parametrize(("n_micro", "n_wanted", "n_watched"), [(1, 19, 16), (8, 5, 2), (40, 5, 1)])
@@ -198,11 +196,11 @@ def test_a_profile_is_of_a_bounded_number_of_micro_batches(
 
 
 def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_window, "MAX_MICRO_BATCHES", 1)
-    monkeypatch.setattr(profile, "N_KERNELS", 3)
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
-    train(assignment)
-    record = profile_of(assignment.state)
+    monkeypatch.setattr(profiler, "MAX_MICRO_BATCHES", 1)
+    monkeypatch.setattr(profiler, "N_KERNELS", 3)
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    train(inputs)
+    record = profile_of(inputs.state)
     assert (record.n_wanted_steps, record.n_steps, len(record.kernels)) == (4, 1, 3)
     listed_s = sum(kernel.total_s for kernel in record.kernels)
     assert record.rest.n_calls and record.rest.total_s + listed_s == pytest.approx(record.kernels_s)
@@ -212,10 +210,10 @@ def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
     """Which of the two is read depends on the device; here both hold operators."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watcher:
         torch.ones(4, 4) @ torch.ones(4, 4)
-    spans = profile_trace.device_spans(profiler, "CPU")
-    tree = profile_trace.spans_of(profiler, cuda=False)
+    spans = kernels.device_spans(watcher, "CPU")
+    tree = kernels.spans_of(watcher, cuda=False)
     assert {(s.name, s.start_us, s.end_us) for s in spans} == {
         (s.name, s.start_us, s.end_us) for s in tree
     }
@@ -227,7 +225,7 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
 ) -> None:
     """And one that has its profile goes on without."""
-    assignment = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
+    inputs = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
     step = loop.step
 
     def breaks(run: Any, batches: Any) -> Any:
@@ -238,50 +236,50 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
         return step(run, batches)
 
     monkeypatch.setattr(loop, "step", breaks)
-    window = choose_window(assignment.plan, 0)
+    window = choose_window(inputs.plan, 0)
     assert window is not None and 14 in window.steps[:-1]
     with pytest.raises(Interrupted if signalled else ValueError):
-        train(assignment)
-    assert not (assignment.state / PROFILE / KERNELS).exists()
+        train(inputs)
+    assert not (inputs.state / PROFILE / KERNELS).exists()
     monkeypatch.setattr(loop, "step", step)
     outcome = train(assigned(tmp_path / "run"))
-    assert outcome["resumed_at_steps"] == [15 if signalled else 12]
-    first = profile_of(assignment.state)
+    assert outcome.resumed_at_steps == [15 if signalled else 12]
+    first = profile_of(inputs.state)
     assert first.first_step is not None and first.first_step > 13
     # Ended once more from its last checkpoint, it keeps its profile.
     train(assigned(tmp_path / "run"))
-    assert profile_of(assignment.state) == first
+    assert profile_of(inputs.state) == first
 
 
 def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Path) -> None:
     """For want of memory it would be killed each time."""
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
-    begun = nothing_watched(BEGUN, device="cpu", n_wanted=4)
-    write_record(assignment.state / PROFILE / KERNELS, begun)
-    partial = assignment.state / PROFILE / ".trace.json.1.partial"
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=BEGUN)
+    write_record(inputs.state / PROFILE / KERNELS, begun)
+    partial = inputs.state / PROFILE / ".trace.json.1.partial"
     partial.write_text("half")
-    assert train(assignment)["n_steps"] == 8
-    assert profile_of(assignment.state) == begun and not partial.exists()
+    assert train(inputs).n_steps == 8
+    assert profile_of(inputs.state) == begun and not partial.exists()
 
 
 def test_want_of_memory_amid_its_steps_ends_the_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assignment = made(tmp_path / "run", n_steps=8, profile_steps=4)
+    inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
     step = loop.step
 
     def breaks(run: Any, batches: Any) -> Any:
         if run.progress.step == 3:
-            assert profile_of(assignment.state).reason == BEGUN
+            assert profile_of(inputs.state).reason == BEGUN
             raise MemoryError
         return step(run, batches)
 
     monkeypatch.setattr(loop, "step", breaks)
     with pytest.raises(MemoryError):
-        train(assignment)
+        train(inputs)
     monkeypatch.setattr(loop, "step", step)
-    assert train(assigned(tmp_path / "run"))["n_steps"] == 8
-    assert "memory ran out" in (profile_of(assignment.state).reason or "")
+    assert train(assigned(tmp_path / "run")).n_steps == 8
+    assert "memory ran out" in (profile_of(inputs.state).reason or "")
 
 
 def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
@@ -308,13 +306,13 @@ def test_asked_for_afterwards_it_costs_no_training(tmp_path: Path) -> None:
 
 
 def test_a_lost_profile_spoils_nothing_else(
-    tmp_path: Path, watched: tuple[Path, dict[str, Any]]
+    tmp_path: Path, watched: tuple[Path, RunSummary]
 ) -> None:
     shutil.copytree(watched[0] / PROFILE, tmp_path / "state" / PROFILE)
     state, outcome = tmp_path / "state" / PROFILE, watched[1]
 
     def published() -> KernelProfile:
-        publish_profile(state.parent, tmp_path / PROFILE, n_wanted=5, outcome=outcome)
+        publish_profile(state.parent, tmp_path / PROFILE, outcome, n_wanted=5)
         return profile_of(tmp_path)
 
     assert published() == profile_of(watched[0])

@@ -1,6 +1,6 @@
 """Launches of kernels are summed up by their names."""
 
-from expertflow.train.profile.table import N_CHARS, Span, kernel_table
+from expertflow.train.profile.kernels import N_CHARS, Span, kernel_table
 
 
 def test_launches_are_summed_by_name() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.files import remove
-from expertflow.train.saved.prune import prunable
+from expertflow.train.saved.state_dirs import prunable
 
 
 def state(root: Path, name: str, *, finished: bool, age: int) -> Path:

@@ -5,21 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_run import made, train
 
 from expertflow.train.publish import LOGS, read_outcome, write_outcome
+from expertflow.train.records import RunSummary
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
+    return train(made(tmp_path_factory.mktemp("run"), n_steps=2))
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path: Path, summary: RunSummary) -> Path:
     (tmp_path / "final" / "deep").mkdir(parents=True)
     for name in ("final/model.safetensors", "final/deep/config.json", *LOGS):
         (tmp_path / name).write_text(f"what is in {name}")
-    write_outcome(tmp_path, {"n_steps": 7})
+    write_outcome(tmp_path, summary)
     return tmp_path
 
 
-def test_a_whole_state_gives_what_was_noted(state: Path) -> None:
-    assert read_outcome(state) == {"n_steps": 7}
+def test_a_whole_state_gives_what_was_noted(state: Path, summary: RunSummary) -> None:
+    assert read_outcome(state) == summary
 
 
 def cut_outcome(state: Path) -> str:
@@ -49,7 +56,7 @@ def cut_log(state: Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [cut_outcome, empty_outcome, zero_model, lose_config, cut_log])
-def test_a_spoilt_one_gives_nothing_and_says_why(
+def test_a_damaged_one_gives_nothing_and_says_why(
     state: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
     why = spoil(state)

@@ -16,15 +16,14 @@ from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, packed_rows
 from expertflow.train.feed.batches import Batch, Collator
-from expertflow.train.heldout import held_out_loss
-from expertflow.train.model import quantise
+from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_for_scoring, load_for_training, loaded_words
-from expertflow.train.model.packed import PackedLoss, causal_lm
+from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 from expertflow.train.model.weights import load_trainable_state, trainable_state, weights_sha256
 from expertflow.train.records import ModelRecord
 
 needs_bitsandbytes = pytest.mark.skipif(
-    quantise.find_spec("bitsandbytes") is None,
+    loading.find_spec("bitsandbytes") is None,
     reason="bitsandbytes is not installed; run pip install -r envs/requirements-bitsandbytes.lock",
 )
 CPU = torch.device("cpu")
@@ -111,7 +110,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(
 ) -> None:
     net = load()
     lm = causal_lm(net)
-    assert len(quantise.quantised_layers(lm)) == 2 * 7
+    assert len(loading.quantised_layers(lm)) == 2 * 7
     state = lm.model.layers[0].self_attn.k_proj.weight.quant_state
     assert (state.quant_type, state.nested) == ("nf4", True)
     assert type(lm.get_output_embeddings()) is torch.nn.Linear
@@ -195,6 +194,6 @@ def test_before_training_the_base_is_scored_in_4_bits_too(
 def test_a_missing_package_is_one_line_with_the_fix(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantise, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(TrainingError, match=r"run pip install -r envs/requirements-bitsandbytes"):
         load()

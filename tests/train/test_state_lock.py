@@ -17,13 +17,13 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.core.errors import TrainingError
-from expertflow.train.saved import lock as state_lock
-from expertflow.train.saved.lock import locked
+from expertflow.train.saved import state_dirs
+from expertflow.train.saved.state_dirs import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from expertflow.train.saved.lock import locked
+from expertflow.train.saved.state_dirs import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -54,7 +54,7 @@ def test_one_on_this_machine_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = holder(tmp_path)
-    monkeypatch.setattr(state_lock, "TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(state_dirs, "TOLD_EVERY_S", 0.0)
 
     def kill() -> None:
         deadline = time.monotonic() + 60

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expertflow.train.step_log import STEPS_FILE, cut
+from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 
 
 def resumed(state: Path, *, step: int) -> Any:
@@ -29,7 +29,7 @@ def test_steps_after_the_checkpoint_go_and_lost_ones_are_told(
     lines = "".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3))
     (tmp_path / STEPS_FILE).write_text(lines + '{"step": 4')
     with caplog.at_level(logging.WARNING):
-        cut(resumed(tmp_path, step=step))
+        truncate_log(resumed(tmp_path, step=step))
     left = [json.loads(line)["step"] for line in (tmp_path / STEPS_FILE).read_text().splitlines()]
     assert left == kept
     assert [f"{n_lost} steps are missing" in r.message for r in caplog.records] == [True] * (

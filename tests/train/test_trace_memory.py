@@ -15,7 +15,7 @@ from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.model import attention, loss
 from expertflow.train.trace import memory as trace_memory
-from expertflow.train.trace.live import LiveBytes
+from expertflow.train.trace.memory import LiveBytes
 from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise
 
 SHAPE = {

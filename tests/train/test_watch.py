@@ -13,7 +13,7 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
-from expertflow.train.watch import _command, watched
+from expertflow.train.monitor_process import _command, run_monitor
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def record_of(state: Path) -> MonitorRecord:
 
 
 def test_an_explicit_interval_is_recorded_and_kept(plan: TrainPlan, state: Path) -> None:
-    with watched(state, replace(plan, collection_interval_seconds=0.3), seen_s=0.0):
+    with run_monitor(state, replace(plan, collection_interval_seconds=0.3), seen_s=0.0):
         wait_for_samples(state, 4)
     record = record_of(state)
     assert record.configured_interval_s == 0.3
@@ -56,7 +56,7 @@ def test_an_explicit_interval_is_recorded_and_kept(plan: TrainPlan, state: Path)
 def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, state: Path) -> None:
     lines = [{"step": step, "elapsed_s": 0.05 * step} for step in range(1, 20)]
     automatic = replace(plan, collection_interval_seconds=None, n_steps_per_epoch=20)
-    with watched(state, automatic, seen_s=0.0):
+    with run_monitor(state, automatic, seen_s=0.0):
         (state / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         # Most of these are paced after the log was there.
         wait_for_samples(state, n_samples(state) + 4)
@@ -69,7 +69,7 @@ def test_by_itself_it_follows_the_log_of_steps(plan: TrainPlan, state: Path) -> 
 def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, state: Path) -> None:
     (state / "monitor.json").write_text("of an earlier session")
     before = psutil.Process().children()
-    with watched(state, plan, seen_s=0.0):
+    with run_monitor(state, plan, seen_s=0.0):
         wait_for_samples(state, 1)
         (monitor,) = set(psutil.Process().children()) - set(before)
         os.kill(monitor.pid, signal.SIGKILL)
@@ -88,6 +88,6 @@ def test_it_watches_the_cards_of_the_run_for_this_process(plan: TrainPlan, state
 def test_an_error_of_the_block_is_not_hidden(plan: TrainPlan, state: Path) -> None:
     before = psutil.Process().children()
     with pytest.raises(ZeroDivisionError):
-        with watched(state, plan, seen_s=0.0):
+        with run_monitor(state, plan, seen_s=0.0):
             raise ZeroDivisionError
     assert set(psutil.Process().children()) <= set(before)

@@ -1,5 +1,7 @@
 """A tiny run, made and trained in the test's own process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.train import expert, processes
-from expertflow.train.assemble import Assignment
-from expertflow.train.records import ModelRecord
+from expertflow.train.assemble import assemble
+from expertflow.train.records import ModelRecord, RunSummary
+from expertflow.train.run import Run, TrainInputs
+from expertflow.train.saved.saver import Saver
 
 
-def made(folder: Path, **settings: Any) -> Assignment:
+def made(folder: Path, **settings: Any) -> TrainInputs:
     """Write what a run reads; ``settings`` are those of training."""
     folder.mkdir(exist_ok=True)
     write_tiny_run(folder, **settings)
@@ -21,9 +25,9 @@ def made(folder: Path, **settings: Any) -> Assignment:
     return assigned(folder)
 
 
-def assigned(folder: Path) -> Assignment:
+def assigned(folder: Path) -> TrainInputs:
     """Read what was written."""
-    return Assignment(
+    return TrainInputs(
         plan=read_record(TrainPlan, folder / "plan.json"),
         model=read_record(ModelRecord, folder / "model.json"),
         rows=Path(read_record(StagingRecord, folder / "staging.json").rows.source),
@@ -31,5 +35,13 @@ def assigned(folder: Path) -> Assignment:
     )
 
 
-def train(assignment: Assignment) -> dict[str, Any]:
-    return expert.train_expert(assignment, processes.start(assignment.plan))
+def train(inputs: TrainInputs) -> RunSummary:
+    return expert.train_expert(inputs, processes.start(inputs.plan))
+
+
+@contextmanager
+def assembled(inputs: TrainInputs, *, keep: int = 1) -> Iterator[Run]:
+    """Assemble a run from the start, to be stepped by hand."""
+    group = processes.start(inputs.plan)
+    with Saver(inputs.state, keep=keep) as saver:
+        yield assemble(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)

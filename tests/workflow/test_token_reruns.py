@@ -11,7 +11,7 @@ from workflow_space import Workspace, make_workspace, manifest
 from expertflow.core.records import read_record
 from expertflow.data.records import ExpertLock
 from expertflow.tokens.records import PackingRecord, TokenShardRecord
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
+from expertflow.train.model.base import save_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.chain
 PACKING = "results/tiny/packing.json"

@@ -10,7 +10,7 @@ from expertflow.core import cli
 from expertflow.core.files import remove
 from expertflow.staging.store import prune_copies
 from expertflow.tokens import store
-from expertflow.train.saved.prune import prunable
+from expertflow.train.saved.state_dirs import prunable
 
 TOKENS = ".tokens"
 

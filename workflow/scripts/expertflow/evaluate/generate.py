@@ -30,8 +30,8 @@ from expertflow.core.records import Record
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding
 from expertflow.tokens.engine import Encoder
+from expertflow.train.device import is_out_of_memory
 from expertflow.train.model.packed import causal_lm
-from expertflow.train.shortage import is_short
 
 log = logging.getLogger(__name__)
 # Generation pads on the left and masks, which the packed route of training does not know.
@@ -152,7 +152,7 @@ def halved(n_rows: int, error: RuntimeError) -> int:
         EvaluationError: it was a single prompt.
         RuntimeError: it is another error.
     """
-    if not is_short(error):
+    if not is_out_of_memory(error):
         raise error
     if n_rows == 1:
         raise EvaluationError(

@@ -9,8 +9,7 @@ import torch
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import Record
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.heldout import held_out_loss
-from expertflow.train.model.packed import PackedLoss, causal_lm
+from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 # Attention of the comparison: it takes plain text as well as packed rows.
 ATTENTION = "sdpa"

@@ -1,21 +1,19 @@
-"""Assemble a run from its plan: model, optimiser, rows, and where it was when it last stopped."""
+"""Assemble a run from its inputs: model, optimizer, rows, and where it was when it last stopped."""
 
 import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.train.activate import activate
-from expertflow.train.clock import Clock, process_age_s
+from expertflow.train.device import activate
 from expertflow.train.feed.loader import AnyFeed, feed_of
 from expertflow.train.model.attention import activate_flash_3, describe
 from expertflow.train.model.compiled import compile_layers
@@ -25,80 +23,57 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, head_weight
 from expertflow.train.model.self_check import check_model
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.processes import Processes, wrap
-from expertflow.train.records import ModelRecord
-from expertflow.train.run import Progress, Run
+from expertflow.train.run import Progress, Run, TrainInputs
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.saver import Saver
-from expertflow.train.timing import StepTimer
-
-if TYPE_CHECKING:
-    from expertflow.train.feed.on_the_fly import Documents
+from expertflow.train.timing import Clock, StepTimer, process_age_s
 
 log = logging.getLogger(__name__)
 
 
-class Assignment(Record, frozen=True, kw_only=True):
-    """What a run is made from, and where its state is.
-
-    ``weights`` is where the model is read on this machine; null: where its record says. With
-    ``documents`` these are tokenised in every step and the rows are not read. ``since_start``:
-    whether all that this process did so far belongs to the run and is not booked yet. ``seen_s`` is
-    where the run's clock stood when this process took it up; null: ask the state.
-    """
-
-    plan: TrainPlan
-    model: ModelRecord
-    rows: Path
-    state: Path
-    weights: Path | None = None
-    documents: "Documents | None" = None
-    since_start: bool = True
-    seen_s: float | None = None
-
-
 def assemble(
-    assignment: Assignment,
+    inputs: TrainInputs,
     *,
     processes: Processes,
     saver: Saver,
     stop: Callable[[], bool],
     directory: Path | None,
-) -> tuple[Run, tuple[str, ...]]:
-    """Make a run, resumed from a checkpoint if there is one; give it and what is on, in words.
+) -> Run:
+    """Make a run, resumed from a checkpoint if there is one.
 
     Raises:
         TrainingError: the model cannot be trained so, or the state is of another run.
     """
-    plan, state = assignment.plan, assignment.state
-    progress, clock = _progress(assignment, directory)
-    feed, held_out, data = _data(assignment, processes)
+    plan, model = inputs.plan, inputs.model
+    progress, clock = _progress(inputs, directory)
+    feed, held_out, data = _data(inputs, processes)
     words = [*activate(plan, processes.device), data]
     torch.manual_seed(plan.seed)
     try:
-        net = load_for_training(
-            plan, assignment.model, processes.device, weights=assignment.weights
-        )
+        net = load_for_training(plan, model, processes.device, weights=inputs.weights)
         words.append(loaded_words(net, plan))
         loss, more = _loss(net, plan, processes)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{assignment.model.name} alone does not fit into the memory of this {plan.hardware};"
+            f"{model.name} alone does not fit into the memory of this {plan.hardware};"
             " use method qlora, a smaller model or a larger card"
         ) from error
     run = Run(
         plan=plan,
+        model=model,
+        state=inputs.state,
         net=net,
         loss=loss,
         optimizer=processes.scaled(make_optimizer(net, plan)),
         processes=processes,
         feed=feed,
         held_out=held_out,
-        state=state,
         clock=clock,
         timer=StepTimer(clock, processes.device),
         saver=saver,
         stop=stop,
         progress=progress,
+        activated=(*words, *more),
     )
     # Dropout differs from process to process; weights that are made here do not.
     torch.manual_seed(plan.seed + processes.rank)
@@ -106,38 +81,36 @@ def assemble(
         _resume(run, directory)
     if processes.is_first and sys.stderr.isatty():
         run.bar = tqdm(total=plan.n_steps, initial=progress.step, unit="step")
-    for line in (*words, *more):
+    for line in run.activated:
         log.info("%s", line)
-    return run, (*words, *more)
+    return run
 
 
-def _loss(
-    net: Any, plan: TrainPlan, processes: Processes
-) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Put the loss around the model, after a look at whether the model suits it; say its routes."""
+def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Module, list[str]]:
+    """Wrap the model in its loss, once it is known to suit it; return the routes in words, too."""
     device, smoothing = processes.device, plan.label_smoothing_factor
     loss = PackedLoss(net, label_smoothing=smoothing)
     kernel = describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
     flash = activate_flash_3(device) if device.type == "cuda" else "no CUDA kernels"
+    words = [f"attention {plan.attention}: {kernel}; {flash}"]
     with processes.accelerator.autocast():
         checked = check_model(loss)
         route = loss_route(head_weight(causal_lm(net)), label_smoothing=smoothing)
-    compiled = (
-        compile_layers(net, dtype=DTYPES[plan.precision])
-        if plan.torch_compile
-        else "compilation off"
-    )
-    words = (f"attention {plan.attention}: {kernel}; {flash}", f"loss {route}", checked, compiled)
+    words += [f"loss {route}", checked]
+    if plan.torch_compile:
+        words.append(compile_layers(net, dtype=DTYPES[plan.precision]))
+    else:
+        words.append("compilation off")
     return wrap(loss, plan), words
 
 
-def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, PackedRows, str]:
-    """Give what the run reads, what it is evaluated on, and a line about both.
+def _data(inputs: TrainInputs, processes: Processes) -> tuple[AnyFeed, PackedRows, str]:
+    """Return what the run reads, what it is evaluated on, and a line about both.
 
     Raises:
-        TrainingError: several processes would have to tokenise on the fly.
+        TrainingError: several processes would have to tokenize on the fly.
     """
-    plan, rows, documents = assignment.plan, assignment.rows, assignment.documents
+    plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
         feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
         said = f"pre-tokenised data from {rows}, {plan.n_sequences} rows"
@@ -151,16 +124,16 @@ def _data(assignment: Assignment, processes: Processes) -> tuple[AnyFeed, Packed
 
     said = f"data tokenised on the fly, {rows} holds no packed rows"
     log.warning("%s", said)
-    return (*read_on_the_fly(plan, assignment.model, documents), said)
+    return (*read_on_the_fly(plan, inputs.model, documents), said)
 
 
-def _progress(assignment: Assignment, directory: Path | None) -> tuple[Progress, Clock]:
-    """Give how far the run is; its clock goes on from where it was last seen."""
-    since_start = assignment.since_start
+def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Clock]:
+    """Return how far the run is; its clock goes on from where it was last seen."""
+    since_start = inputs.since_start
     # A second attempt of this process is charged with what the first one took.
-    seen_s = assignment.seen_s
+    seen_s = inputs.seen_s
     if seen_s is None:
-        seen_s = checkpoint_files.last_seen_s(assignment.state)
+        seen_s = checkpoint_files.last_seen_s(inputs.state)
     wall = {"wall": seen_s + (0.0 if since_start else process_age_s())}
     if directory is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -171,7 +144,7 @@ def _progress(assignment: Assignment, directory: Path | None) -> tuple[Progress,
 
 
 def _resume(run: Run, directory: Path) -> None:
-    """Put weights, optimiser and random numbers back to a checkpoint.
+    """Restore weights, optimizer and random numbers from a checkpoint.
 
     Raises:
         TrainingError: the rows of the next step are not those that were due.

@@ -1,4 +1,4 @@
-"""Write out all weights that a run still keeps, so that the evaluation can choose among them.
+"""Choose the weights that count, and write out all that a run still keeps, for the evaluation.
 
 The published ones lie at the root of a folder, as anyone loads them; the others below ``steps``,
 each as complete. Gathering shares is a collective: every process goes through the same list.
@@ -7,25 +7,40 @@ each as complete. Gathering shares is a collective: every process goes through t
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from expertflow.core.files import replacing
 from expertflow.train.model.load import name_base
 from expertflow.train.model.weights import gathered, weights_sha256
-from expertflow.train.records import Candidate, ModelRecord
+from expertflow.train.records import Candidate
 from expertflow.train.run import Run
-from expertflow.train.saved import agree, checkpoint, checkpoint_files
+from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint_files import OURS, WEIGHTS
 
 log = logging.getLogger(__name__)
-HERE = "."
 
 
-def write_candidates(
-    run: Run, model: ModelRecord, target: Path, *, published: int
-) -> list[Candidate]:
+def choose_weights(run: Run) -> int:
+    """Load the best weights where they are asked for and are not the last; return their step."""
+    best, step = run.progress.best, run.progress.step
+    if not run.plan.load_best_model_at_end or best is None or best.step == step:
+        return step
+    run.saver.wait()
+    run.processes.accelerator.wait_for_everyone()
+    directory = checkpoint.agree_on(checkpoint_files.best(run.state), run.state, run.processes)
+    if directory is None:
+        log.warning("no checkpoint of the best weights is whole; the last ones count")
+        return step
+    found: int = checkpoint_files.read_progress(directory)["step"]
+    if found != best.step:
+        log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
+    checkpoint.restore_weights(directory, model=run.net)
+    log.info("the weights after step %d are the best that were saved; they count", found)
+    return found
+
+
+def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candidate, ...]:
     """Write the model's weights, which are those of step ``published``, and all others kept.
 
     The folder appears whole or not at all. The model holds other weights afterwards. A collective.
@@ -37,7 +52,7 @@ def write_candidates(
     found: list[Candidate] = []
 
     def add(step: int, folder: Path, path: str) -> None:
-        _export(run, model, folder / path)
+        _export(run, folder / path)
         sha256 = weights_sha256(run.net)
         loss = losses.get(step)
         found.append(Candidate(step=step, held_out_loss=loss, path=path, weights_sha256=sha256))
@@ -45,37 +60,12 @@ def write_candidates(
     # Only the first process writes.
     writing = replacing(target) if run.processes.is_first else nullcontext(target)
     with writing as partial:
-        add(published, partial, HERE)
+        add(published, partial, ".")
         for directory in _others(run, published):
             checkpoint.restore_weights(directory, model=run.net)
             step = checkpoint_files.step_of(directory)
-            add(step, partial, path_of(step))
-    return sorted(found, key=lambda candidate: candidate.step)
-
-
-def path_of(step: int) -> str:
-    """Name the place of a step's weights below the published ones.
-
-    >>> path_of(300)
-    'steps/step-00000300'
-    """
-    return f"steps/step-{step:08d}"
-
-
-def candidates_of(outcome: dict[str, Any]) -> tuple[Candidate, ...]:
-    """Read the candidates of a finished run.
-
-    A run that an older version finished has none: what it published is then the only one. To end it
-    once more would take a card and minutes for weights that nobody missed.
-    """
-    if "candidates" in outcome:
-        return tuple(Candidate(**entry) for entry in outcome["candidates"])
-    step = outcome["published_step"]
-    losses = {point["step"]: point["loss"] for point in outcome["eval_points"]}
-    sha256 = outcome["weights_sha256"]
-    log.warning("the run was finished by an older version, which kept the published weights only")
-    loss = losses.get(step)
-    return (Candidate(step=step, held_out_loss=loss, path=HERE, weights_sha256=sha256),)
+            add(step, partial, f"steps/step-{step:08d}")
+    return tuple(sorted(found, key=lambda candidate: candidate.step))
 
 
 def _others(run: Run, published: int) -> list[Path]:
@@ -90,7 +80,9 @@ def _others(run: Run, published: int) -> list[Path]:
         if checkpoint_files.step_of(directory) != published and _is_whole(directory)
     ]
     [n], *_ = run.processes.of_all(len(own))
-    agreed = (agree.chosen(own[i] if own else None, run.state, run.processes) for i in range(n))
+    agreed = (
+        checkpoint.agree_on(own[i] if own else None, run.state, run.processes) for i in range(n)
+    )
     return [directory for directory in agreed if directory is not None]
 
 
@@ -107,16 +99,16 @@ def _is_whole(directory: Path) -> bool:
     return found is None
 
 
-def _export(run: Run, model: ModelRecord, target: Path) -> None:
+def _export(run: Run, target: Path) -> None:
     """Write the model or adapter as it is now, with its tokenizer, as safetensors."""
     whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
     if not run.processes.is_first:
         return
     target.mkdir(parents=True)
     run.net.save_pretrained(target, state_dict=whole, safe_serialization=True)
-    name_base(target, model)
+    name_base(target, run.model)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        source = Path(model.path) / name
+        source = Path(run.model.path) / name
         if source.is_file():
             (target / name).write_bytes(source.read_bytes())
     (target / "README.md").unlink(missing_ok=True)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from expertflow.train.due import after_step, evaluate
 from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
 from expertflow.train.optimizer import learning_rate
-from expertflow.train.processes import adding_up
-from expertflow.train.profile.steps import StepProfiler
+from expertflow.train.processes import no_gradient_sync
+from expertflow.train.profile.profiler import StepProfiler
 from expertflow.train.run import PendingStep, Run
+from expertflow.train.step_hooks import after_step, evaluate
 
 
 def train(run: Run) -> None:
@@ -47,7 +47,7 @@ def train(run: Run) -> None:
 
 
 def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
-    """Do one optimiser step over the global batch."""
+    """Do one optimizer step over the global batch."""
     progress, clock, index = run.progress, run.clock, run.progress.step
     start, waited = time.perf_counter(), clock.seconds["data_wait"]
     run.timer.begin(index)
@@ -76,7 +76,7 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
 
 
 def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[torch.Tensor, int]:
-    """Add up gradients of the mean loss per target; give this process's share of it, and padding.
+    """Sum gradients of the mean loss per target; return this process's share of it, and padding.
 
     What wraps the model for several processes averages over them, hence their number as a factor.
     """
@@ -87,7 +87,8 @@ def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[
         batch = _next(run, batches)
         with run.timer.part("h2d"):
             batch = on_device(batch, run.device)
-        with memory_advice(run.plan, run.device), adding_up(run.loss, now=i == len(weights) - 1):
+        skipped = no_gradient_sync(run.loss, when=i < len(weights) - 1)
+        with memory_advice(run.plan, run.device), skipped:
             with run.timer.part("forward"), accelerator.autocast():
                 loss = run.loss(batch) * (weight / max(1, n_targets))
             with run.timer.part("backward"):
@@ -117,7 +118,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def _update(run: Run, rate: float) -> torch.Tensor:
-    """Clip, step and clear; give the gradient norm before clipping."""
+    """Clip, step and clear; return the gradient norm before clipping."""
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]

@@ -1,4 +1,4 @@
-"""What to do when memory is short: say it well, and go on with smaller micro-batches."""
+"""Short memory: advice, retries with smaller micro-batches, and trying shapes beforehand."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,13 +12,16 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.format import gib
 from expertflow.core.records import read_record, write_record
 from expertflow.plan.records import TrainPlan
+from expertflow.train.device import is_out_of_memory
+from expertflow.train.feed.batches import Batch
 from expertflow.train.feed.loader import Feed
+from expertflow.train.model.packed import padded_bounds
 from expertflow.train.records import MemoryRetry
 from expertflow.train.run import Run
-from expertflow.train.shortage import is_short
 
 RETRIES_FILE = "memory.json"
 MAX_RETRIES = 3
+HOST = torch.device("cpu")
 
 
 class OutOfMemory(TrainingError):
@@ -31,7 +34,7 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_short(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemory(advice(plan, device)) from error
 
@@ -50,14 +53,12 @@ def advice(plan: TrainPlan, device: torch.device) -> str:
         change = "use method qlora, a shorter max_seq_length, a smaller model or a larger card"
     predicted = plan.predicted_peak_bytes
     said = "no peak was predicted" if predicted is None else f"predicted {gib(predicted)}"
-    free = "unknown"
-    if device.type == "cuda":
-        free = gib(torch.cuda.mem_get_info(device)[0])
+    free = gib(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "unknown"
     return f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free); {change}"
 
 
 def halved(plan: TrainPlan) -> TrainPlan:
-    """Give the plan with half the micro-batch and the same global batch."""
+    """Return the plan with half the micro-batch and the same global batch."""
     micro = plan.batch_size // 2
     share = plan.global_batch_sequences // plan.world_size
     return replace(plan, batch_size=micro, gradient_accumulation_steps=-(-share // micro))
@@ -66,13 +67,11 @@ def halved(plan: TrainPlan) -> TrainPlan:
 def retries(state: Path) -> tuple[MemoryRetry, ...]:
     """Read how often memory was short in this run so far."""
     path = state / RETRIES_FILE
-    if not path.is_file():
-        return ()
-    return read_record(tuple[MemoryRetry, ...], path)
+    return read_record(tuple[MemoryRetry, ...], path) if path.is_file() else ()
 
 
-def lowered(plan: TrainPlan, state: Path) -> TrainPlan:
-    """Give the plan as this run goes on with it, after what it learned about memory.
+def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
+    """Return the plan with the micro-batch that this run came down to.
 
     A micro-batch that was asked for stays as it is.
     """
@@ -103,19 +102,50 @@ def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -
     return True
 
 
-def rehearse(run: Run) -> None:
+def probe_longest_batch(run: Run) -> None:
     """Run the longest micro-batch forward and backward, and forget it.
 
     Rows that are cut to the longest of their batch differ in length, and the longest may come late;
     so a run that does not fit fails at once. Packed rows are all of one length.
     """
     feed = run.feed
-    if not isinstance(feed, Feed) or not feed.collator.cuts:
-        return
-    longest = np.argsort(-feed.collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
+    if isinstance(feed, Feed) and feed.collator.cuts:
+        longest = np.argsort(-feed.collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
+        _try_batches(run, iter([feed.collator.batch(longest)]))
+
+
+def warm_up_compile(run: Run, n_steps: int) -> int:
+    """Run one micro-batch of each shape of the next steps and forget it; return how many.
+
+    Compiled layers are compiled anew for the last micro-batch of an epoch, and for each number of
+    documents that bounds are padded to. That takes longer than many steps, and may come late.
+    Rows that are cut to the longest of their batch have too many shapes to be tried.
+    """
+    feed, first = run.feed, run.progress.step
+    if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
+        return 0
+    # The loader's thread is ahead in the other order, and keeps no more epochs than it needs.
+    own = replace(feed, order=replace(feed.order, _made={}))
+    known: set[tuple[int, ...]] = set()
+
+    def new_shapes() -> Iterator[Batch]:
+        for rows in own.between(first, min(first + n_steps, feed.n_steps)):
+            batch = feed.collator.batch(rows)
+            shape = (*batch.input_ids_BL.shape, len(padded_bounds(batch, HOST)))
+            if shape not in known:
+                known.add(shape)
+                yield batch
+
+    _try_batches(run, new_shapes())
+    return len(known)
+
+
+def _try_batches(run: Run, batches: Iterator[Batch]) -> None:
+    """Run batches forward and backward; gradients and random numbers are left as they were."""
     devices = [run.device] if run.device.type == "cuda" else []
     with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
-        with run.processes.accelerator.autocast():
-            loss = run.loss(feed.collator.batch(longest))
-        run.processes.accelerator.backward(loss)
-    run.optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            with run.processes.accelerator.autocast():
+                loss = run.loss(batch)
+            run.processes.accelerator.backward(loss)
+            run.optimizer.zero_grad(set_to_none=True)

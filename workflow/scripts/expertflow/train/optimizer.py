@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
-from expertflow.train.model.quantise import EXTRA
+from expertflow.train.model.load import BITSANDBYTES
 from expertflow.train.model.weights import Copy, distributed, gathered, to_cpu, trained_parameters
 
 
@@ -61,7 +61,7 @@ def _eight_bit(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
     except ImportError as error:
         raise TrainingError(
             f"training.optim adamw_8bit needs bitsandbytes ({error}); pip install"
-            f" -r {EXTRA}, or set training.optim to adamw_torch_fused"
+            f" -r {BITSANDBYTES}, or set training.optim to adamw_torch_fused"
         ) from error
     optimizer: torch.optim.Optimizer = package.optim.AdamW8bit(groups, **settings)
     return optimizer

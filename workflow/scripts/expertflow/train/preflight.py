@@ -6,6 +6,7 @@ These readings change from minute to minute, so they lie outside every fingerpri
 import importlib.metadata
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,35 @@ from expertflow.hardware.probe import (
 )
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
-from expertflow.train.activate import fix_workspaces
-from expertflow.train.matmul import measured_matmul_flops_per_s
+from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
 
 log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
+# Packages that only some settings need: which, and what to do where one is missing.
+OPTIONAL: dict[str, tuple[Callable[[TrainPlan], bool], str]] = {
+    "bitsandbytes": (
+        lambda plan: plan.method == "qlora" or plan.optim == "adamw_8bit",
+        "method qlora and optim adamw_8bit need it; pip install -r"
+        " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
+    ),
+    "tensorboard": (
+        lambda plan: plan.report_to == "tensorboard",
+        "pip install tensorboard, or set training.report_to to none",
+    ),
+    "wandb": (
+        lambda plan: plan.report_to == "wandb",
+        "pip install wandb, or set training.report_to to none",
+    ),
+}
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
 WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
-    """Check disk, device and versions; give the readings.
+    """Check disk, device and versions; return the readings.
 
     ``rows`` is the file of rows to train on: how fast it is read is measured.
 
@@ -48,10 +65,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state)
     gpu_name = None if plan.gpu is None else _check_gpu(plan, plan.gpu)
-    found = versions() | _optional(plan)
-    for name, floor in FLOORS.items():
-        if _numbers(found[name]) < _numbers(floor):
-            raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
+    found = _versions(plan)
     on_card = plan.gpu is not None
     machine = probe_machine(table=_rows(plan.gpu))
     if on_card and machine.gpus and machine.gpus[0].name != gpu_name:
@@ -75,7 +89,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
 
 
 def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
-    """Give the name of the card that torch trains on.
+    """Return the name of the card that torch trains on.
 
     Raises:
         HardwareError: there is none, or it lacks the plan's precision.
@@ -102,7 +116,7 @@ def _has_bf16() -> bool:
 
 
 def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
-    """Give what is free and what checkpoints and model need.
+    """Return the bytes that are free, and that checkpoints and model need.
 
     Raises:
         HardwareError: there is too little.
@@ -125,7 +139,7 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
 
 
 def _check_gpu_memory(plan: TrainPlan) -> int:
-    """Give the least memory that is free on the cards of this run.
+    """Return the least memory that is free on the cards of this run.
 
     Raises:
         HardwareError: the plan needs more on one of them.
@@ -173,48 +187,33 @@ def _measured_peak(plan: TrainPlan) -> float | None:
 
 
 def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
-    """Give the plan's card as the table that the machine's cards are looked up in."""
+    """Return the plan's card as the table that the machine's cards are looked up in."""
     if gpu is None:
         return []
     return [{"name": gpu.name, "driver_names": list(gpu.driver_names)}]
 
 
-def _optional(plan: TrainPlan) -> dict[str, str]:
-    """Give the releases of packages that only some settings need.
+def _versions(plan: TrainPlan) -> dict[str, str]:
+    """Return the releases of the packages that decide a result.
 
     Raises:
-        HardwareError: one of them is missing.
+        HardwareError: one of them is missing, or too old.
     """
-    needs = {
-        "bitsandbytes": plan.method == "qlora" or plan.optim == "adamw_8bit",
-        "tensorboard": plan.report_to == "tensorboard",
-        "wandb": plan.report_to == "wandb",
-    }
-    because = {
-        "bitsandbytes": "method qlora and optim adamw_8bit need it; pip install -r"
-        " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
-        "tensorboard": "pip install tensorboard, or set training.report_to to none",
-        "wandb": "pip install wandb, or set training.report_to to none",
-    }
-    result = {}
-    for name in (name for name, needed in needs.items() if needed):
-        try:
-            result[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise HardwareError(f"package {name} is not installed; {because[name]}") from error
-    return result
+    found = {name: _version(name, "install envs/") for name in PACKAGES}
+    for name, (is_needed, remedy) in OPTIONAL.items():
+        if is_needed(plan):
+            found[name] = _version(name, remedy)
+    for name, floor in FLOORS.items():
+        if _numbers(found[name]) < _numbers(floor):
+            raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
+    return found
 
 
-def versions() -> dict[str, str]:
-    """Give the releases of the packages that decide a result."""
-    names = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
-    result = {}
-    for name in names:
-        try:
-            result[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise HardwareError(f"package {name} is not installed; install envs/") from error
-    return result
+def _version(name: str, remedy: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise HardwareError(f"package {name} is not installed; {remedy}") from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:

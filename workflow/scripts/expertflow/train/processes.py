@@ -1,8 +1,13 @@
-"""One process or several that train together: their start, what they share, what they agree on."""
+"""One process or several that train together: their start, and what they share."""
 
+import contextlib
 import inspect
 import os
+import random
+import shlex
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,14 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
-from accelerate.utils import set_seed
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.process import end_with_parent
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
-from expertflow.train.nodes import launcher
 
 # What a launcher sets for each of its processes.
 RANK = "RANK"
@@ -30,6 +34,11 @@ PATIENCE = timedelta(minutes=30)
 SHUTDOWN_S = 300
 # In many short naps: a machine that stands still for a while does so in one of them.
 LET_GO_S, N_NAPS = 0.3, 15
+GO_ON = "expertflow/go_on"
+POLL_S = 0.5
+TORCHRUN = ("-m", "torch.distributed.run")
+SLURM_S = 60
+PORTS = range(20_000, 32_000)
 
 
 class Processes:
@@ -44,17 +53,16 @@ class Processes:
 
     @property
     def device(self) -> torch.device:
-        """Give the device of this process."""
         device: torch.device = self.accelerator.device
         return device
 
     @property
     def is_first(self) -> bool:
-        """Tell whether this process writes what there is to write."""
+        """Whether this process writes what there is to write."""
         return self.rank == 0
 
     def scaled(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Let the loss scaler, where there is one, stand between the loop and the optimiser.
+        """Let the loss scaler, where there is one, stand between the loop and the optimizer.
 
         Without one the wrapper does nothing, for a third of what the loop costs beside the model.
         """
@@ -62,7 +70,7 @@ class Processes:
         return accelerator.prepare_optimizer(optimizer) if accelerator.scaler else optimizer
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """Give each flag as true where it is true in any process; all processes get the same."""
+        """Return each flag as true where it is true in any process. A collective."""
         if self._flags is None:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -70,7 +78,7 @@ class Processes:
         return [bool(vote) for vote in votes]
 
     def of_all(self, *numbers: int) -> list[list[int]]:
-        """Give the numbers of all processes, those of the first one first. A collective."""
+        """Return the numbers of all processes, those of the first one first. A collective."""
         mine = torch.tensor(numbers, dtype=torch.int64)
         if self._flags is None:
             return [mine.tolist()]
@@ -79,7 +87,7 @@ class Processes:
         return [theirs.tolist() for theirs in found]
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all processes."""
+        """Sum a tensor over all processes. A collective."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
@@ -90,22 +98,57 @@ class Processes:
             tracker.finish()
         self.accelerator.trackers = []
 
-    def part(self) -> None:
-        """Part from the other processes; the last thing that is done together."""
+    def shutdown_process_group(self) -> None:
+        """Shut down the process group; must be the last collective."""
         if self.world_size > 1:
             self.accelerator.wait_for_everyone()
-            let_go()
+            release_gloo_threads()
         self.accelerator.end_training()
 
 
-def let_go() -> None:
-    """Give gloo's threads the time to let go of finished work, before their group is destroyed.
+def release_gloo_threads() -> None:
+    """Wait until gloo's threads have released finished work, before their group is destroyed.
 
     They do it under a lock, and need Python's lock for it; whoever destroys the group holds the one
     and waits for the other.
     """
     for _ in range(N_NAPS):
         time.sleep(LET_GO_S / N_NAPS)
+
+
+class RankZeroDecision:
+    """Rank 0's go/no-go decision, broadcast through a store; a no-op with one process.
+
+    Rank 0 waits at a lock for as long as it takes, and a process group that is being formed does
+    not.
+    """
+
+    def __init__(self) -> None:
+        several = RANK in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        # Kept, as it may be this process that others ask.
+        self._store = next(rendezvous("env://", timeout=PATIENCE))[0] if several else None
+
+    def announce(self, *, go_on: bool) -> None:
+        """Tell the others whether there is something left to train."""
+        if self._store is not None:
+            self._store.set(GO_ON, str(int(go_on)))
+
+    def wait(self) -> bool:
+        """Wait for the decision whether there is something left to train.
+
+        Raises:
+            TrainingError: the first process ended without one.
+        """
+        assert self._store is not None, "there is no first process to wait for"
+        try:
+            while not self._store.check([GO_ON]):
+                time.sleep(POLL_S)
+            return bool(int(self._store.get(GO_ON)))
+        except dist.DistError as error:
+            raise TrainingError(
+                f"process {os.environ[RANK]}: the first process ended before training began; see"
+                " what it said, and run again"
+            ) from error
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
@@ -130,28 +173,9 @@ def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes
     return Processes(accelerator)
 
 
-def seed_all(plan: TrainPlan, processes: Processes) -> None:
-    """Seed weights alike in all processes; dropout differs from one to the next."""
-    set_seed(plan.seed)
-    torch.manual_seed(plan.seed + processes.rank)
-
-
 def is_helper() -> bool:
     """Tell whether this process was launched beside a first one."""
     return os.environ.get(RANK, "0") != "0"
-
-
-def relaunch(world_size: int) -> None:
-    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them."""
-    if world_size == 1 or RANK in os.environ:
-        return
-    # By the environment, as the flag is not known to every torch that is supported.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # By itself the launcher listens to it even under nohup.
-        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    command = launcher(world_size, sys.argv)
-    os.execvp(command[0], command)
 
 
 def stop_with_launcher() -> None:
@@ -165,11 +189,15 @@ def stop_with_launcher() -> None:
 
 
 def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
-    """Make several processes add up their gradients: as copies of the model, or as shares of it."""
+    """Make several processes sum their gradients: as copies of the model, or as shares of it."""
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
-        return DistributedDataParallel(loss, gradient_as_bucket_view=True, **_without_buffers())
+        # Buffers are the same everywhere; this is the name that this torch has for leaving them.
+        known = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: False}
+        return DistributedDataParallel(loss, gradient_as_bucket_view=True, **options)
     from torch.distributed.fsdp import fully_shard
 
     for module in (*decoder_layers(causal_lm(loss.model)), loss):
@@ -177,30 +205,108 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     return loss
 
 
-def _without_buffers() -> dict[str, Any]:
-    """Leave buffers alone, as they are the same everywhere, by the name this torch has for it."""
-    known = inspect.signature(DistributedDataParallel).parameters
-    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return {name: False}
-
-
-def settle(loss: Any) -> None:
-    """Leave shares where an evaluation left whole parameters.
+def reshard(loss: Any) -> None:
+    """Free the whole parameters that an evaluation left, where they are sharded.
 
     A forward pass without a backward one keeps those of the root gathered, and a state that is
-    saved then would miss what the optimiser knows of them.
+    saved then would miss what the optimizer knows of them.
     """
     if hasattr(loss, "reshard"):
         loss.reshard()
 
 
 @contextmanager
-def adding_up(loss: Any, *, now: bool) -> Iterator[None]:
-    """Let gradients be added up over processes in this backward pass, or leave it to a later."""
+def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
+    """Leave it to a later backward pass to sum gradients over processes, or do it in this one."""
     if isinstance(loss, DistributedDataParallel):
-        with nullcontext() if now else loss.no_sync():
+        with loss.no_sync() if when else nullcontext():
             yield
         return
     if hasattr(loss, "set_requires_gradient_sync"):
-        loss.set_requires_gradient_sync(now)
+        loss.set_requires_gradient_sync(not when)
     yield
+
+
+def relaunch(world_size: int) -> None:
+    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them."""
+    if world_size == 1 or RANK in os.environ:
+        return
+    # By the environment, as the flag is not known to every torch that is supported.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # By itself the launcher listens to it even under nohup.
+        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    command = launch_command(world_size, sys.argv)
+    os.execvp(command[0], command)
+
+
+def launch_command(world_size: int, command: list[str]) -> list[str]:
+    """Return the command that starts ``command``, a script with its arguments, so many times.
+
+    Torchrun does it, under srun in a Slurm allocation of several machines, one on each. The first
+    process is on the first of them, where the job runs and the run is watched, so ranks are handed
+    out by machine rather than in the order of arrival.
+
+    Raises:
+        TrainingError: the processes cannot be shared out evenly, or Slurm does not answer.
+    """
+    n_nodes = _allocated_nodes()
+    if n_nodes == 1:
+        return [
+            sys.executable,
+            *TORCHRUN,
+            "--standalone",
+            # By itself it takes the host's name, which need not be one that can be resolved.
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={world_size}",
+            *command,
+        ]
+    if world_size % n_nodes:
+        raise TrainingError(
+            f"{world_size} processes cannot be spread evenly over the {n_nodes} nodes of this job;"
+            f" set training.world_size to a multiple of {n_nodes}"
+        )
+    n_local = world_size // n_nodes
+    flags = (f"--nnodes={n_nodes}", f"--nproc-per-node={n_local}", f"--master-port={free_port()}")
+    torchrun = shlex.join([sys.executable, *TORCHRUN, *flags])
+    # srun tells each task which node it is on, and the first one's address.
+    there = '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID"'
+    srun = ["srun", f"--nodes={n_nodes}", f"--ntasks={n_nodes}", "--ntasks-per-node=1"]
+    # Without it, one node's failure would leave the others waiting for it.
+    srun += ["--kill-on-bad-exit=1"]
+    return [*srun, "sh", "-c", f'exec {torchrun} {there} "$@"', "sh", *command]
+
+
+def _allocated_nodes() -> int:
+    """Count the nodes of the Slurm job around this process; 1 where there is none."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return 1
+    # Snakemake's job step drops SLURM_JOB_NUM_NODES from the environment.
+    asked = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=SLURM_S, check=True)
+        return int(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise TrainingError(
+            f"{shlex.join(asked)}: how many nodes job {job} has is not known: {error}; run again"
+        ) from error
+
+
+def free_port() -> int:
+    """Find a port that is free on this machine, which is the first node.
+
+    Torchrun takes it seconds later. The ports that the system gives to whoever asks for any lie
+    above these, so that one of those is not gone by then.
+
+    Raises:
+        TrainingError: none is free.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise TrainingError(
+        f"ports {PORTS.start} to {PORTS.stop - 1}: none can be taken on {socket.gethostname()};"
+        " end what holds them there, or train on one node"
+    )

@@ -1,11 +1,13 @@
-"""Lay a finished state out as declared results, and sum the run up as one record."""
+"""Sum up a run, note that its state is finished, and lay that out as declared results."""
 
-import json
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
-from expertflow.core.errors import TrainingError
+import torch
+
+from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.files import (
     link_or_copy,
     link_or_copy_tree,
@@ -14,33 +16,29 @@ from expertflow.core.files import (
     sha256_json,
     sync,
 )
-from expertflow.core.records import to_json, write_record
+from expertflow.core.records import Record, read_record, to_json, write_record
 from expertflow.core.settings import list_settings
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.candidates import candidates_of
-from expertflow.train.profile.files import ASKED
+from expertflow.train import memory
 from expertflow.train.records import (
     NOT_ON_CPU,
+    Candidate,
     EpochSummary,
-    EvalPoint,
-    MemoryRetry,
     ModelRecord,
+    RunSummary,
     SampledSteps,
-    SavePoint,
     TimeSpent,
-    TrainingRecord,
 )
+from expertflow.train.run import Progress, Run
 from expertflow.train.saved.checkpoint_files import difference, fingerprints
-from expertflow.train.timing import is_sampled
+from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
 
 OUTCOME = "outcome.json"
-# The one key of outcome.json that is not the run's own.
-FILES = "files"
 # What lies beside the model in results/, and is the run's own.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
 
@@ -54,6 +52,14 @@ _SAID = (
 # Settings that leave them, too, or that the plan turns into counts of steps, or, how a global batch
 # is shared out, but for rounding and the random numbers of dropout: other processes can go on.
 _UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
+BEHIND = "the device runs behind the host; see sampled_steps for the steps that were timed"
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """What a finished state holds: the run's summary, sizes and hashes of its files."""
+
+    summary: RunSummary
+    files: dict[str, dict[str, Any]]
 
 
 def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str) -> str:
@@ -67,7 +73,7 @@ def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, 
 
 
 def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
-    """Make sure that the rows that were trained on are those of the manifest.
+    """Check that the rows that were trained on are those of the manifest.
 
     Snakemake does not notice an input that is edited while a job runs.
 
@@ -90,83 +96,94 @@ def publish(state: Path, outputs: dict[str, Path]) -> None:
         link_or_copy(state / name, outputs[name])
 
 
-def training_record(
-    *,
-    plan: TrainPlan,
-    packing: PackingRecord,
-    model: ModelRecord,
-    outcome: dict[str, Any],
-    outputs: dict[str, Path],
-    fingerprint: str,
-    on_the_fly: bool,
-) -> TrainingRecord:
-    """Sum up a finished run."""
-    points = tuple(EvalPoint(**point) for point in outcome["eval_points"])
-    on_cpu = outcome["device"] == "cpu"
-    asked = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s")
-    unavailable = dict.fromkeys(asked, NOT_ON_CPU) if on_cpu else _not_on_gpu()
-    unavailable["time.h2d_s"] = (
-        NOT_ON_CPU if on_cpu else "copies overlap with compute; see sampled_steps"
-    )
-    if outcome["sampled_steps"] is None:
-        unavailable["sampled_steps"] = _why_none_timed(outcome)
-    return TrainingRecord(
+def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) -> RunSummary:
+    plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
+    return RunSummary(
         expert=plan.expert,
-        fingerprint=fingerprint,
-        on_the_fly=on_the_fly,
-        status="finished",
+        fingerprint=run.state.name,
+        started_at=progress.started_at,
         method=plan.method,
-        base_model=model.name,
+        base_model=run.model.name,
+        device=run.device.type,
         precision=plan.precision,
         attention=plan.attention,
+        activated=run.activated,
+        world_size=run.processes.world_size,
+        n_threads=torch.get_num_threads(),
         seed=plan.seed,
         n_params_total=plan.n_params_total,
         n_params_trainable=plan.n_params_trainable,
-        n_epochs=outcome["n_steps"] / plan.n_steps_per_epoch,
-        memory_retries=tuple(MemoryRetry(**entry) for entry in outcome["memory_retries"]),
-        sampled_steps=SampledSteps(**sampled) if (sampled := outcome["sampled_steps"]) else None,
-        eval_points=points,
-        save_points=tuple(SavePoint(**point) for point in outcome["save_points"]),
-        epoch_summaries=epoch_summaries(outcome["epochs"], points, plan.n_steps_per_epoch),
-        time=time_spent(outcome["clock"], on_cpu=on_cpu),
-        n_sessions=1 + len(outcome["resumed_at_steps"]),
-        packing_sha256=sha256_json([packing.train.sha256, packing.held_out.sha256]),
-        checkpoint_path=str(outputs["checkpoint"]),
-        steps_path=str(outputs["steps.jsonl"]),
-        gpu_path=str(outputs["gpu.jsonl"]),
-        versions=outcome["versions"],
-        unavailable=unavailable,
-        activated=tuple(outcome["activated"]),
-        candidates=candidates_of(outcome),
-        resumed_at_steps=tuple(outcome["resumed_at_steps"]),
-        **{key: outcome[key] for key in _SAME_NAMES},
+        n_steps=progress.step,
+        n_epochs=progress.step / plan.n_steps_per_epoch,
+        stopped_early_at_step=progress.stopped_early_at,
+        published_step=published,
+        candidates=candidates,
+        micro_batch_size=plan.batch_size,
+        n_accumulation_steps=plan.gradient_accumulation_steps,
+        memory_retries=memory.retries(run.state),
+        sampled_steps=_sampled_steps(progress),
+        profile_steps=plan.profile_steps,
+        n_tokens=progress.n_tokens,
+        n_target_tokens=progress.n_targets,
+        n_padding_tokens=progress.n_padding,
+        loss_first=progress.loss_first,
+        loss_last=progress.loss_last,
+        eval_points=tuple(progress.eval_points),
+        save_points=tuple(progress.save_points),
+        epoch_summaries=_epoch_summaries(progress, plan.n_steps_per_epoch),
+        time=_time_spent(run.clock.totals(), on_cpu=on_cpu),
+        n_sessions=1 + len(progress.resumed_at),
+        resumed_at_steps=tuple(progress.resumed_at),
+        n_saves=progress.n_saves,
+        checkpoint_write_s=run.saver.written_s,
+        n_checkpoint_bytes=run.saver.n_bytes,
+        peak_memory_allocated_bytes=None if on_cpu else torch.cuda.max_memory_allocated(),
+        peak_memory_reserved_bytes=None if on_cpu else torch.cuda.max_memory_reserved(),
+        peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        weights_sha256=next(c.weights_sha256 for c in candidates if c.step == published),
+        unavailable=_unavailable(run),
     )
 
 
-def _why_none_timed(outcome: dict[str, Any]) -> str:
-    if outcome.get(ASKED) and any(is_sampled(step) for step in range(outcome["n_steps"])):
-        return "every step that would be timed was one that the profiler watched"
-    return "the run had too few steps for one to be timed"
+def _unavailable(run: Run) -> dict[str, str]:
+    """Say of each figure that this run does not have why it has not."""
+    if run.device.type == "cpu":
+        names = (
+            "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s",
+            "time.h2d_s",
+        )  # fmt: skip
+        missing = dict.fromkeys(names, NOT_ON_CPU)
+    else:
+        parts = ("forward_s", "backward_s", "optimizer_s", "gpu_idle_s")
+        missing = {f"time.{name}": BEHIND for name in parts}
+        missing["time.h2d_s"] = "copies overlap with compute; see sampled_steps"
+    if not run.progress.sampled:
+        watched = run.plan.profile_steps and any(map(is_sampled, range(run.progress.step)))
+        missing["sampled_steps"] = (
+            "every step that would be timed was one that the profiler watched"
+            if watched
+            else "the run had too few steps for one to be timed"
+        )
+    return missing
 
 
-_SAME_NAMES = (
-    "started_at", "device", "gpu_name", "n_threads", "n_steps", "stopped_early_at_step",
-    "published_step", "world_size", "micro_batch_size", "n_accumulation_steps",
-    "checkpoint_write_s", "n_checkpoint_bytes", "n_tokens", "n_target_tokens", "n_padding_tokens",
-    "loss_first", "loss_last", "n_saves", "peak_memory_allocated_bytes",
-    "peak_memory_reserved_bytes", "peak_host_rss_bytes", "weights_sha256",
-    "measured_peak_flops_per_s",
-)  # fmt: skip
+def _sampled_steps(progress: Progress) -> SampledSteps | None:
+    sampled = progress.sampled
+    if not sampled:
+        return None
+    n_steps = sampled["steps"]
+    return SampledSteps(
+        n_steps=int(n_steps), **{f"{name}_s": sampled[name] / n_steps for name in PARTS}
+    )
 
 
-def epoch_summaries(
-    epochs: dict[str, list[float]], points: tuple[EvalPoint, ...], steps_per_epoch: int
-) -> tuple[EpochSummary, ...]:
-    """Give one entry per epoch started; its held-out loss is the last one measured within it."""
+def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:
+    """Return one entry per epoch started; its held-out loss is the last one measured within it."""
     summaries = []
-    for epoch, (n, loss_sum, tokens, seconds) in sorted((int(k), v) for k, v in epochs.items()):
+    epochs = sorted((int(key), sums) for key, sums in progress.epochs.items())
+    for epoch, (n, loss_sum, tokens, seconds) in epochs:
         first, last = epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch
-        losses = [p.loss for p in points if first < p.step <= last]
+        losses = [p.loss for p in progress.eval_points if first < p.step <= last]
         summaries.append(
             EpochSummary(
                 epoch=epoch + 1,
@@ -181,39 +198,40 @@ def epoch_summaries(
     return tuple(summaries)
 
 
-def time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
+def _time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
     """Split wall time into its parts.
 
     Host times of forward, backward and optimizer mean something on a CPU only: a GPU runs behind.
     """
-    parts = {name: clock.get(name, 0.0) for name in ("startup", "data_wait", "checkpoint", "eval")}
-    train = clock.get("steps", 0.0) - parts["data_wait"]
+    parts = {
+        f"{name}_s": clock.get(name, 0.0) for name in ("startup", "data_wait", "checkpoint", "eval")
+    }
+    train = clock.get("steps", 0.0) - parts["data_wait_s"]
     return TimeSpent(
+        **parts,
         wall_s=clock["wall"],
-        startup_s=parts["startup"],
-        data_wait_s=parts["data_wait"],
         h2d_s=None,
         train_s=train,
         forward_s=clock.get("forward") if on_cpu else None,
         backward_s=clock.get("backward") if on_cpu else None,
         optimizer_s=clock.get("optimizer") if on_cpu else None,
-        checkpoint_s=parts["checkpoint"],
-        eval_s=parts["eval"],
         other_s=clock["wall"] - train - sum(parts.values()),
         gpu_idle_s=None,
     )
 
 
-def write_outcome(state: Path, outcome: dict[str, Any]) -> None:
+def write_outcome(state: Path, summary: RunSummary) -> None:
     """Note that a state is finished, and what its files then hold."""
     for name in LOGS:
         # The note must not survive a power cut that these do not.
         sync(state / name)
-    made = fingerprints(state, [*_model_files(state), *LOGS])
-    write_record(state / OUTCOME, {**outcome, FILES: made})
+    files = (path for path in (state / "final").rglob("*") if path.is_file())
+    model = sorted(path.relative_to(state).as_posix() for path in files)
+    made = fingerprints(state, [*model, *LOGS])
+    write_record(state / OUTCOME, Outcome(summary=summary, files=made))
 
 
-def read_outcome(state: Path) -> dict[str, Any] | None:
+def read_outcome(state: Path) -> RunSummary | None:
     """Read what a finished run left; null when there is none, or when it is not whole any more.
 
     Without it the run goes on from its last checkpoint, which makes the missing parts again.
@@ -222,23 +240,11 @@ def read_outcome(state: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = difference(state, outcome.pop(FILES), contents=True)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found = f"{OUTCOME} cannot be read ({type(error).__name__}: {error})"
+        outcome = read_record(Outcome, path)
+        found = difference(state, outcome.files, contents=True)
+    except (DataError, KeyError) as error:
+        found = f"{OUTCOME} cannot be read ({error})"
     if found is None:
-        return outcome
+        return outcome.summary
     log.warning("%s: %s; the run is ended once more from its last checkpoint", state, found)
     return None
-
-
-def _model_files(state: Path) -> list[str]:
-    files = (path for path in (state / "final").rglob("*") if path.is_file())
-    return sorted(path.relative_to(state).as_posix() for path in files)
-
-
-def _not_on_gpu() -> dict[str, str]:
-    reason = "the device runs behind the host; see sampled_steps for the steps that were timed"
-    return dict.fromkeys(
-        ("time.forward_s", "time.backward_s", "time.optimizer_s", "time.gpu_idle_s"), reason
-    )

@@ -1,6 +1,8 @@
-"""What training says: the base model, each step, and the run as a whole."""
+"""Records of training: the base model, each step, and the run as a whole."""
 
 from typing import Literal
+
+from msgspec import field
 
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
@@ -173,42 +175,39 @@ class KernelProfile(Record, frozen=True, kw_only=True):
     """
 
     n_wanted_steps: int
-    n_steps: int
-    first_step: int | None
     device: str
-    wall_s: float | None
-    n_neighbour_steps: int
-    neighbour_step_s: float | None
-    pause_s: float | None
-    device_busy_fraction: float | None
-    n_kernels: int
-    kernels_s: float
-    kernels: tuple[Kernel, ...]
-    rest: Kernel
-    trace: str | None
-    n_trace_bytes: int | None
-    reason: str | None
-    unavailable: dict[str, str]
-    notes: tuple[str, ...]
+    n_steps: int = 0
+    first_step: int | None = None
+    wall_s: float | None = None
+    n_neighbour_steps: int = 0
+    neighbour_step_s: float | None = None
+    pause_s: float | None = None
+    device_busy_fraction: float | None = None
+    n_kernels: int = 0
+    kernels_s: float = 0.0
+    kernels: tuple[Kernel, ...] = ()
+    rest: Kernel = Kernel(name="", n_calls=0, total_s=0.0)
+    trace: str | None = None
+    n_trace_bytes: int | None = None
+    reason: str | None = None
+    unavailable: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-class TrainingRecord(Record, frozen=True, kw_only=True):
-    """A finished training run. Sessions are processes: more than one means it was resumed.
+class RunSummary(Record, frozen=True, kw_only=True):
+    """What a run itself knows at its end. Sessions are processes: more than one means resumed.
 
     ``n_steps`` are those that were done, ``published_step`` the one whose weights are published;
-    ``candidates`` are all that are at hand, that one included, by step.
-    ``checkpoint_write_s`` is what writing took in the last session, beside training.
-    ``measured_peak_flops_per_s`` is what one large product reached on a card without a known peak.
+    ``candidates`` are all that are at hand, that one included, by step. ``profile_steps`` are those
+    asked for. ``checkpoint_write_s`` is what writing took in the last session, beside training.
     """
 
     expert: str
     fingerprint: str
-    status: Literal["finished"]
     started_at: str
     method: str
     base_model: str
     device: str
-    gpu_name: str | None
     precision: str
     attention: str
     activated: tuple[str, ...]
@@ -225,8 +224,8 @@ class TrainingRecord(Record, frozen=True, kw_only=True):
     micro_batch_size: int
     n_accumulation_steps: int
     memory_retries: tuple[MemoryRetry, ...]
-    on_the_fly: bool
     sampled_steps: SampledSteps | None
+    profile_steps: int = 0
     n_tokens: int
     n_target_tokens: int
     n_padding_tokens: int
@@ -244,11 +243,22 @@ class TrainingRecord(Record, frozen=True, kw_only=True):
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     peak_host_rss_bytes: int
-    measured_peak_flops_per_s: float | None
-    packing_sha256: str
     weights_sha256: str
+    unavailable: dict[str, str]
+
+
+class TrainingRecord(RunSummary, frozen=True, kw_only=True):
+    """A finished training run, with what it was made from and where it lies.
+
+    ``measured_peak_flops_per_s`` is what one large product reached on a card without a known peak.
+    """
+
+    status: Literal["finished"] = "finished"
+    gpu_name: str | None
+    measured_peak_flops_per_s: float | None
+    on_the_fly: bool
+    packing_sha256: str
     checkpoint_path: str
     steps_path: str
     gpu_path: str
     versions: dict[str, str]
-    unavailable: dict[str, str]

@@ -1,24 +1,30 @@
-"""What a run is made of while it runs, and how far it has come."""
+"""The state of a run: what it is made from, how far it has come, and why it may end early."""
 
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
 from msgspec.structs import fields
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import to_json
+from expertflow.core.process import noted_signals
+from expertflow.core.records import Record, from_json, to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.clock import Clock
 from expertflow.train.feed.loader import AnyFeed
 from expertflow.train.processes import Processes
-from expertflow.train.records import EvalPoint, SavePoint
+from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
 from expertflow.train.saved.saver import Saver
-from expertflow.train.timing import StepTimer
+from expertflow.train.timing import Clock, StepTimer
+
+if TYPE_CHECKING:
+    # It brings packages that a run on packed rows does without.
+    from expertflow.train.feed.on_the_fly import Documents
 
 
 class Diverged(TrainingError):
@@ -26,9 +32,38 @@ class Diverged(TrainingError):
 
 
 def one_line(error: BaseException) -> str:
-    """Put what an error says on one line; one for want of memory mostly says nothing."""
+    """Return an error's message on one line; a MemoryError mostly has none."""
     text = " ".join(str(error).split())[:400]
     return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))
+
+
+@contextmanager
+def catching_signals() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM, SIGINT and SIGHUP end the run after the current step; yield whether one came.
+
+    A SIGHUP that the caller has ignored (``nohup``) stays ignored.
+    """
+    with noted_signals(ignorable=[signal.SIGHUP]) as came:
+        yield lambda: bool(came)
+
+
+class TrainInputs(Record, frozen=True, kw_only=True):
+    """What a run is made from, and where its state is.
+
+    ``weights`` is where the model is read on this machine; null: where its record says. With
+    ``documents`` these are tokenized in every step and the rows are not read. ``since_start``:
+    whether all that this process did so far belongs to the run and is not booked yet. ``seen_s`` is
+    where the run's clock stood when this process took it up; null: ask the state.
+    """
+
+    plan: TrainPlan
+    model: ModelRecord
+    rows: Path
+    state: Path
+    weights: Path | None = None
+    documents: "Documents | None" = None
+    since_start: bool = True
+    seen_s: float | None = None
 
 
 class Progress(Struct, kw_only=True):
@@ -55,7 +90,7 @@ class Progress(Struct, kw_only=True):
 
     @property
     def best(self) -> EvalPoint | None:
-        """Give the evaluation with the lowest held-out loss so far, the first of equals.
+        """The evaluation with the lowest held-out loss so far, the first of equals.
 
         That of the untrained model does not count: there is nothing of it to publish.
         """
@@ -63,40 +98,38 @@ class Progress(Struct, kw_only=True):
         return min(trained, key=lambda point: point.loss, default=None)
 
     def saved(self) -> dict[str, Any]:
-        """Give what a checkpoint keeps, with the held-out loss of this very step if measured."""
-        last = self.eval_points[-1] if self.eval_points else None
-        at_this_step = last is not None and last.step == self.step
-        return {**to_json(self), "held_out_loss": last.loss if last and at_this_step else None}
+        """Return what a checkpoint keeps, with the held-out loss of this very step if measured."""
+        losses = {point.step: point.loss for point in self.eval_points}
+        return {**to_json(self), "held_out_loss": losses.get(self.step)}
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Progress":
-        """Take up what a checkpoint kept."""
-        known = {key.name: saved[key.name] for key in fields(cls)}
-        known["eval_points"] = [EvalPoint(**point) for point in known["eval_points"]]
-        known["save_points"] = [SavePoint(**point) for point in known["save_points"]]
-        return cls(**known)
+        progress: Progress = from_json(cls, {key.name: saved[key.name] for key in fields(cls)})
+        return progress
 
 
 class Run(Struct, kw_only=True):
     """Everything a run is made of while it runs.
 
     ``net`` is the model with its adapter; ``loss`` the ``PackedLoss`` around it, wrapped for
-    several processes, and what a step calls.
+    several processes, and what a step calls. ``activated`` says in words what is on.
     """
 
     plan: TrainPlan
+    model: ModelRecord
+    state: Path
     net: Any
     loss: Any
     optimizer: Any
     processes: Processes
     feed: AnyFeed
     held_out: PackedRows
-    state: Path
     clock: Clock
     timer: StepTimer
     saver: Saver
     stop: Callable[[], bool]
     progress: Progress
+    activated: tuple[str, ...]
     pending: list["PendingStep"] = field(default_factory=list)
     saved_at_s: float = 0.0
     fetched_at_s: float = 0.0
@@ -104,12 +137,10 @@ class Run(Struct, kw_only=True):
 
     @property
     def device(self) -> torch.device:
-        """Give the device of this process."""
         return self.processes.device
 
     @property
     def is_over(self) -> bool:
-        """Tell whether there is no step left to do."""
         progress = self.progress
         return progress.step >= self.plan.n_steps or progress.stopped_early_at is not None
 

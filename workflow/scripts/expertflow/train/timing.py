@@ -1,17 +1,72 @@
-"""Time the parts of a step: on the host always, on the device in one step of twenty."""
+"""Time a run: every second of its clock under one name, and the parts of a step."""
 
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from expertflow.train.clock import Clock
+from expertflow.train.device import cuda_event
 
 # Device events cost little, and what they say does not change from step to step.
 SAMPLED_EVERY = 20
 PARTS = ("h2d", "forward", "backward", "optimizer")
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process was started, to the kernel's tick (0.01 s)."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        # Not Linux. There psutil would be up to 1 s off: it counts from the whole second of boot.
+        return time.time() - psutil.Process().create_time()
+    # Field 22, the start in ticks since boot; field 2, a name in brackets, may hold anything.
+    n_ticks = int(stat.rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Clock:
+    """Host seconds by part.
+
+    Wall time starts when the process started, imports included, or now where the process has been
+    at it before.
+    """
+
+    def __init__(
+        self, earlier: dict[str, float] | None = None, *, since_process_start: bool = True
+    ) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float, earlier or {})
+        self._earlier_wall = self.seconds.pop("wall", 0.0)
+        self._earlier_named = sum(self.seconds.values())
+        age_s = process_age_s() if since_process_start else 0.0
+        self._start = time.perf_counter() - age_s
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the process started, plus those of earlier sessions."""
+        return self._earlier_wall + time.perf_counter() - self._start
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def started(self) -> None:
+        """Book what this session did so far under no name as start-up."""
+        named = sum(self.seconds.values()) - self._earlier_named
+        self.seconds["startup"] += self.wall_s - self._earlier_wall - named
+
+    def totals(self) -> dict[str, float]:
+        """Return all parts and the wall time, for a checkpoint."""
+        return {**self.seconds, "wall": self.wall_s}
 
 
 def is_sampled(step: int) -> bool:
@@ -23,12 +78,21 @@ def is_sampled(step: int) -> bool:
     return step % SAMPLED_EVERY == SAMPLED_EVERY // 2
 
 
+def mark_time(*, cuda: bool) -> Any:
+    """Mark this moment on the device: on a GPU, which runs behind the host, by an event."""
+    return cuda_event() if cuda else time.perf_counter()
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Return the seconds between two marks; the device must have passed both."""
+    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1000)
+
+
 class StepTimer:
     """Books the host seconds of every part; in sampled steps also those of the device.
 
-    On a CPU the host is the device. On a GPU the host runs ahead, so only events tell; they are
-    read when the losses are fetched anyway. Steps in ``left_out`` are not sampled: a profiler is at
-    work there, and their seconds are not those of the others.
+    Marks are read when the losses are fetched anyway. Steps in ``left_out`` are not sampled: a
+    profiler is at work there, and their seconds are not those of the others.
     """
 
     def __init__(self, clock: Clock, device: torch.device) -> None:
@@ -37,34 +101,25 @@ class StepTimer:
         self.left_out = range(0)
 
     def begin(self, step: int) -> None:
-        """Begin a step, counted from 0."""
         self._marks = [] if is_sampled(step) and step not in self.left_out else None
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time a block as a part of the step."""
-        start = self._mark()
+        marks = self._marks
+        start = None if marks is None else mark_time(cuda=self._cuda)
         with self._clock.part(name):
             yield
-        if self._marks is not None:
-            self._marks.append((name, start, self._mark()))
+        if marks is not None:
+            marks.append((name, start, mark_time(cuda=self._cuda)))
 
     def end(self) -> Callable[[], dict[str, float]] | None:
-        """Give what reads the seconds of the parts once the device is done; null if not sampled."""
+        """Return a reader of the parts' seconds once the device is done; null if not sampled."""
         marks, self._marks = self._marks, None
-        return None if marks is None else lambda: self._read(marks)
+        return None if marks is None else lambda: _read_parts(marks)
 
-    def _mark(self) -> Any:
-        if self._marks is None:
-            return None
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
-    def _read(self, marks: list[tuple[str, Any, Any]]) -> dict[str, float]:
-        seconds = dict.fromkeys(PARTS, 0.0)
-        for name, start, end in marks:
-            seconds[name] += start.elapsed_time(end) / 1000 if self._cuda else end - start
-        return seconds
+def _read_parts(marks: list[tuple[str, Any, Any]]) -> dict[str, float]:
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for name, start, end in marks:
+        seconds[name] += seconds_between(start, end)
+    return seconds

@@ -1,8 +1,8 @@
 """Time some steps of a plan in this process, through the loop that trains, and leave nothing.
 
-Steps to warm up come first (they compile, fill caches, find the allocator's sizes) and do not
-count, and what compiled layers have yet to meet; then the device is waited for, and the clock runs
-until the last timed step is done.
+Warm-up steps come first (they compile, fill caches, find the allocator's sizes) and do not count,
+and the shapes that compiled layers have yet to meet; then the device is waited for, and the clock
+runs until the last timed step is done.
 """
 
 import math
@@ -15,22 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.files import remove
 from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train import due, loop, memory, processes
-from expertflow.train.activate import catching_signals
-from expertflow.train.assemble import Assignment, assemble
+from expertflow.train import loop, memory, processes, step_hooks
+from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord
-from expertflow.train.run import Diverged, Run, one_line
+from expertflow.train.run import (
+    Diverged,
+    Run,
+    TrainInputs,
+    catching_signals,
+    one_line,
+)
 from expertflow.train.saved.saver import Saver
-from expertflow.train.shapes import meet_shapes
-from expertflow.train.step_log import flush
+from expertflow.train.timing import mark_time, seconds_between
 
 if TYPE_CHECKING:
     # It brings packages that a trial on packed rows does without.
@@ -92,11 +95,11 @@ class TrialResult(Record, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
     peak_host_rss_bytes: int = 0
     losses: tuple[float, ...] = ()
-    activated: tuple[str, ...] = field(default=())
+    activated: tuple[str, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
-        """Give tokens of documents, without padding, a second of the timed part."""
+        """Tokens of documents, without padding, a second of the timed part."""
         return self.n_tokens / self.timed_s if self.timed_s else 0.0
 
 
@@ -119,8 +122,8 @@ def run_trial(trial: Trial) -> TrialResult:
     )
     began_s = time.perf_counter()
     try:
-        with _run(trial, plan) as (run, words):
-            return _timed(trial, run, words, began_s)
+        with _assembled(trial, plan) as run:
+            return _timed(trial, run, began_s)
     except (memory.OutOfMemory, torch.OutOfMemoryError) as error:
         return TrialResult(outcome="out of memory", problem=one_line(error))
     except Diverged as error:
@@ -128,35 +131,28 @@ def run_trial(trial: Trial) -> TrialResult:
 
 
 @contextmanager
-def _run(trial: Trial, plan: TrainPlan) -> Iterator[tuple[Run, tuple[str, ...]]]:
+def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[Run]:
     """Assemble a run as training does; a signal from here on leaves no folder behind."""
+    state = trial.scratch
     with catching_signals() as stop:
         try:
-            remove(trial.scratch)
-            trial.scratch.mkdir(parents=True)
-            assignment = Assignment(
-                plan=plan,
-                model=read_record(ModelRecord, trial.model),
-                rows=trial.rows,
-                state=trial.scratch,
-                documents=trial.documents,
+            remove(state)
+            state.mkdir(parents=True)
+            model, documents = read_record(ModelRecord, trial.model), trial.documents
+            inputs = TrainInputs(
+                plan=plan, model=model, rows=trial.rows, state=state, documents=documents
             )
-            with Saver(trial.scratch, keep=1) as saver:
-                yield assemble(
-                    assignment,
-                    processes=processes.start(plan),
-                    saver=saver,
-                    stop=stop,
-                    directory=None,
-                )
+            with Saver(state, keep=1) as saver:
+                group = processes.start(plan)
+                yield assemble(inputs, processes=group, saver=saver, stop=stop, directory=None)
         finally:
-            remove(trial.scratch)
+            remove(state)
 
 
-def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> TrialResult:
-    cuda, progress = run.device.type == "cuda", run.progress
+def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
+    cuda = run.device.type == "cuda"
     run.loss.train()
-    memory.rehearse(run)
+    memory.probe_longest_batch(run)
     run.clock.started()
     run.fetched_at_s = time.perf_counter()
     losses: list[float] = []
@@ -165,28 +161,31 @@ def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> Tr
         def step() -> None:
             run.pending.append(loop.step(run, batches))
             if run.stop():
-                raise Interrupted(f"stopped after step {progress.step} of a trial")
+                raise Interrupted(f"stopped after step {run.progress.step} of a trial")
 
         startup_s = time.perf_counter() - began_s
         first_s = _warm_up(trial, run, step)
-        meet_shapes(run, trial.n_timed_steps)
+        memory.warm_up_compile(run, trial.n_timed_steps)
         _fetch(run, losses)
         _wait(run)
-        before = (progress.n_tokens, progress.n_targets, progress.n_padding)
+        before = _counts(run)
         waited_s, start_s = run.clock.seconds["data_wait"], time.perf_counter()
-        marks = [_mark(cuda)]
+        marks = [mark_time(cuda=cuda)]
         gave_up = _step_on(trial, run, step, marks)
         _wait(run)
         timed_s = time.perf_counter() - start_s
         waited_s = run.clock.seconds["data_wait"] - waited_s
         _fetch(run, losses)
     n_tokens, n_targets, n_padding = (
-        now - then
-        for now, then in zip(
-            (progress.n_tokens, progress.n_targets, progress.n_padding), before, strict=True
-        )
+        now - then for now, then in zip(_counts(run), before, strict=True)
     )
-    save_s = _saved(run) if trial.with_save else None
+    save_s = None
+    if trial.with_save:
+        # The seconds for which training would have waited.
+        start_s = time.perf_counter()
+        step_hooks.save(run)
+        save_s = time.perf_counter() - start_s
+        run.saver.wait()
     return TrialResult(
         outcome="given up" if gave_up else "measured",
         problem=gave_up,
@@ -197,7 +196,7 @@ def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> Tr
         n_target_tokens=n_targets,
         n_padding_tokens=n_padding,
         timed_s=timed_s,
-        steps_s=tuple(_between(a, b, cuda=cuda) for a, b in pairwise(marks)),
+        steps_s=tuple(seconds_between(a, b) for a, b in pairwise(marks)),
         data_wait_s=waited_s,
         startup_s=startup_s,
         first_step_s=first_s,
@@ -206,12 +205,12 @@ def _timed(trial: Trial, run: Run, words: tuple[str, ...], began_s: float) -> Tr
         # Linux gives KiB.
         peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         losses=tuple(losses),
-        activated=words,
+        activated=run.activated,
     )
 
 
 def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
-    """Do the steps that do not count; gives the seconds of the first."""
+    """Do the steps that do not count; return the seconds of the first."""
     first_s = 0.0
     for i in range(max(1, trial.n_warmup_steps)):
         start_s = time.perf_counter()
@@ -227,12 +226,12 @@ def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
 
 
 def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any]) -> str | None:
-    """Do the timed steps and mark where each ends; say why they were given up, if they were."""
+    """Do the timed steps and mark where each ends; return why they were given up, if so."""
     cuda, start_s = run.device.type == "cuda", time.perf_counter()
     n_before, least = run.progress.n_tokens, trial.least_tokens_per_s
     while len(marks) <= trial.n_timed_steps:
         step()
-        marks.append(_mark(cuda))
+        marks.append(mark_time(cuda=cuda))
         if cuda and len(marks) > AHEAD:
             # The host runs ahead of a card; limits are on what is done, not on what is asked for.
             marks[-AHEAD].synchronize()
@@ -249,17 +248,8 @@ def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any])
 def _fetch(run: Run, losses: list[float]) -> None:
     """Fetch the losses that wait on the device; raises Diverged where they say so."""
     pending = list(run.pending)
-    flush(run)
+    step_hooks.flush(run)
     losses += [float(step.loss) for step in pending]
-
-
-def _saved(run: Run) -> float:
-    """Take a checkpoint, and give the seconds for which training would have waited."""
-    start_s = time.perf_counter()
-    due.save(run)
-    waited_s = time.perf_counter() - start_s
-    run.saver.wait()
-    return waited_s
 
 
 def _wait(run: Run) -> None:
@@ -267,13 +257,5 @@ def _wait(run: Run) -> None:
         torch.cuda.synchronize(run.device)
 
 
-def _mark(cuda: bool) -> Any:
-    if not cuda:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _between(start: Any, end: Any, *, cuda: bool) -> float:
-    return float(start.elapsed_time(end) / 1000 if cuda else end - start)
+def _counts(run: Run) -> tuple[int, int, int]:
+    return run.progress.n_tokens, run.progress.n_targets, run.progress.n_padding

@@ -10,6 +10,7 @@ Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D h
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,16 +21,22 @@ from transformers import AttentionInterface
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import Record
-from expertflow.train.model.masks import FLEX, causal_mask, check_flex
+
+FLEX = "flex_attention"
 
 NAME = "packed"
+
 # What transformers calls the routes of a plan; the rest is called alike.
 IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
+
 # Oldest cards that the variable-length kernel runs on (Ampere).
 KERNEL_CAPABILITY = (8, 0)
+
 # The only ones for which torch has FlashAttention-3 (Hopper).
 FLASH_3_CAPABILITY = (9, 0)
+
 HALF = (torch.bfloat16, torch.float16)
+
 # What some families add to the scores; a kernel that takes no notice would train another model.
 REFUSED = ("softcap", "s_aux", "position_bias")
 
@@ -42,7 +49,6 @@ class Kernel(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, call: Callable[..., Any]) -> "Kernel":
-        """Read the keywords from the signature."""
         return cls(call=call, keywords=frozenset(inspect.signature(call).parameters))
 
 
@@ -50,7 +56,7 @@ KERNEL = Kernel.of(varlen.varlen_attn)
 
 
 def implementation(attention: str) -> str:
-    """Give the name by which transformers knows a route of the plan."""
+    """Return the name by which transformers knows a route of the plan."""
     return IMPLEMENTATIONS.get(attention, attention)
 
 
@@ -158,7 +164,6 @@ def ungrouped(
 def _repeated(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give every query head a key and a value head of its own."""
     n_times = query.shape[1] // key.shape[1]
     if n_times == 1:
         return key, value
@@ -205,7 +210,7 @@ def _attend_varlen(
 
 
 def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
-    """Say which kernel computes attention, where products are done in ``dtype``.
+    """Describe the kernel that computes attention, where products are done in ``dtype``.
 
     Raises:
         TrainingError: the route that the manifest insists on does not run here.
@@ -223,7 +228,7 @@ def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str
 
 
 def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why the variable-length kernel cannot run; null if it can."""
+    """Return why the variable-length kernel cannot run; null if it can."""
     if device.type != "cuda":
         return f"the variable-length kernel does not run on a {device.type.upper()}"
     if dtype not in HALF:
@@ -235,7 +240,7 @@ def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def activate_flash_3(device: torch.device) -> str:
-    """Use FlashAttention-3 where torch knows it, the card has it and it is installed; say so."""
+    """Use FlashAttention-3 where torch knows it, the card has it and it is installed."""
     hindrance = _flash_3_hindrance(device)
     return "FlashAttention-3" if hindrance is None else f"no FlashAttention-3: {hindrance}"
 
@@ -251,3 +256,83 @@ def _flash_3_hindrance(device: torch.device) -> str | None:
     except (ImportError, RuntimeError) as error:
         return f"it cannot be loaded ({' '.join(str(error).split())[:120]})"
     return None
+
+
+def check_flex(device: torch.device) -> None:
+    if device.type == "cpu":
+        raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
+
+
+def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return the mask that a kernel of transformers needs, one for each kind of layer if it varies.
+
+    Args:
+        attention: what transformers calls the kernel.
+        config: the config of the text model; says which layers have a sliding window.
+        position_ids_BL: 0 where a document starts.
+        dtype: of the mask where it is added to the scores.
+
+    Raises:
+        TrainingError: the kernel cannot be trained on this device.
+    """
+    make: Callable[[torch.Tensor, int | None], Any]
+    if attention == FLEX:
+        check_flex(position_ids_BL.device)
+        make = _block_mask
+    elif attention == "sdpa":
+        make = document_mask
+    else:
+        make = partial(_additive_mask, dtype=dtype)
+    kinds, window = layer_kinds(config), getattr(config, "sliding_window", None)
+    if "sliding_attention" in kinds:
+        windows = {"full_attention": None, "sliding_attention": window}
+        return {kind: make(position_ids_BL, windows[kind]) for kind in sorted(kinds)}
+    # Families that do not tell their layers apart have the window in all of them.
+    return make(position_ids_BL, None if kinds else window)
+
+
+def layer_kinds(config: Any) -> frozenset[str]:
+    """Return the kinds of attention that a config lists for its layers; empty if it lists none."""
+    return frozenset(getattr(config, "layer_types", None) or ())
+
+
+def document_mask(position_ids_BL: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """Return the [B, 1, L, L] mask that is true where a query may look at a key.
+
+    A position starts a document where it is 0; queries see keys of their own document up to
+    themselves, as far back as the window reaches.
+    """
+    document_BL = (position_ids_BL == 0).cumsum(dim=1)
+    same_BLL = document_BL[:, :, None] == document_BL[:, None, :]
+    causal_LL = causal_mask(position_ids_BL.shape[1], window, position_ids_BL.device)
+    return (same_BLL & causal_LL)[:, None]
+
+
+def causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return the [L, L] mask that is true where a query may look at a key of its document."""
+    mask_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return mask_LL if window is None else mask_LL.triu(1 - window)
+
+
+def _additive_mask(
+    position_ids_BL: torch.Tensor, window: int | None, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a mask of 0 and the lowest number, which the eager kernels add to the scores."""
+    mask = document_mask(position_ids_BL, window)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def _block_mask(position_ids_BL: torch.Tensor, window: int | None) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    document_BL = (position_ids_BL == 0).cumsum(dim=1)
+    batch, length = position_ids_BL.shape
+    reach = length if window is None else window
+
+    def may_look(
+        row: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        same = document_BL[row, query] == document_BL[row, key]
+        return same & (query >= key) & (query - key < reach)
+
+    return create_block_mask(may_look, batch, None, length, length, device=str(document_BL.device))

@@ -1,32 +1,37 @@
 """Put a base model and its tokenizer on disk: from the hub, a directory, or made on the spot."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
-from expertflow.data.layout import read_layout
+from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START, read_layout
 from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.render import Renderer
 from expertflow.plan.flops import mlp_matrices
 from expertflow.plan.records import ModelFacts
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
-from expertflow.train.model.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.records import ModelRecord, ModelSpec
 
 BUILTIN = "builtin:"
+
 TINY_QWEN3 = "builtin:tiny-qwen3"
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
 # Most licences ask that their text travels with what they cover.
 LICENCE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
 )  # fmt: skip
+
 # Of a hub model's files, those that are read or handed on.
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENCE_FILES)
 
@@ -153,15 +158,12 @@ def _make_builtin(spec: ModelSpec, texts: Iterable[str], output: Path) -> None:
         if spec.tokenizer is None:
             save_tokenizer(train_tokenizer(texts, vocab_size=spec.vocab_size), partial)
         else:
-            _copy_tokenizer(Path(spec.tokenizer).expanduser(), partial)
+            source = Path(spec.tokenizer).expanduser()
+            for name in TOKENIZER_FILES:
+                if not (source / name).is_file():
+                    raise TrainingError(f"{source}: no {name}; correct the manifest's tokenizer")
+                shutil.copyfile(source / name, partial / name)
         _init_tiny_qwen3(spec, partial)
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if not (source / name).is_file():
-            raise TrainingError(f"{source}: no {name}; correct the manifest's tokenizer")
-        shutil.copyfile(source / name, target / name)
 
 
 def _init_tiny_qwen3(spec: ModelSpec, directory: Path) -> None:
@@ -169,9 +171,11 @@ def _init_tiny_qwen3(spec: ModelSpec, directory: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = json.loads((directory / TOKENIZER_FILES[0]).read_text(encoding="utf-8"))
+    tokenizer = json.loads((directory / TOKENIZER_FILES[0]).read_text(encoding="utf-8"))
+    ids = [*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])]
     config = Qwen3Config(
-        vocab_size=_n_ids(vocabulary),
+        # Up to the highest id.
+        vocab_size=max(ids) + 1,
         hidden_size=spec.hidden_size,
         num_hidden_layers=spec.n_layers,
         num_attention_heads=spec.n_heads,
@@ -187,10 +191,39 @@ def _init_tiny_qwen3(spec: ModelSpec, directory: Path) -> None:
     Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
-def _n_ids(tokenizer: dict[str, Any]) -> int:
-    """Count the ids of a tokenizer.json, up to the highest one."""
-    ids = [*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])]
-    return int(max(ids)) + 1
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Learn merges from texts. The same texts in the same order give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    # Numbers stay whole: split into digits, as larger models want it, a tiny one hardly learns
+    # arithmetic (15 against 77 % right answers on generated word problems).
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return learn_merges(tokenizer, texts, vocab_size=vocab_size)
+
+
+def learn_merges(tokenizer: Tokenizer, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Teach a byte-level BPE its merges; how it cuts texts first is set already."""
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[TEXT_END, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a tokenizer as transformers loads it, chat template included."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": TEXT_END,
+        "chat_template": CHATML,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def download_model(name: str, revision: str | None, *, fix: str) -> Path:
@@ -218,10 +251,4 @@ def _count_parameters(path: Path, *, tied: bool) -> int:
     with safe_open(path, framework="np") as file:
         names = [key for key in file.keys() if not (tied and key == "lm_head.weight")]  # noqa: SIM118
         shapes = [file.get_slice(name).get_shape() for name in names]
-    total = 0
-    for shape in shapes:
-        n = 1
-        for size in shape:
-            n *= size
-        total += n
-    return total
+    return sum(map(math.prod, shapes))

@@ -1,20 +1,27 @@
-"""Load models: for training, for scoring, and for the export."""
+"""Load models: for training, for scoring, and for the export; for QLoRA on a base in 4 bits.
+
+In 4 bits (NF4, double quantised) the base is frozen; embeddings and head stay in the plan's
+precision, as the loss reads the head itself. bitsandbytes is an extra, imported only where method
+qlora asks for it.
+"""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.model import attention, quantise
+from expertflow.train.model import attention
 from expertflow.train.records import ModelRecord
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ADAPTER_FILE = "adapter_config.json"
+BITSANDBYTES = "envs/requirements-bitsandbytes.lock"
 CPU = torch.device("cpu")
 
 
@@ -33,12 +40,17 @@ def load_base(
 
     Raises:
         TrainingError: the directory holds no model that transformers can load, or one that is
-            quantised already.
+            quantised already; or bitsandbytes is not installed.
     """
     attention.register()
-    options = quantise.loading_options(dtype, device) if quantised else {}
+    options = _four_bit_options(dtype, device) if quantised else {}
     try:
-        _check_unquantised(Path(path))
+        config = Path(path) / "config.json"
+        if config.is_file() and "quantization_config" in json.loads(config.read_text("utf-8")):
+            raise TrainingError(
+                f"model {path}: its weights are quantised already; use the original ones, and"
+                " method qlora to train on 4 bits"
+            )
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
@@ -54,17 +66,49 @@ def load_base(
             " directory"
         ) from error
     if quantised:
-        quantise.hold_steady(model)
+        # On CPUs with AVX512-BF16, bitsandbytes packs the weights anew at the first forward pass
+        # without gradients, rounds their scales to bf16, and from then on passes no gradient
+        # through the layer: an evaluation would spoil the training after it. Instead torch
+        # multiplies by the dequantised weights, as on every other CPU, and what bitsandbytes says
+        # there of the package ``kernels`` is of no account.
+        for layer in quantised_layers(model).values():
+            layer.support_avx512bf16_for_cpu = False
     return model
 
 
-def _check_unquantised(path: Path) -> None:
-    config = path / "config.json"
-    if config.is_file() and "quantization_config" in json.loads(config.read_text("utf-8")):
+def _four_bit_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return how transformers quantises each weight on ``device`` as it reads it.
+
+    The 4-bit codes depend on ``dtype``, in which the weights are read: whoever loads the base again
+    must read it alike.
+    """
+    if find_spec("bitsandbytes") is None:
         raise TrainingError(
-            f"model {path}: its weights are quantised already; use the original ones, and method"
-            " qlora to train on 4 bits"
+            "training.method qlora needs bitsandbytes, which is not installed; run pip install -r"
+            f" {BITSANDBYTES}, or use method lora"
         )
+    cuda = device.type == "cuda"
+    index = torch.cuda.current_device() if cuda and device.index is None else device.index
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        ),
+        "device_map": {"": index if cuda else "cpu"},
+    }
+
+
+def is_quantised(model: Any) -> bool:
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
+def quantised_layers(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the 4-bit layers by name."""
+    from bitsandbytes.nn.modules import Linear4bit
+
+    return {name: m for name, m in model.named_modules() if isinstance(m, Linear4bit)}
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
@@ -121,31 +165,28 @@ def load_for_training(
     # peft's own preparation for 4 bits also casts the rest of the base to fp32, which would double
     # the memory of the embeddings; the norms compute in fp32 as it is.
     if plan.gradient_checkpointing:
-        _checkpoint_activations(net)
+        try:
+            # Only the inputs of layers are kept; embeddings ask for gradients, frozen or not.
+            net.activation_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise TrainingError(
+                f"training.gradient_checkpointing: {type(net).__name__} cannot do it; set it to"
+                " false"
+            ) from error
     if plan.lora is not None:
         net = add_adapter(net, plan.lora)
     return net if quantised else net.to(device)
 
 
-def _checkpoint_activations(net: PreTrainedModel) -> None:
-    """Keep the inputs of layers only; embeddings then ask for gradients, frozen or not."""
-    try:
-        net.activation_checkpointing_enable({"use_reentrant": False})
-    except ValueError as error:
-        raise TrainingError(
-            f"training.gradient_checkpointing: {type(net).__name__} cannot do it; set it to false"
-        ) from error
-
-
 def loaded_words(net: Any, plan: TrainPlan) -> str:
-    """Say what was loaded, read off the model."""
+    """Describe what was loaded, read off the model."""
     if plan.method == "full":
         return "all weights trained, in fp32"
     dtypes = {p.dtype for p in net.parameters() if p.requires_grad}
     adapter = ", ".join(sorted(name for name, dtype in DTYPES.items() if dtype in dtypes))
     if plan.method == "lora":
         return f"base frozen in {plan.precision}, adapter in {adapter}"
-    n_layers = len(quantise.quantised_layers(net))
+    n_layers = len(quantised_layers(net))
     on_cpu = next(net.parameters()).device.type == "cpu"
     return (
         f"base in NF4, double quantised, {plan.precision} compute: {n_layers} layers; embeddings,"
@@ -155,7 +196,7 @@ def loaded_words(net: Any, plan: TrainPlan) -> str:
 
 
 def load_trained(
-    checkpoint: Path,
+    checkpoint: Path | None,
     *,
     base: str,
     dtype: torch.dtype,
@@ -163,13 +204,13 @@ def load_trained(
     quantised: bool = False,
     device: torch.device = CPU,
 ) -> Any:
-    """Load what training published: a whole model, or an adapter on its base."""
-    if not (checkpoint / ADAPTER_FILE).is_file():
+    """Load what training published, a whole model or an adapter on its base; null: the base."""
+    if checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file():
         return load_base(str(checkpoint), dtype=dtype, attention_name=attention_name)
     model = load_base(
         base, dtype=dtype, attention_name=attention_name, quantised=quantised, device=device
     )
-    return _with_adapter(model, checkpoint)
+    return model if checkpoint is None else _with_adapter(model, checkpoint)
 
 
 def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
@@ -188,22 +229,15 @@ def load_for_scoring(
     training starts, so the difference is what training did, and not what quantising cost.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
-    dtype = DTYPES[plan.precision] if plan.gpu is not None else torch.float32
-    name, quantised = plan.attention, plan.method == "qlora"
-    base = str(weights or model.path)
-    if checkpoint is None:
-        net: Any = load_base(
-            base, dtype=dtype, attention_name=name, quantised=quantised, device=device
-        )
-    else:
-        net = load_trained(
-            checkpoint,
-            base=base,
-            dtype=dtype,
-            attention_name=name,
-            quantised=quantised,
-            device=device,
-        )
+    quantised = plan.method == "qlora"
+    net = load_trained(
+        checkpoint,
+        base=str(weights or model.path),
+        dtype=DTYPES[plan.precision] if plan.gpu is not None else torch.float32,
+        attention_name=plan.attention,
+        quantised=quantised,
+        device=device,
+    )
     return (net if quantised else net.to(device)).eval()
 
 
@@ -223,16 +257,35 @@ def load_for_export(
         quantised=quantised,
     )
     if quantised:
-        quantise.compute_in_fp32(net)
+        # On the same 4-bit codes, so that a comparison is not lost in rounding.
+        for parameter in net.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        for layer in quantised_layers(net).values():
+            layer.compute_dtype = torch.float32
+            layer.weight.quant_state.dtype = torch.float32
     return net.eval()
 
 
 def mergeable(model: Any, checkpoint: Path) -> Any:
-    """Give the adapter on a base it can be merged into without loss.
+    """Return the adapter on a base it can be merged into without loss.
 
     An adapter that was trained on 4 bits has learnt to make up for their errors: it fits the base
     as the 4 bits hold it, and neither the original one nor one that is quantised again.
     """
-    if not quantise.is_quantised(model):
-        return model
-    return _with_adapter(quantise.dequantise(model.unload()), checkpoint)
+    return _with_adapter(_dequantise(model.unload()), checkpoint) if is_quantised(model) else model
+
+
+def _dequantise(model: PreTrainedModel) -> PreTrainedModel:
+    """Replace the 4-bit layers by plain ones that hold what the 4 bits stand for."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    for name, layer in quantised_layers(model).items():
+        plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        plain.weight = torch.nn.Parameter(weight, requires_grad=False)
+        plain.bias = layer.bias
+        model.set_submodule(name, plain)
+    model.hf_quantizer.remove_quantization_config(model)
+    model.is_loaded_in_4bit = False
+    return model

@@ -1,16 +1,19 @@
-"""The loss of a packed batch under a model: documents apart, the head on supervised rows only."""
+"""The loss of packed rows under a model, of a batch or of all rows held out."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from expertflow.core.errors import TrainingError
-from expertflow.train.feed.batches import Batch
+from expertflow.tokens.arrow import PackedRows
+from expertflow.train.feed.batches import Batch, Buffers, Collator
+from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
 from expertflow.train.model.loss import summed_loss
-from expertflow.train.model.masks import masks
 
 # Numbers of documents that are told apart: few shapes to compile for, and few empty documents.
 DOCUMENTS_STEP = 128
@@ -44,7 +47,7 @@ class PackedLoss(torch.nn.Module):
 
 
 def causal_lm(model: Any) -> PreTrainedModel:
-    """Give the transformers model inside an adapter, or the model itself."""
+    """Return the transformers model inside an adapter, or the model itself."""
     inner: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
 
@@ -69,7 +72,7 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def head_weight(lm: PreTrainedModel) -> torch.Tensor:
-    """Give the matrix of the head, [V, H].
+    """Return the matrix of the head, [V, H].
 
     Raises:
         TrainingError: the head is more than a matrix: it has a bias or an adapter, or is quantised.
@@ -89,7 +92,7 @@ def head_weight(lm: PreTrainedModel) -> torch.Tensor:
 
 
 def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """Give the type in which products are done: that of autocast, or of the weights."""
+    """Return the type in which products are done: that of autocast, or of the weights."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     dtype: torch.dtype = lm.dtype
@@ -97,18 +100,19 @@ def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
 
 
 def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
-    """Tell attention where documents begin and end, in the form its route needs."""
+    """Return where documents begin and end, in the form that attention's route needs."""
     device, dtype = positions.device, product_dtype(lm, positions.device)
     name = lm.config._attn_implementation
     if name != attention.NAME:
-        return {"attention_mask": masks(name, lm.config.get_text_config(), positions, dtype)}
+        config = lm.config.get_text_config()
+        return {"attention_mask": attention.masks(name, config, positions, dtype)}
     if attention.varlen_hindrance(device, dtype) is None:
         return {"cu_seq_lens_q": padded_bounds(batch, device), "max_length_q": batch.max_length}
     return {"document_bounds": padded_bounds(batch, batch.cu_seqlens.device)}
 
 
 def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Give the bounds of documents in one of a few shapes, for the compiler.
+    """Return the bounds of documents in one of a few shapes, for the compiler.
 
     What follows the last document are empty ones, up to the next multiple of ``DOCUMENTS_STEP`` or
     to the most that a batch can hold. Not always to the most: the kernel's backward pass has
@@ -120,3 +124,40 @@ def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
     bounds = torch.full((size,), end, dtype=torch.int32, device=device)
     bounds[: len(batch.cu_seqlens)].copy_(batch.cu_seqlens, non_blocking=True)
     return bounds
+
+
+@torch.no_grad()
+def held_out_loss(
+    loss: torch.nn.Module,
+    rows: PackedRows,
+    *,
+    micro_batch_size: int,
+    world_size: int = 1,
+    rank: int = 0,
+    add_up: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
+) -> tuple[float, int]:
+    """Return the mean loss in nats per target over all rows, and the number of targets.
+
+    ``loss`` is a ``PackedLoss``, wrapped or not. Several processes share the micro-batches and
+    ``add_up`` sums over them; all of them run equally many, since a sharded model needs them all.
+    """
+    training = loss.training
+    loss.eval()
+    collator = Collator(rows)
+    buffers = Buffers(micro_batch_size, rows.length)
+    total = torch.zeros((), dtype=torch.float64, device=next(loss.parameters()).device)
+    n_targets = 0
+    # Longest first: rows that are cut to the longest of their batch then share it with their like.
+    n_rows = len(rows)
+    chosen = np.argsort(-collator.n_tokens_N, kind="stable") if collator.cuts else np.arange(n_rows)
+    parts = list(micro_batch_rows(chosen, micro_batch_size))
+    for index in range(0, len(parts), world_size):
+        mine = index + rank < len(parts)
+        batch = collator.batch(parts[index + rank if mine else index], buffers)
+        value = loss(batch)
+        if mine:
+            total += value
+            n_targets += batch.n_target_tokens
+    loss.train(training)
+    loss_sum, all_targets = add_up(torch.stack((total, total.new_tensor(n_targets)))).tolist()
+    return loss_sum / all_targets, round(all_targets)

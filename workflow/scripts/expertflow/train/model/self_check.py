@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train.feed.batches import Batch, Collator
-from expertflow.train.model.masks import layer_kinds
+from expertflow.train.model.attention import layer_kinds
 from expertflow.train.model.packed import (
     PackedLoss,
     causal_lm,

@@ -1,4 +1,4 @@
-"""Save and restore the whole state of a run: trained weights, optimiser, random numbers, progress.
+"""Save and restore the state of a run: trained weights, optimizer, random numbers, progress.
 
 A checkpoint is a directory that appears by one rename, after everything in it was flushed, so a
 half-written one is never seen. It holds tensors and JSON, nothing that could run. Everything in it
@@ -8,6 +8,9 @@ data order needs no saving: batches are a function of the step.
 
 import json
 import logging
+import math
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from expertflow.core.errors import HardwareError, TrainingError
-from expertflow.core.files import replacing, sync, sync_directory
+from expertflow.core.files import replacing, sha256_text, sync, sync_directory
 from expertflow.core.records import Record
 from expertflow.train.model.weights import first_not_finite, load_trainable_state, trainable_state
 from expertflow.train.optimizer import load_optimizer, optimizer_tensors
+from expertflow.train.processes import Processes
 from expertflow.train.saved.checkpoint_files import (
     OPTIMIZER,
     OURS,
@@ -33,13 +37,19 @@ from expertflow.train.saved.checkpoint_files import (
     prune,
     read_progress,
     read_record,
+    step_of,
 )
-from expertflow.train.saved.randomness import PREFIX, put_random_states, random_states, reseed
 
 log = logging.getLogger(__name__)
 
 # Pinned blocks are rounded up to powers of two and stay for the run, so only small ones are used.
 PINNED_BYTES = 16 << 20
+
+RANDOM = "random/"
+POLL_S = 0.5
+# Another node's view of a shared file system may be a minute old.
+SEEN_WITHIN_S = 180.0
+NO_STEP = -1
 
 
 class NotFinite(TrainingError):
@@ -161,27 +171,27 @@ def restore(
     rank: int,
     world_size: int,
 ) -> dict[str, Any]:
-    """Put a checkpoint back into model, optimiser and random generators; give its progress.
+    """Load a checkpoint into model, optimizer and random generators; return its progress.
 
     Under another number of processes or on another device than it was saved, random numbers start
     anew from ``progress["seed"]``, the step and the rank.
 
     Raises:
-        TrainingError: the files are damaged, or belong to another model or optimiser.
+        TrainingError: the files are damaged, or belong to another model or optimizer.
     """
     restore_weights(directory, model=model)
     ours = read_record(directory)[OURS]
     tensors = load_file(directory / OPTIMIZER)
-    states = {key: tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
+    states = {key: tensors.pop(key) for key in list(tensors) if key.startswith(RANDOM)}
     load_optimizer(optimizer, model, tensors, ours["optimizer"])
     if scaler and ours["scaler"]:
         scaler.load_state_dict(ours["scaler"])
     progress = read_progress(directory)
     device = next(model.parameters()).device
     if (ours["world_size"], ours["device"]) == (world_size, device.type):
-        put_random_states(states, rank=rank, device=device)
+        _set_random_states(states, rank=rank, device=device)
         return progress
-    reseed(seed=progress["seed"], step=progress["step"], rank=rank)
+    _reseed(seed=progress["seed"], step=progress["step"], rank=rank)
     log.warning(
         "saved by %d processes on %s and resumed by %d on %s: random numbers start anew from seed"
         " %d, step %d and rank %d, so the end is not the one of a run that was never stopped",
@@ -192,7 +202,7 @@ def restore(
 
 
 def restore_weights(directory: Path, *, model: Any) -> None:
-    """Put the trained weights of a checkpoint back, and nothing else.
+    """Load the trained weights of a checkpoint, and nothing else.
 
     Raises:
         TrainingError: the files are damaged, or belong to another model.
@@ -200,3 +210,84 @@ def restore_weights(directory: Path, *, model: Any) -> None:
     if found := damage(directory):
         raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
     load_trainable_state(model, load_file(directory / WEIGHTS))
+
+
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the states of torch's, Python's and the device's generator, one row a rank.
+
+    A collective where there are several processes.
+    """
+    _, internal, gauss = random.getstate()
+    # 32-bit integers, which float64 holds exactly.
+    numbers = [*internal, math.nan if gauss is None else gauss]
+    own = {"torch": torch.get_rng_state(), "python": torch.tensor(numbers, dtype=torch.float64)}
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device)
+    return {RANDOM + kind: _all_ranks(state, device) for kind, state in own.items()}
+
+
+def _all_ranks(own: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not dist.is_initialized():
+        return own[None].clone()
+    own = own.to(device)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return torch.stack(rows).cpu()
+
+
+def _set_random_states(states: dict[str, torch.Tensor], *, rank: int, device: torch.device) -> None:
+    torch.set_rng_state(states[RANDOM + "torch"][rank].clone())
+    *internal, gauss = states[RANDOM + "python"][rank].tolist()
+    random.setstate((3, tuple(map(int, internal)), None if math.isnan(gauss) else gauss))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[RANDOM + "cuda"][rank].clone(), device)
+
+
+def _reseed(*, seed: int, step: int, rank: int) -> None:
+    """Start this process' generators anew, elsewhere for every seed, step and rank."""
+    number = int(sha256_text(f"{seed} {step} {rank}")[:15], 16)
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+def agree_on(
+    own: Path | None, state: Path, processes: Processes, *, within_s: float = SEEN_WITHIN_S
+) -> Path | None:
+    """Return the first process's checkpoint instead of one's ``own``. A collective.
+
+    What another node sees of a shared file system may be older; it is waited for ``within_s``.
+
+    Raises:
+        TrainingError: this process does not see the checkpoint, or not whole.
+    """
+    if processes.world_size == 1:
+        return own
+    [step], *_ = processes.of_all(NO_STEP if own is None else step_of(own))
+    if step == NO_STEP:
+        return None
+    directory = directory_of(state, step)
+    deadline_s = time.monotonic() + within_s
+    while (found := damage(directory)) is not None:
+        if time.monotonic() >= deadline_s:
+            raise TrainingError(
+                f"{directory}: process {processes.rank} cannot go on from it as the first one does,"
+                f" {found}; see that all nodes share the folder, and run again"
+            )
+        time.sleep(POLL_S)
+        # A folder that is listed is asked for anew, where one that was missed is remembered.
+        list(state.glob("checkpoints/*"))
+    return directory
+
+
+def check_same_step(step: int, processes: Processes) -> None:
+    """Check that all processes go on from the same step. A collective.
+
+    Raises:
+        TrainingError: they do not.
+    """
+    steps = [step for (step,) in processes.of_all(step)]
+    if len(set(steps)) > 1:
+        raise TrainingError(
+            f"the processes would go on after different steps ({', '.join(map(str, steps))}); see"
+            " that all nodes share the state's folder, and run again"
+        )

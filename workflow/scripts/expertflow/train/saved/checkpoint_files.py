@@ -1,4 +1,4 @@
-"""The files of checkpoints, without what is in them: which are whole, the newest, the best.
+"""The files of checkpoints: which are whole, the newest, the best.
 
 Needs no torch, so that what copies a state elsewhere can ask, too.
 """
@@ -20,7 +20,7 @@ OURS = "checkpoint"
 
 
 def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Give sizes and hashes of files, to be told apart later from what a power cut leaves."""
+    """Return sizes and hashes of files, to tell them later from what a power cut leaves."""
     return {
         "n_bytes": {name: (directory / name).stat().st_size for name in names},
         "xxh3": hash_files(directory, names),
@@ -58,12 +58,11 @@ def damage(directory: Path, *, contents: bool = False) -> str | None:
 
 
 def directory_of(state: Path, step: int) -> Path:
-    """Give the place of the checkpoint after a step."""
     return state / "checkpoints" / f"step-{step:08d}"
 
 
 def step_of(directory: Path) -> int:
-    """Give the step after which a checkpoint was saved, by its name.
+    """Return the step after which a checkpoint was saved, by its name.
 
     >>> step_of(directory_of(Path("state"), 40))
     40
@@ -81,35 +80,32 @@ def complete(state: Path) -> list[Path]:
 
 
 def newest(state: Path) -> Path | None:
-    """Give the checkpoint to resume from."""
     return next(reversed(complete(state)), None)
 
 
 def best(state: Path) -> Path | None:
-    """Give the checkpoint with the lowest held-out loss, of equal ones the oldest."""
+    """Return the checkpoint with the lowest held-out loss, of equal ones the oldest."""
     losses = {path: read_progress(path).get("held_out_loss") for path in complete(state)}
     known = {path: loss for path, loss in losses.items() if loss is not None and loss == loss}
     return min(known, key=known.__getitem__) if known else None
 
 
 def read_progress(directory: Path) -> dict[str, Any]:
-    """Give the progress that a checkpoint was saved with."""
     return {key: value for key, value in read_record(directory).items() if key != OURS}
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """Give all of a checkpoint's progress.json, with what is said there of its files."""
+    """Read all of a checkpoint's progress.json, sizes and hashes of its files included."""
     record: dict[str, Any] = json.loads((directory / PROGRESS).read_text(encoding="utf-8"))
     return record
 
 
 def n_bytes(directory: Path) -> int:
-    """Give the size of a checkpoint; while one is written, the disk holds one more than is kept."""
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def last_seen_s(state: Path) -> float:
-    """Give the run's clock where its last session was last seen: by a checkpoint or the monitor.
+    """Return the run's clock where its last session was last seen: by a checkpoint or the monitor.
 
     What was done between the last checkpoint and a kill is paid for and lost; the monitor's samples
     tell how long it was.
@@ -133,12 +129,12 @@ def prune(state: Path, keep: int) -> None:
 
 
 def hide(path: Path) -> None:
-    """Take a checkpoint out of sight whole; a kill while it is removed leaves no half of it."""
+    """Rename a checkpoint away; a kill while it is removed then leaves no half of it."""
     path.rename(path.with_name(f".{path.name}.{time.monotonic_ns()}.old.partial"))
 
 
 def remove_partials(state: Path) -> None:
-    """Remove what killed savers left, and what a power cut spoiled; the caller holds the lock.
+    """Remove what killed savers left, and what a power cut damaged; the caller holds the lock.
 
     The newest checkpoint and the best one are read to the byte, since a session goes by them.
     """

@@ -6,10 +6,14 @@ extended: in each phase of a step, one layer more adds the same bytes at every m
 the worst. Gradients are there from the start, as in every micro-batch of a step but the first.
 """
 
+import weakref
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from expertflow.core.errors import TrainingError
@@ -17,23 +21,69 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import MemoryLine, MemoryTrace, PlanSpec
 from expertflow.train.model.attention import KERNEL_CAPABILITY
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
-from expertflow.train.trace.batch import n_targets_of_row, sample_batch
-from expertflow.train.trace.live import LiveBytes
 from expertflow.train.trace.model import (
     TracedRun,
     as_on_card,
     build,
     chunk_of,
     materialise,
+    n_targets_of_row,
     read_config,
+    sample_batch,
 )
 
 # Layers that are traced; a model that has no more is traced as it is.
 FEWEST_LAYERS = 2
+
 # Rows that are traced where the micro-batch is free. A given one is traced in place of the middle,
 # and at least twice of it in place of the last. Besides these, both sides of where the loss begins
 # to take more than one chunk: from there on its logits take no more bytes.
 ROWS = (1, 4, 16)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts each storage once, from the operation that makes it to its end, views included.
+
+    What autograd saves for the backward pass keeps its storage alive and so is counted. What a
+    kernel needs within itself is not seen. ``peaks`` are the most bytes alive during each phase.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now_bytes = 0
+        self.peaks: dict[str, int] = defaultdict(int)
+        self._phase = ""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; a phase can be entered again."""
+        self._phase = phase
+        self._note()
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Follow a tensor that was there before."""
+        storage = tensor.untyped_storage()
+        key, n_bytes = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def freed(_: Any) -> None:
+            del self._alive[key]
+            self.now_bytes -= n_bytes
+
+        self._alive[key] = weakref.ref(storage, freed)
+        self.now_bytes += n_bytes
+        self._note()
+
+    def _note(self) -> None:
+        self.peaks[self._phase] = max(self.peaks[self._phase], self.now_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.count(leaf)
+        return result
 
 
 def trace_memory(
@@ -122,7 +172,7 @@ def traced_run(
 def whole_model(
     run: TracedRun, n_rows: int, length: int, *, checkpoint: bool
 ) -> tuple[int, int, int]:
-    """Give the bytes of model, gradients and the rest of a step, with all layers."""
+    """Return the bytes of model, gradients and the rest of a step, with all layers."""
     n_layers = run.config.num_hidden_layers
     if n_layers <= FEWEST_LAYERS + 1:
         model, gradients, phases = trace(run, n_layers, n_rows, length, checkpoint=checkpoint)
@@ -179,7 +229,7 @@ def follow_step(
 
 
 def _mark_backward(net: Any, live: LiveBytes) -> None:
-    """Let the gradients of layers' inputs tell where the backward pass is."""
+    """Have the gradients of layers' inputs mark where the backward pass is."""
     layers = decoder_layers(causal_lm(net))
 
     def at(phase: str) -> Any:

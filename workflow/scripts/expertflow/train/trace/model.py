@@ -1,4 +1,4 @@
-"""Build the model of a run without its weights, as it will be on a card.
+"""Build the model of a run without its weights, as it will be on a card, and a batch for it.
 
 Tensors have shapes and storages but no data (torch's fake tensors). They pose as the CPU's, as
 torch cannot make CUDA's where it was built without. What a card does otherwise is put in by hand:
@@ -8,7 +8,7 @@ the rows of a chunk of the loss, 4-bit products that dequantise their weights.
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import Record
 from expertflow.plan.settings import LoraSpec
+from expertflow.tokens.packing import IGNORE
+from expertflow.train.feed.batches import Batch
 from expertflow.train.model import attention, loss
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import decoder_layers
@@ -100,7 +102,7 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
 
 
 def materialise(net: Any, *, fake: bool) -> None:
-    """Give every parameter and buffer of a meta model a storage, each once, tied or not."""
+    """Allocate every parameter and buffer of a meta model, each once, tied or not."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def on_cpu(old: torch.Tensor) -> torch.Tensor:
@@ -122,7 +124,7 @@ def materialise(net: Any, *, fake: bool) -> None:
 
 @contextmanager
 def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
-    """Let tensors be made without data, and our routes go the ways of a card."""
+    """Make tensors without data, and send our routes the ways of a card."""
     kernel = attention.KERNEL if run.kernel else _one_by_one()
     changed = (
         (attention, "varlen_hindrance", lambda _device, _dtype: None),
@@ -141,12 +143,12 @@ def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
 
 
 def chunk_of(run: TracedRun) -> int:
-    """Give the rows of a chunk of the loss as a card has them."""
+    """Return the rows of a chunk of the loss as a card has them."""
     return loss.CHUNK_OF_TRAINED_HEAD if run.method == "full" else loss.CHUNK
 
 
 def _shortened(config: Any, n_layers: int) -> Any:
-    """Give a copy of a config with fewer layers; lists with an entry a layer are cut too."""
+    """Return a copy of a config with fewer layers; lists with an entry a layer are cut too."""
     short = copy.deepcopy(config)
     kinds = getattr(short, "layer_types", None)
     if kinds:
@@ -227,3 +229,31 @@ def _in_four_bits(net: Any) -> None:
                 codes = torch.empty(n_bytes, dtype=torch.uint8)
                 module.weight = torch.nn.Parameter(codes, requires_grad=False)
                 module.__class__ = _FourBitLinear
+
+
+def n_targets_of_row(length: int, supervised_fraction: float) -> int:
+    """Return the targets of a row: at least one, and none for its first token."""
+    return max(1, min(length - 1, math.ceil(supervised_fraction * length)))
+
+
+def sample_batch(documents: Sequence[int], n_rows: int, supervised_fraction: float) -> Batch:
+    """Make rows of documents of these lengths; the first tokens of each row are supervised."""
+    length, n_documents = sum(documents), len(documents) * n_rows
+    labels = torch.full((n_rows, length), IGNORE, dtype=torch.int32)
+    n_targets = n_targets_of_row(length, supervised_fraction)
+    labels[:, 1 : 1 + n_targets] = 0
+    positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in documents])
+    bounds = [0]
+    for n in [*documents] * n_rows:
+        bounds.append(bounds[-1] + n)
+    return Batch(
+        input_ids_BL=torch.zeros((n_rows, length), dtype=torch.int32),
+        position_ids_BL=positions.repeat(n_rows, 1),
+        labels_BL=labels,
+        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+        max_documents=n_documents,
+        max_length=length,
+        n_tokens=n_rows * length,
+        n_target_tokens=n_rows * n_targets,
+        rows=tuple(range(n_rows)),
+    )

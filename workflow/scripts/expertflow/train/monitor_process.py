@@ -1,4 +1,4 @@
-"""Run the monitor as a process of its own beside a training."""
+"""Run the monitor as a separate process beside a training."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ from pathlib import Path
 from expertflow.core.process import stop_group
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train.clock import process_age_s
-from expertflow.train.step_log import STEPS_FILE
+from expertflow.train.step_hooks import STEPS_FILE
+from expertflow.train.timing import process_age_s
 
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, RECORD = "gpu.jsonl", "monitor.json"
@@ -21,8 +21,8 @@ STOP_S = 60
 
 
 @contextmanager
-def watched(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
-    """Watch the block, as often as the plan says or, by itself, 20 times an epoch.
+def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
+    """Monitor the block, as often as the plan says or, by itself, 20 times an epoch.
 
     A resumed run goes on with its file of samples. Readings are timed by the run's own clock: what
     earlier sessions took (``seen_s``), and then the time since this process started. The monitor is
@@ -42,7 +42,14 @@ def watched(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
         yield
     finally:
         stop_group(monitor, patience_s=STOP_S, signals=[signal.SIGTERM])
-    _ensure_record(state, plan)
+    (state / SAMPLES).touch()
+    if not (state / RECORD).is_file():
+        write_missing_record(
+            state / RECORD,
+            state / SAMPLES,
+            configured_s=plan.collection_interval_seconds,
+            reason="the monitor ended without a summary",
+        )
 
 
 def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
@@ -56,15 +63,3 @@ def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
     if plan.collection_interval_seconds is not None:
         command += ["--interval", str(plan.collection_interval_seconds)]
     return command
-
-
-def _ensure_record(state: Path, plan: TrainPlan) -> None:
-    """Leave a record even where the monitor left none: nulls, with the reason."""
-    (state / SAMPLES).touch()
-    if not (state / RECORD).is_file():
-        write_missing_record(
-            state / RECORD,
-            state / SAMPLES,
-            configured_s=plan.collection_interval_seconds,
-            reason="the monitor ended without a summary",
-        )

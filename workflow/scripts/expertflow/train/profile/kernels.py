@@ -1,28 +1,76 @@
-"""Read what torch's profiler saw: launches for the table, and the trace as a file."""
+"""Read what torch's profiler saw: launches summed up by name, and the trace as a file.
+
+What a name stands for is for the report to say.
+"""
 
 import gzip
 import os
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch.autograd.profiler_util import StringTable
 from torch.profiler import profile
 
 from expertflow.core.files import remove, replacing
-from expertflow.train.profile.table import ANNOTATIONS, Span
+from expertflow.core.records import Record
+from expertflow.train.records import Kernel
 from expertflow.train.run import one_line
+
+# What is drawn on the device's time line over the kernels that it stands for.
+ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
+
+# Names that are written down, and letters of one: compiled code may have a kernel for each shape.
+N_KERNELS, N_CHARS = 1_000, 1_000
 
 # A viewer in a browser takes in about so much, and training waits while it is written.
 MAX_TRACE_BYTES = 1 << 30
+
 HOST = b'"host_name"'
 
 
+class Span(Record, frozen=True, kw_only=True):
+    """One launch of a kernel. ``self_us`` is its time without that of what it calls."""
+
+    name: str
+    start_us: float
+    end_us: float
+    self_us: float
+
+
+def busy_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Add up the time in which any of some spans runs.
+
+    >>> busy_us([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
+    """Sum launches up by name, the longest first."""
+    n_calls: defaultdict[str, int] = defaultdict(int)
+    taken_us: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        n_calls[span.name] += 1
+        taken_us[span.name] += span.self_us
+    return tuple(
+        Kernel(name=name[:N_CHARS], n_calls=n_calls[name], total_s=us / 1e6)
+        for name, us in sorted(taken_us.items(), key=lambda item: (-item[1], item[0]))
+    )
+
+
 def spans_of(profiler: profile, *, cuda: bool) -> list[Span]:
-    """Give what ran on the device, or, on a CPU, the operators; without what only marks a part."""
+    """Return what ran on the device, or, on a CPU, the operators; without mere annotations."""
     return device_spans(profiler) if cuda else _operator_spans(profiler)
 
 
 def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
-    """Give what ran on a device, from the profiler's own list.
+    """Return what ran on a device, from the profiler's own list.
 
     Its tree of events, which only an operator's own time needs, takes kilobytes for each one.
     """
@@ -56,7 +104,7 @@ def _operator_spans(profiler: profile) -> list[Span]:
 
 
 def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
-    """Write the trace, packed; give its size, or why there is none.
+    """Write the trace, compressed; return its size, or why there is none.
 
     Raises:
         OSError: the disk does not take it.

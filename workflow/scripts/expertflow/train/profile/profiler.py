@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -11,18 +11,87 @@ import torch
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from expertflow.core.files import remove
-from expertflow.core.records import write_record
-from expertflow.train.profile.files import BEGUN, KERNELS, PROFILE, TRACE, nothing_watched
-from expertflow.train.profile.table import N_KERNELS, Span, busy_us, kernel_table
-from expertflow.train.profile.trace import spans_of, write_trace
-from expertflow.train.profile.window import Window, choose_window, cut_short
+from expertflow.core.records import Record, write_record
+from expertflow.plan.records import TrainPlan
+from expertflow.train.profile.files import BEGUN, KERNELS, PROFILE, TRACE
+from expertflow.train.profile.kernels import (
+    N_KERNELS,
+    Span,
+    busy_us,
+    kernel_table,
+    spans_of,
+    write_trace,
+)
 from expertflow.train.records import Kernel, KernelProfile
 from expertflow.train.run import Run, one_line
+from expertflow.train.timing import is_sampled
 
 log = logging.getLogger(__name__)
 
+# Steps of a session after which all is compiled, and memory is laid out.
+N_WARM = 10
+
+# A micro-batch of a large model is some ten thousand events, kilobytes each until they are read.
+MAX_MICRO_BATCHES = 16
+
 NO_NEIGHBOURS = "no other step than the first one of the session came before"
+
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
+
+
+class Window(Record, frozen=True, kw_only=True):
+    """Steps to watch, counted from 0, and those just before them to compare their time with."""
+
+    neighbours: range
+    steps: range
+
+
+def choose_window(plan: TrainPlan, first: int) -> Window | None:
+    """Choose the steps to watch in a session that begins at step ``first``; null: it is too short.
+
+    They follow each other. Watched are the first ones after ``N_WARM`` steps of the session, or
+    earlier where it is shorter, among which none is timed on the device for the report, and between
+    which nothing is saved or evaluated; else such as are not timed; else the first ones. The first
+    step of a session, which compiles, is never among them.
+    """
+    n_left = plan.n_steps - first
+    n_steps = min(_n_allowed(plan), n_left - 1)
+    if n_steps < 1:
+        return None
+    earliest, last = first + min(N_WARM, n_left - n_steps), plan.n_steps - n_steps
+    starts = [*range(earliest, last + 1), *range(earliest - 1, first, -1)]
+    quiet = (start for start in starts if _is_quiet(plan, range(start, start + n_steps)))
+    plain = (start for start in starts if not _any_sampled(range(start, start + n_steps)))
+    start = next(quiet, next(plain, earliest))
+    return Window(
+        neighbours=range(max(first + 1, start - n_steps), start),
+        steps=range(start, start + n_steps),
+    )
+
+
+def cut_short(plan: TrainPlan) -> tuple[str, ...]:
+    """Say that fewer steps are watched than were asked for, if so, and why."""
+    n_allowed = _n_allowed(plan)
+    if n_allowed == plan.profile_steps:
+        return ()
+    return (
+        f"at most {n_allowed} of the {plan.profile_steps} steps asked for were to be watched: of"
+        f" {plan.gradient_accumulation_steps} micro-batches each, and a profile of more than"
+        f" {MAX_MICRO_BATCHES} in all may not fit into memory",
+    )
+
+
+def _n_allowed(plan: TrainPlan) -> int:
+    return min(plan.profile_steps, max(1, MAX_MICRO_BATCHES // plan.gradient_accumulation_steps))
+
+
+def _any_sampled(steps: Iterable[int]) -> bool:
+    return any(is_sampled(step) for step in steps)
+
+
+def _is_quiet(plan: TrainPlan, steps: range) -> bool:
+    due = (step % every == 0 for step in steps[1:] for every in (plan.eval_steps, plan.save_steps))
+    return not _any_sampled(steps) and not any(due)
 
 
 class StepProfiler:
@@ -34,14 +103,24 @@ class StepProfiler:
 
     def __init__(self, run: Run) -> None:
         self._run, self._folder = run, run.state / PROFILE
-        self._first, self._window = run.progress.step, self._chosen()
+        self._first, self._window = run.progress.step, None
         self._profiler: profile | None = None
         self._reason: str | None = None
         self._mark_s = self._neighbours_s = self._start_s = self._pause_s = 0.0
+        if self._is_wanted():
+            self._window = choose_window(run.plan, self._first)
+            if self._window is not None:
+                # No other measurement is to fall on these steps.
+                run.timer.left_out = self._window.steps
 
     def __enter__(self) -> Self:
         if self._run.processes.is_first:
-            self._tidy()
+            # What a session that was killed left half-written.
+            try:
+                for partial in self._folder.glob(".*.partial"):
+                    remove(partial)
+            except OSError as error:
+                log.warning("parts of a profile are left lying: %s", error)
         return self
 
     def __exit__(
@@ -50,12 +129,11 @@ class StepProfiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        profiler, window = self._profiler, self._window
-        if profiler is not None and window is not None:
+        if self._profiler is not None and self._window is not None:
             if kind is None:
-                self._finish(profiler, window)
+                self._finish(self._profiler, self._window)
             else:
-                self._drop(profiler, error)
+                self._drop(self._profiler, error)
         if kind is None and (self._reason is not None or self._is_wanted()):
             self._write_reason(self._reason or self._too_short())
 
@@ -80,28 +158,10 @@ class StepProfiler:
             return
         self._finish(profiler, window)
 
-    def _tidy(self) -> None:
-        """Remove what a session that was killed left half-written."""
-        try:
-            for partial in self._folder.glob(".*.partial"):
-                remove(partial)
-        except OSError as error:
-            log.warning("parts of a profile are left lying: %s", error)
-
     def _is_wanted(self) -> bool:
         run = self._run
         wanted = run.plan.profile_steps > 0 and run.processes.is_first
         return wanted and not (self._folder / KERNELS).is_file()
-
-    def _chosen(self) -> Window | None:
-        """Choose the steps, and have no other measurement fall on them."""
-        run = self._run
-        if not self._is_wanted():
-            return None
-        window = choose_window(run.plan, run.progress.step)
-        if window is not None:
-            run.timer.left_out = window.steps
-        return window
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -193,7 +253,6 @@ class StepProfiler:
             ),
             trace=TRACE if no_trace is None else None,
             n_trace_bytes=n_trace_bytes,
-            reason=None,
             unavailable=unavailable,
             notes=notes,
         )
@@ -201,7 +260,7 @@ class StepProfiler:
     def _drop(self, profiler: profile, broken_by: BaseException | None) -> None:
         """Stop the profiler and forget what it saw: the run was broken off amid the steps.
 
-        The next session watches anew, but for want of memory, which watching may have taken.
+        The next session watches anew, unless memory ran out, which watching may have caused.
         """
         self._profiler = None
         try:
@@ -218,7 +277,7 @@ class StepProfiler:
             log.warning("the next session will not watch either: %s", error)
 
     def _fail(self, reason: str) -> None:
-        """Say it at once: a session that goes on from here later is not to fail the same way."""
+        """Write it at once: a session that goes on from here later is not to fail the same way."""
         log.warning("no profile: %s", reason)
         self._reason = reason
         self._write_reason(reason)
@@ -231,8 +290,8 @@ class StepProfiler:
 
     def _write_reason(self, reason: str) -> bool:
         """Write a record without a profile; tell whether that was possible."""
-        run = self._run
-        record = nothing_watched(reason, device=run.device.type, n_wanted=run.plan.profile_steps)
+        n_wanted, device = self._run.plan.profile_steps, self._run.device.type
+        record = KernelProfile(n_wanted_steps=n_wanted, device=device, reason=reason)
         try:
             write_record(self._folder / KERNELS, record)
         except OSError as error:
@@ -241,7 +300,7 @@ class StepProfiler:
         return True
 
     def _stepped_s(self) -> float:
-        """Give the run's seconds of stepping so far, when the device is done with them."""
+        """Return the run's seconds of stepping so far, when the device is done with them."""
         clock, device = self._run.clock, self._run.device
         if device.type == "cuda":
             with clock.part("steps"):

@@ -1,4 +1,4 @@
-"""One trainer at a time in a state: wait for another one, or refuse."""
+"""Directories of training states: one trainer at a time, and removing old ones."""
 
 import logging
 import socket
@@ -10,12 +10,15 @@ from typing import IO
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.locks import holder, sign, try_lock
+from expertflow.core.records import read_part
 
 log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
+
 # A trainer on another machine that was told to stop has a step and a checkpoint to finish.
 ELSEWHERE_S = 600.0
+
 POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
 
@@ -39,7 +42,7 @@ def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
 
 
 def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
-    """Take the lock, if the file system has locks; say every minute who holds it."""
+    """Take the lock, if the file system has locks; log every minute who holds it."""
     start_s, told_s = time.monotonic(), -TOLD_EVERY_S
     while try_lock(stream) == "held":
         known = holder(stream)
@@ -57,3 +60,30 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
             log.warning("%s; waiting for it", who)
             told_s = waited_s
         time.sleep(POLL_S)
+
+
+def prunable(results: Path, state: Path) -> list[Path]:
+    """List the states that can go: not published by their expert, and not in use.
+
+    An unfinished state may be a run that is to be resumed, so the newest of them stays.
+    """
+    found: list[Path] = []
+    # Beside the states lie a store of tokens and a guard's notes, which other rules look after.
+    experts = (path for path in state.glob("[!.]*") if path.is_dir())
+    for expert in sorted(experts):
+        record = results / expert.name / "training.json"
+        published = read_part(str, record, "fingerprint") if record.is_file() else None
+        others = [path for path in expert.iterdir() if path.is_dir() and path.name != published]
+        others.sort(key=lambda path: path.stat().st_mtime)
+        finished = [path for path in others if (path / "outcome.json").is_file()]
+        unfinished = [path for path in others if path not in finished]
+        # Nothing published: a retraining failed, and the newest finished model is the last one.
+        keep = unfinished[-1:] + ([] if published else finished[-1:])
+        found += [path for path in others if path not in keep and not _in_use(path)]
+    return found
+
+
+def _in_use(state: Path) -> bool:
+    """Tell whether a trainer holds the state's lock, or may, where there are no locks."""
+    with (state / LOCK_FILE).open("a") as stream:
+        return try_lock(stream) != "taken"

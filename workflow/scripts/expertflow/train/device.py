@@ -1,0 +1,110 @@
+"""The device: its switches, the rate of one large product, and a shortage of its memory."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from expertflow.plan.records import TrainPlan
+
+ON_OFF = {True: "on", False: "off"}
+# A cube of 8192 is large enough for any card of today; 1024 takes a CPU some milliseconds.
+CUDA_WIDTH, CPU_WIDTH = 8192, 1024
+N_WARMUP, N_TIMED = 5, 15
+# Messages of those that allocate outside torch: cuBLAS, Triton, NCCL, and CUDA as it loads a
+# kernel, ask the driver, which has nothing left once torch holds it all.
+SHORTAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
+    """Set threads and precision switches; return what is on, in words."""
+    if plan.n_threads is not None:
+        torch.set_num_threads(plan.n_threads)
+    torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
+    if plan.deterministic:
+        fix_workspaces()
+        # Not warn_only: with it, FlashAttention's backward pass only warns and stays as it was.
+        torch.use_deterministic_algorithms(True)
+    return (
+        f"device {device.type}, {torch.get_num_threads()} threads",
+        f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),
+        f"dtype {plan.precision}" + (" with a loss scaler" if plan.precision == "fp16" else ""),
+        f"TF32 {ON_OFF[plan.use_tf32]}",
+        f"activation checkpointing {ON_OFF[plan.gradient_checkpointing]}",
+        f"optimizer {plan.optim}",
+        f"schedule {plan.lr_scheduler_type}, {plan.n_warmup_steps} warm-up steps",
+        f"deterministic kernels {ON_OFF[plan.deterministic]}",
+        f"loader {_describe_loader(plan)}",
+    )
+
+
+def fix_workspaces() -> None:
+    """Make a card's matrix products return the same bits every time, in this process.
+
+    Call it before the very first product: torch looks once, and refuses all later ones under
+    deterministic kernels where it was not set by then.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _describe_loader(plan: TrainPlan) -> str:
+    ahead = plan.dataloader_prefetch_factor
+    if plan.loader == "thread":
+        return f"thread, prefetch {ahead}"
+    if not plan.dataloader_num_workers:
+        return "in the trainer, no workers"
+    kept = ", kept from epoch to epoch" if plan.dataloader_persistent_workers else ""
+    return f"{plan.dataloader_num_workers} workers, prefetch {ahead} each{kept}"
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Recognize device out-of-memory errors, including those raised outside torch's allocator."""
+    return isinstance(error, torch.OutOfMemoryError) or any(s in str(error) for s in SHORTAGES)
+
+
+def measured_matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of the median product of two square matrices.
+
+    The data is random: products of zeros draw less power, and so run at higher clocks.
+    """
+    width = CUDA_WIDTH if device.type == "cuda" else CPU_WIDTH
+    generator = torch.Generator(device).manual_seed(0)
+    shape = width, width
+    left, right = (
+        torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
+    )
+    out = torch.empty(shape, device=device, dtype=dtype)
+    timed = _cuda_seconds if device.type == "cuda" else _host_seconds
+    seconds = timed(lambda: torch.mm(left, right, out=out))
+    return 2 * width**3 / statistics.median(seconds)
+
+
+def cuda_event() -> torch.cuda.Event:
+    """Record an event that can be timed behind all that was queued."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _cuda_seconds(run: Callable[[], object]) -> list[float]:
+    """Time on the device itself; all is queued before the first is waited for."""
+    for _ in range(N_WARMUP):
+        run()
+    pairs = []
+    for _ in range(N_TIMED):
+        start = cuda_event()
+        run()
+        pairs.append((start, cuda_event()))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in pairs]
+
+
+def _host_seconds(run: Callable[[], object]) -> list[float]:
+    seconds = []
+    for _ in range(N_WARMUP + N_TIMED):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    return seconds[N_WARMUP:]

@@ -1,0 +1,292 @@
+"""After a step: its line in the log, an evaluation, a checkpoint, a stop."""
+
+import json
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+from msgspec.structs import asdict
+
+from expertflow.core.errors import Interrupted
+from expertflow.core.files import read_json_lines, write_text
+from expertflow.train.memory import memory_advice
+from expertflow.train.model.packed import held_out_loss
+from expertflow.train.processes import reshard
+from expertflow.train.records import EvalPoint, SavePoint, StepRecord
+from expertflow.train.run import Diverged, PendingStep, Run
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.timing import PARTS
+
+log = logging.getLogger(__name__)
+STEPS_FILE = "steps.jsonl"
+# A loss this many times that of guessing, or that of the first step, is an explosion.
+EXPLODED = 2.0
+SHOWN_ROWS = 16
+
+
+def after_step(run: Run) -> None:
+    """Do what is due; the last step is logged, evaluated and saved in any case.
+
+    Raises:
+        Interrupted: a signal came; the state was saved first.
+    """
+    plan, progress = run.plan, run.progress
+    improved = False
+    if progress.step % plan.logging_steps == 0 or run.is_over:
+        flush(run)
+    if progress.step % plan.eval_steps == 0 or run.is_over:
+        improved = evaluate(run)
+    overdue = run.clock.wall_s - run.saved_at_s > plan.save_every_minutes * 60
+    told, overdue = run.processes.any_of(run.stop(), overdue)
+    wanted = told or overdue or (improved and plan.load_best_model_at_end)
+    if wanted or run.is_over or progress.step % plan.save_steps == 0:
+        save(run)
+    if told and not run.is_over:
+        run.saver.wait()
+        raise Interrupted(f"stopped after step {progress.step}")
+
+
+def evaluate(run: Run) -> bool:
+    """Measure the held-out loss; tell whether it is the lowest so far.
+
+    Raises:
+        Diverged: it is not finite.
+    """
+    flush(run)
+    plan, progress, processes = run.plan, run.progress, run.processes
+    start, best = time.perf_counter(), progress.best
+    scope = memory_advice(plan, run.device)
+    with run.clock.part("eval"), scope, processes.accelerator.autocast():
+        loss, n_targets = held_out_loss(
+            run.loss,
+            run.held_out,
+            micro_batch_size=plan.batch_size,
+            world_size=processes.world_size,
+            rank=processes.rank,
+            add_up=processes.add_up,
+        )
+    reshard(run.loss)
+    if not math.isfinite(loss):
+        raise Diverged(
+            f"the held-out loss after step {progress.step} is {loss}; lower"
+            f" training.learning_rate ({plan.learning_rate:g}); earlier checkpoints are in"
+            f" {run.state}"
+        )
+    run.fetched_at_s = time.perf_counter()
+    seconds = run.fetched_at_s - start
+    progress.eval_points.append(
+        EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)
+    )
+    log.info("held-out loss %.4f after step %d", loss, progress.step)
+    if out_of_patience(progress.eval_points, plan.patience, plan.min_delta) and not run.is_over:
+        progress.stopped_early_at = progress.step
+        log.info(
+            "stopped early: %d evaluations in a row were not lower by %g", plan.patience,
+            plan.min_delta,
+        )  # fmt: skip
+    return best is None or loss < best.loss
+
+
+def out_of_patience(points: list[EvalPoint], patience: int | None, min_delta: float) -> bool:
+    """Tell whether the last ``patience`` evaluations brought nothing.
+
+    Each that is lower than the lowest before it by ``min_delta`` or more begins the count again.
+    """
+    if patience is None:
+        return False
+    lowest, waited = math.inf, 0
+    for point in points:
+        improved = point.loss < lowest and point.loss <= lowest - min_delta
+        waited = 0 if improved else waited + 1
+        lowest = point.loss if improved else lowest
+    return waited >= patience
+
+
+def save(run: Run) -> None:
+    """Take a checkpoint of the current step; it is written while training goes on."""
+    flush(run)
+    start, elapsed_s = time.perf_counter(), run.clock.wall_s
+    with run.clock.part("checkpoint"):
+        # One snapshot at a time: two would be twice the host memory.
+        run.saver.wait()
+        run.progress.n_saves += 1
+        saved = {
+            **run.progress.saved(),
+            "clock": run.clock.totals(),
+            "seed": run.plan.seed,
+            "run": run.state.name,
+            "order_sha256": run.feed.order.sha256_of_step(run.progress.step),
+        }
+        try:
+            snapshot = checkpoint.take(
+                model=run.net,
+                optimizer=run.optimizer,
+                scaler=run.processes.accelerator.scaler,
+                progress=saved,
+            )
+        except checkpoint.NotFinite as error:
+            raise Diverged(str(error)) from error
+        if run.processes.is_first:
+            run.saver.submit(snapshot)
+    run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()
+    run.progress.save_points.append(
+        SavePoint(step=run.progress.step, elapsed_s=elapsed_s, save_s=run.fetched_at_s - start)
+    )
+
+
+def flush(run: Run) -> None:
+    """Fetch the losses that wait on the device, check them, and append them to steps.jsonl.
+
+    Raises:
+        Diverged: a loss or a gradient norm is not finite, or the loss has exploded.
+    """
+    if not run.pending:
+        return
+    pending, run.pending = run.pending, []
+    with run.clock.part("steps"):
+        losses, norms = _fetch(run, pending)
+    _set_times(run, pending)
+    records = [_record(*values) for values in zip(pending, losses, norms, strict=True)]
+    for record in records:
+        _check(run, record)
+        _book(run, record)
+    if not run.processes.is_first:
+        return
+    plan = run.plan
+    with (run.state / STEPS_FILE).open("a", encoding="utf-8") as stream:
+        for record in records:
+            due = record.step % plan.logging_steps == 0 or record.step == plan.n_steps
+            if plan.track_per_step_metrics or due:
+                stream.write(json.dumps(asdict(record)) + "\n")
+    _report_progress(run, records)
+
+
+def truncate_log(run: Run) -> None:
+    """Remove from steps.jsonl what came after the state that the run goes on from."""
+    path = run.state / STEPS_FILE
+    if run.processes.is_first and path.is_file():
+        done = [line for line in read_json_lines(path) if line["step"] <= run.progress.step]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in done))
+        n_lost = run.progress.step - len(done)
+        if run.plan.track_per_step_metrics and n_lost > 0:
+            log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
+
+
+def _fetch(run: Run, pending: list[PendingStep]) -> tuple[list[float], list[float]]:
+    """Wait for the device once; sum losses and padding over the processes."""
+    shares = torch.stack([step.loss for step in pending]).double()
+    padding = shares.new_tensor([step.n_padding for step in pending])
+    norms = torch.stack([step.grad_norm for step in pending]).tolist()
+    losses, n_padding = run.processes.add_up(torch.stack((shares, padding))).tolist()
+    run.progress.n_padding += round(sum(n_padding))
+    return losses, norms
+
+
+def _set_times(run: Run, pending: list[PendingStep]) -> None:
+    """Set each step's share of the time since the last fetch, where the device runs behind.
+
+    The host's own times are how long it took to ask for a step, not to do it.
+    """
+    now_s = time.perf_counter()
+    if run.device.type == "cuda":
+        share_s, end_s = (now_s - run.fetched_at_s) / len(pending), run.clock.wall_s
+        for i, step in enumerate(reversed(pending)):
+            step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
+    run.fetched_at_s = now_s
+
+
+def _record(step: PendingStep, loss: float, grad_norm: float) -> StepRecord:
+    parts: dict[str, Any] = step.parts() if step.parts else dict.fromkeys(PARTS)
+    return StepRecord(
+        **step.line,
+        loss=loss,
+        grad_norm=grad_norm if math.isfinite(grad_norm) else None,
+        **{f"{name}_s": seconds for name, seconds in parts.items()},
+    )
+
+
+def _check(run: Run, record: StepRecord) -> None:
+    """Stop a run whose loss says that it learns nothing any more."""
+    # A loss scaler skips steps whose gradients overflow; that is its way of finding its scale.
+    # Below 1 it has found none, and would skip steps until the end.
+    scaler = run.processes.accelerator.scaler
+    skipped = record.grad_norm is None and scaler is not None and scaler.get_scale() >= 1
+    limit = _limit(run, record)
+    if math.isfinite(record.loss) and record.loss <= limit:
+        if record.grad_norm is not None or skipped:
+            return
+        problem = f"its loss is {record.loss:.4g} and its gradient norm is not finite"
+    elif math.isfinite(record.loss):
+        problem = f"its loss is {record.loss:.4g} nats a token, above max_loss {limit:.4g}"
+    else:
+        problem = f"its loss is {record.loss}"
+    rows = run.feed.order.rows_of_step(record.step - 1).tolist()
+    shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (" ..." if len(rows) > SHOWN_ROWS else "")
+    run.saver.wait()
+    good = checkpoint_files.newest(run.state) or "the start"
+    raise Diverged(
+        f"step {record.step} diverged: {problem}; its rows are {shown}; the last good state is"
+        f" {good}; lower training.learning_rate ({run.plan.learning_rate:g}) or check the data"
+    )
+
+
+def _limit(run: Run, record: StepRecord) -> float:
+    """Return the loss in nats a token above which a run has exploded."""
+    if run.plan.max_loss is not None:
+        return run.plan.max_loss
+    first = record.loss if record.step == 1 else run.progress.loss_first
+    return EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
+
+
+def _book(run: Run, record: StepRecord) -> None:
+    """Add a step to its epoch: steps, sum of losses, tokens, seconds; and the parts, if timed."""
+    progress = run.progress
+    if record.step == 1:
+        progress.loss_first = record.loss
+    progress.loss_last = record.loss
+    epoch = str((record.step - 1) // run.plan.n_steps_per_epoch)
+    sums = progress.epochs.setdefault(epoch, [0.0] * 4)
+    for i, value in enumerate((1, record.loss, record.n_tokens, record.step_s)):
+        sums[i] += value
+    if record.forward_s is not None:
+        sampled = progress.sampled
+        sampled["steps"] = sampled.get("steps", 0.0) + 1
+        for name in PARTS:
+            sampled[name] = sampled.get(name, 0.0) + getattr(record, f"{name}_s")
+
+
+def _report_progress(run: Run, records: list[StepRecord]) -> None:
+    """Log how far the run is, how fast, how long it takes yet, and what it has cost."""
+    last, plan = records[-1], run.plan
+    mean_s = sum(record.step_s for record in records) / len(records)
+    values: dict[str, Any] = {
+        "loss": last.loss,
+        "learning_rate": last.learning_rate,
+        "tokens_per_s": sum(record.n_tokens for record in records) / (mean_s * len(records)),
+        "remaining_s": mean_s * (plan.n_steps - last.step),
+    }
+    price = plan.cost.price_usd_per_hour
+    if price is not None:
+        values["usd_so_far"] = run.clock.wall_s / 3600 * price
+    if plan.report_to != "none":
+        run.processes.accelerator.log(values, step=last.step)
+    line = _progress_line(values)
+    if run.bar is not None:
+        run.bar.update(last.step - run.bar.n)
+        run.bar.set_postfix_str(line)
+    else:
+        log.info("step %d/%d %s", last.step, plan.n_steps, line)
+
+
+def _progress_line(values: dict[str, Any]) -> str:
+    """Return ``loss 1.2345 lr 2.00e-04 28,012 tokens/s 0:03:10 left $0.12 so far``."""
+    minutes, seconds = divmod(round(values["remaining_s"]), 60)
+    hours, minutes = divmod(minutes, 60)
+    line = (
+        f"loss {values['loss']:.4f} lr {values['learning_rate']:.2e}"
+        f" {values['tokens_per_s']:,.0f} tokens/s {hours}:{minutes:02}:{seconds:02} left"
+    )
+    spent = values.get("usd_so_far")
+    return line if spent is None else f"{line} ${spent:.2f} so far"
