@@ -33,8 +33,6 @@ NO_LICENCE, UNKNOWN = "[bold red]no licence[/]", "-"
 
 
 class Use(Record, frozen=True, kw_only=True):
-    """An expert that reads a source, and in which presets."""
-
     expert: str
     presets: tuple[Preset, ...]
 
@@ -101,7 +99,6 @@ def catalogue(preset: str, *, basedir: Path) -> Catalogue:
 
 
 def scan_caches() -> CacheReport:
-    """List the data sets of both caches, sorted by id."""
     hub, arrow = cache.hub_cache(), cache.prepared_cache()
     repositories: dict[str, Any] = {}
     damaged: list[str] = []
@@ -172,7 +169,7 @@ def _uses(
 
 
 def _identity(spec: SourceSpec) -> str:
-    """Tell sources apart by the records they give, and by the licence that is claimed for them."""
+    """Distinguish sources by their records, and by the license that is claimed for them."""
     what = (spec.kind, _location(spec), spec.revision, spec.config, spec.split, spec.seed)
     return canonical_json([*what, spec.n_documents, spec.options, spec.licence])
 

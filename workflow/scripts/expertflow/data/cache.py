@@ -32,17 +32,14 @@ ARROW = re.compile(r".+?-(?P<split>[^-]+?)(-\d{5}-of-\d{5})?\.arrow")
 
 
 def hub_cache() -> Path:
-    """Return the folder of downloaded files, as the environment sets it."""
     return _folder("HF_HUB_CACHE", _folder("HUGGINGFACE_HUB_CACHE", _home() / "hub"))
 
 
 def prepared_cache() -> Path:
-    """Return the folder of prepared data sets, as the environment sets it."""
     return _folder("HF_DATASETS_CACHE", _home() / "datasets")
 
 
 def snapshot_folder(repository: str, commit: str) -> Path:
-    """Return the place of a data set's files at one commit."""
     return hub_cache() / f"datasets--{repository.replace('/', '--')}" / "snapshots" / commit
 
 
@@ -56,7 +53,6 @@ def cached_revision(repository: str, revision: str | None) -> str | None:
 
 
 def card_data(repository: str, commit: str | None) -> dict[str, Any]:
-    """Read the metadata of a data set's cached card; empty where there is none."""
     if commit is None:
         return {}
     path = snapshot_folder(repository, commit) / CARD
@@ -64,7 +60,6 @@ def card_data(repository: str, commit: str | None) -> dict[str, Any]:
 
 
 def front_matter(path: Path) -> dict[str, Any]:
-    """Read the YAML block at the head of a card."""
     import yaml
 
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -100,12 +95,10 @@ class Prepared(Record, frozen=True, kw_only=True):
     n_bytes: int
 
     def files(self, split: str) -> list[Path]:
-        """List the Arrow files of a split in the order of its records."""
         return [path for name, path in _arrow_files(self.folder) if name == split]
 
 
 def prepared_root(repository: str) -> Path:
-    """Return the folder under which a data set's configs lie prepared."""
     *owner, name = repository.split("/")
     return prepared_cache() / "___".join([*owner, snake_case(name)])
 

@@ -14,13 +14,8 @@ from expertflow.data.shingles import Hashes
 
 # What became of a document; ``Columns.status`` holds the place in this list.
 STATUS = (
-    "kept",
-    "duplicate",
-    "near_duplicate",
-    "over_source_cap",
-    "over_category_cap",
-    "below_weight",
-    "over_max_documents",
+    *("kept", "duplicate", "near_duplicate", "over_source_cap", "over_category_cap"),
+    *("below_weight", "over_max_documents"),
 )
 KEPT = 0
 NO_CATEGORY = -1
@@ -47,7 +42,6 @@ class Columns(Struct, kw_only=True):
     categories: list[str] = field(default_factory=list)
 
     def drop(self, rows: Rows, reason: str) -> None:
-        """Note why some documents are not kept."""
         self.status[rows] = STATUS.index(reason)
 
 
@@ -67,73 +61,68 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
         status=np.zeros(n, np.uint8),
         sources=list(dict.fromkeys(shard.source for shard in shards)),
     )
-    places: dict[str, int] = {}
     for shard, part in zip(shards, parts(shards), strict=True):
         columns.source[part] = columns.sources.index(shard.source)
-        _read_shard(shard, part, columns, places)
+    places: dict[str, int] = {}
+    placed = zip(shards, parts(shards), strict=True)
+    for here, batch in _batches(placed, "text_hash", "group_hash", "category"):
+        hashes = _fixed(batch.column("text_hash"), np.dtype("<u8"))
+        columns.text[here], columns.text_rest[here] = hashes.T
+        columns.group[here] = _fixed(batch.column("group_hash"), np.dtype("<u8"))[:, 0]
+        columns.category[here] = _category_places(batch.column("category"), places)
     columns.categories = list(places)
     return columns
 
 
 def parts(shards: list[ShardRecord]) -> list[slice]:
-    """Give each shard's stretch of the columns."""
+    """Return each shard's stretch of the columns."""
     ends = np.cumsum([0, *(shard.n_documents for shard in shards)]).tolist()
     return [slice(*pair) for pair in pairwise(ends)]
 
 
 def read_signatures(shards: list[ShardRecord], columns: Columns) -> Iterator[NDArray[np.uint32]]:
     """Yield the signatures of the documents that are still kept, batch by batch."""
-    for shard, part in zip(shards, parts(shards), strict=True):
-        row = part.start
-        for batch in _batches(shard, "signature"):
-            kept = columns.status[row : row + batch.num_rows] == KEPT
-            yield _fixed(batch.column("signature"), np.dtype("<u4"))[kept]
-            row += batch.num_rows
+    for here, batch in _batches(zip(shards, parts(shards), strict=True), "signature"):
+        yield _fixed(batch.column("signature"), np.dtype("<u4"))[columns.status[here] == KEPT]
 
 
 def read_document_ids(shards: list[ShardRecord], rows: Iterable[int]) -> dict[int, str]:
-    """Look up the names of a few documents by their places in the columns."""
     wanted = set(rows)
+    places = [
+        (shard, part)
+        for shard, part in zip(shards, parts(shards), strict=True)
+        if any(part.start <= row < part.stop for row in wanted)
+    ]
     names: dict[int, str] = {}
-    for shard, part in zip(shards, parts(shards), strict=True):
-        if not any(part.start <= row < part.stop for row in wanted):
-            continue
-        first = part.start
-        for batch in _batches(shard, "document_id"):
-            here = [row for row in wanted if first <= row < first + batch.num_rows]
-            names |= {row: batch.column("document_id")[row - first].as_py() for row in here}
-            first += batch.num_rows
+    for here, batch in _batches(places, "document_id"):
+        found = [row for row in wanted if here.start <= row < here.stop]
+        names |= {row: batch.column("document_id")[row - here.start].as_py() for row in found}
     return names
 
 
-def _read_shard(shard: ShardRecord, part: slice, columns: Columns, places: dict[str, int]) -> None:
-    row = part.start
-    for batch in _batches(shard, "text_hash", "group_hash", "category"):
-        here = slice(row, row + batch.num_rows)
-        row = here.stop
-        if row > part.stop:
-            break
-        hashes = _fixed(batch.column("text_hash"), np.dtype("<u8"))
-        columns.text[here], columns.text_rest[here] = hashes.T
-        columns.group[here] = _fixed(batch.column("group_hash"), np.dtype("<u8"))[:, 0]
-        columns.category[here] = _category_places(batch.column("category"), places)
-    if row != part.stop:
-        raise DataError(
-            f"{shard.path}: not the {shard.n_documents} documents that its record tells of; delete"
-            " it, so that it is prepared again"
-        )
-
-
-def _batches(shard: ShardRecord, *names: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a mapped shard with some columns; no others are read or unpacked."""
-    with pa.memory_map(shard.path) as source:
-        schema = pa.ipc.open_stream(source).schema
-    wanted = [schema.get_field_index(name) for name in names]
-    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-    with pa.memory_map(shard.path) as source:
-        for batch in pa.ipc.open_stream(source, options=options):
-            if batch.num_rows:
-                yield batch
+def _batches(
+    placed: Iterable[tuple[ShardRecord, slice]], *names: str
+) -> Iterator[tuple[slice, pa.RecordBatch]]:
+    """Yield the batches of mapped shards, each with its place, reading no other columns."""
+    for shard, part in placed:
+        with pa.memory_map(shard.path) as source:
+            schema = pa.ipc.open_stream(source).schema
+        wanted = [schema.get_field_index(name) for name in names]
+        options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+        row = part.start
+        with pa.memory_map(shard.path) as source:
+            for batch in pa.ipc.open_stream(source, options=options):
+                here = slice(row, row + batch.num_rows)
+                row = here.stop
+                if row > part.stop:
+                    break
+                if batch.num_rows:
+                    yield here, batch
+        if row != part.stop:
+            raise DataError(
+                f"{shard.path}: not the {shard.n_documents} documents that its record tells of;"
+                " delete it, so that it is prepared again"
+            )
 
 
 def _fixed(column: pa.Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
@@ -177,7 +166,6 @@ def buckets(keys: Hashes, more: Hashes | None = None) -> Iterator[tuple[Rows, Ro
 
 
 def _shared(values: Hashes) -> NDArray[np.bool_]:
-    """Tell which values occur more than once."""
     order = np.argsort(values)
     ordered = values[order]
     same = ordered[1:] == ordered[:-1]

@@ -30,8 +30,6 @@ SLOW_HASH_BYTES = 1 << 30
 
 
 class HashCache:
-    """Content hashes of files, remembered between runs in one JSON file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.known: dict[str, list[Any]] = {}

@@ -48,7 +48,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
-    r"""Say whether the text may have more keys than its value: every key needs ``":`` after it.
+    r"""Return whether the text may have more keys than its value: each needs ``":`` after it.
 
     Blanks are taken out first, since they may stand before the colon. A quote after an odd number
     of backslashes ends no key.
@@ -80,13 +80,11 @@ def _count_keys(box: Any, depth: int) -> int:
 
 
 def _classify(line: bytes, complaint: str) -> NoReturn:
-    """Name the fault of bytes that are no JSON object."""
     _check_slowly(line)
     raise Reject("not_json", complaint, value=_start(line))
 
 
 def _check_slowly(line: bytes) -> None:
-    """Look for every fault with the standard library."""
     text = _decoded(line)
     if line.startswith(_BOM):
         raise Reject("byte_order_mark", "stands in the middle of the file", value=text[1:])
@@ -139,7 +137,7 @@ def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
 
 
 def _ends_early(rest: str, message: str) -> bool:
-    """Say whether what the parser stumbled over could have gone on well."""
+    """Return whether what the parser stumbled over could have gone on well."""
     if message.startswith("Unterminated string") or _CUT_NUMBER.fullmatch(rest):
         return True
     if message.startswith("Invalid \\"):

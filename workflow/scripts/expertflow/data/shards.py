@@ -20,12 +20,11 @@ SHARDS_PER_TOKEN_SHARD = 16
 
 
 def shard_names(n_shards: int) -> list[str]:
-    """Name the shards of a source so that they sort in their order."""
     return [f"{index:03d}" for index in range(n_shards)]
 
 
 def token_shards(n_shards: int) -> dict[str, list[str]]:
-    """Say which document shards are tokenised by one job: runs of them, of equal length.
+    """Map each tokenizing job to its run of document shards; runs are equally long.
 
     Loading a large vocabulary takes as long as tokenising a few of them.
     """
@@ -37,7 +36,6 @@ def token_shards(n_shards: int) -> dict[str, list[str]]:
 
 
 def plan_shards(source: str, n_shards: int) -> tuple[ShardPlan, ...]:
-    """Say which part of a source each of its jobs prepares."""
     return tuple(
         ShardPlan(source=source, shard=name, index=index, n_shards=n_shards)
         for index, name in enumerate(shard_names(n_shards))

@@ -16,7 +16,6 @@ from expertflow.data.reject import RawRecord, Reject
 
 
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    """Yield the rows below the header; a row's number is the line where it starts."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         rows = _Rows(stream, file, options)
         names = _header(rows, file.path)
@@ -26,11 +25,6 @@ def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
 
 
 def check_header(file: DataFile, *, options: ReadOptions) -> None:
-    """Read the header alone.
-
-    Raises:
-        DataError: it is missing, cannot be read, or names two columns alike.
-    """
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         _header(_Rows(stream, file, options), file.path)
 

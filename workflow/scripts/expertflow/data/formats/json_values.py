@@ -143,7 +143,6 @@ def _forget(window: _Window, at: int) -> int:
 
 
 def _take_plain(window: _Window) -> bytes:
-    """Take a number, a word, or one byte that can begin nothing."""
     while True:
         found = _PLAIN.match(window.buffer, window.pos)
         end = found.end() if found else window.pos

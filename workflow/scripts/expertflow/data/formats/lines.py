@@ -58,7 +58,6 @@ def iter_range(
 
 
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    """Yield all records of a compressed JSONL file."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         for number, line in _lines(stream):
             yield read_record(parse_object, line, file.path, number)
@@ -174,7 +173,6 @@ def _whole(stream: io.BufferedReader, path: Path) -> bytes:
 
 
 def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
-    """Yield lines that are not blank."""
     for number, (line, _) in enumerate(bounded_lines(stream), start=1):
         if isinstance(line, Reject) or not line.isspace():
             yield number, line

@@ -55,7 +55,7 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
 
 
 def _encoding(name: Any) -> str:
-    """Give an encoding's plain name, if it leaves all of ASCII, and so every line end, alone."""
+    """Return an encoding's plain name if it leaves ASCII, and so every line end, alone."""
     try:
         plain = codecs.lookup(name).name
         if plain in ("utf-8", "utf-8-sig"):

@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,81 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
     try:
         if compression is None:
             return io.BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
-        return io.BufferedReader(_Unpacked(path, compression), BUFFER_BYTES)
+        source: Any
+        if compression == "gzip":
+            source = gzip.open(path)  # noqa: SIM115
+            pieces = _unpack(source.read1, path, compression)
+        else:
+            import pyarrow as pa
+
+            source = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+            pieces = _unpack(source.read, path, compression)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); put it back or change its permissions"
         ) from error
+    return io.BufferedReader(_Pieces(pieces, source), BUFFER_BYTES)
 
 
 def open_utf8(path: Path, compression: Compression | None, encoding: str) -> io.BufferedReader:
     """Open a file as UTF-8 without its byte order mark; bytes that are not decodable stay."""
     stream = open_bytes(path, compression)
     if encoding != "utf-8":
-        return io.BufferedReader(_Recoded(stream, path, encoding), BUFFER_BYTES)
+        return io.BufferedReader(_Pieces(_recode(stream, path, encoding), stream), BUFFER_BYTES)
     if stream.peek(3).startswith(BOM):
         stream.read(3)
     return stream
+
+
+class _Pieces(io.RawIOBase):
+    """A raw stream over pieces that are made of ``source``."""
+
+    def __init__(self, pieces: Iterator[bytes], source: Any) -> None:
+        super().__init__()
+        self._pieces, self._source, self._ready = pieces, source, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._ready:
+            self._ready = memoryview(next(filter(None, self._pieces), b""))
+        n_bytes = min(len(buffer), len(self._ready))
+        buffer[:n_bytes] = self._ready[:n_bytes]
+        self._ready = self._ready[n_bytes:]
+        return n_bytes
+
+
+def _recode(stream: io.BufferedReader, path: Path, encoding: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+    try:
+        while chunk := stream.read1(BUFFER_BYTES):
+            yield decoder.decode(chunk).encode("utf-8", "surrogateescape")
+        yield decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
+    except UnicodeError as error:
+        raise DataError(f"{path}: {error}; correct options.encoding") from error
+
+
+def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) -> Iterator[bytes]:
+    """Unpack frame after frame; count lines, so that the place of a fault can be stated."""
+    n_lines = 0
+    try:
+        while data := read(_UNPACKED_BYTES):
+            n_lines += data.count(b"\n")
+            yield data
+    except (OSError, EOFError, zlib.error) as error:
+        place, why = f"after line {n_lines}", str(error)
+        if isinstance(error, EOFError) or why.startswith("Truncated"):
+            fix = "the download is incomplete, fetch it again"
+            raise DataError(f"{path}: ends early {place}; {fix}") from error
+        fix = "compress it again without --long" if "too much memory" in why else "fetch it again"
+        raise DataError(
+            f"{path}: the {compression} data are damaged {place} ({why}); {fix}"
+        ) from error
 
 
 def recoded(line: bytes, encoding: str) -> bytes:
@@ -76,91 +137,6 @@ def recoded(line: bytes, encoding: str) -> bytes:
         return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")
     except UnicodeError:
         return b"\xff" + line
-
-
-class _Output(io.RawIOBase):
-    """A raw stream over pieces that ``_next`` makes; an empty piece is the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._ready:
-            self._ready = memoryview(self._next())
-        n_bytes = min(len(buffer), len(self._ready))
-        buffer[:n_bytes] = self._ready[:n_bytes]
-        self._ready = self._ready[n_bytes:]
-        return n_bytes
-
-    def _next(self) -> bytes:
-        raise NotImplementedError
-
-
-class _Recoded(_Output):
-    def __init__(self, stream: io.BufferedReader, path: Path, encoding: str) -> None:
-        super().__init__()
-        self._stream = stream
-        self._path = path
-        self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def _next(self) -> bytes:
-        while chunk := self._stream.read1(BUFFER_BYTES):
-            if text := self._decode(chunk):
-                return text
-        return self._decode(b"", final=True)
-
-    def _decode(self, chunk: bytes, *, final: bool = False) -> bytes:
-        try:
-            return self._decoder.decode(chunk, final).encode("utf-8", "surrogateescape")
-        except UnicodeError as error:
-            raise DataError(f"{self._path}: {error}; correct options.encoding") from error
-
-
-class _Unpacked(_Output):
-    """Packed data frame after frame; counts lines, so that a fault's place can be told."""
-
-    def __init__(self, path: Path, compression: Compression) -> None:
-        super().__init__()
-        self._path, self._compression, self._n_lines = path, compression, 0
-        self._stream: Any
-        if compression == "gzip":
-            self._stream = gzip.open(path)  # noqa: SIM115
-            self._read = self._stream.read1
-        else:
-            import pyarrow as pa
-
-            self._stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-            self._read = self._stream.read
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def _next(self) -> bytes:
-        try:
-            data: bytes = self._read(_UNPACKED_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise self._fault(error) from error
-        self._n_lines += data.count(b"\n")
-        return data
-
-    def _fault(self, error: Exception) -> DataError:
-        place, why = f"after line {self._n_lines}", str(error)
-        if isinstance(error, EOFError) or why.startswith("Truncated"):
-            return DataError(
-                f"{self._path}: ends early {place}; the download is incomplete, fetch it again"
-            )
-        fix = "compress it again without --long" if "too much memory" in why else "fetch it again"
-        kind = self._compression
-        return DataError(f"{self._path}: the {kind} data are damaged {place} ({why}); {fix}")
 
 
 def sniff(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:

@@ -49,7 +49,6 @@ def count_rows(path: Path, file_format: str) -> int:
 
 @contextmanager
 def _readable(path: str, file_format: str) -> Iterator[None]:
-    """Turn what the library says about a damaged file into one line."""
     import pyarrow as pa
 
     try:
@@ -143,7 +142,6 @@ def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
 
 
 def _value_fault(row: Any) -> Reject:
-    """Name the column of a row that Python cannot hold: no UTF-8, or a date out of range."""
     for name in row.schema.names:
         try:
             row.column(name).to_pylist()

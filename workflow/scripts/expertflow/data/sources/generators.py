@@ -40,7 +40,6 @@ def pin(source: SourceSpec, pins: Pins) -> Pinned:
 
 
 def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    """Run a generator into ``directory``."""
     with replacing(directory) as partial:
         partial.mkdir(parents=True)
         made: dict[str, Path] = importlib.import_module(f"{PACKAGE}.{source.generator}").generate(

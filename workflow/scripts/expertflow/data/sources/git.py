@@ -65,7 +65,6 @@ def pin(source: SourceSpec, pins: Pins) -> Pinned:
 
 
 def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    """Write the records of a repository's commits into ``directory``."""
     path, output = _path(source), directory / "records.jsonl"
     if head(path, ref=GitOptions.from_manifest(source.options).ref) != lock.revision:
         raise DataError(f"{path}: moved on since the workflow started; run again to follow")

@@ -23,8 +23,6 @@ _SITES = {"noreply@github.com"}
 
 
 class Contributors:
-    """Everybody in a history, numbered by first appearance."""
-
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         # By first word: the lengths of the names that begin with it, longest first, and the names.

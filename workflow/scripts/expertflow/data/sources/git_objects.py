@@ -46,8 +46,6 @@ _ENCODING = re.compile(
 
 
 class Person(NamedTuple):
-    """A name and an e-mail address as a commit has them; both may be empty."""
-
     name: str
     e_mail: str
 

@@ -34,8 +34,6 @@ _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 class Pipe:
-    """A git command that answers question by question; it starts with the first one."""
-
     def __init__(self, git_dir: Path, *arguments: str) -> None:
         self._command = _command(git_dir, *arguments)
         self._process: subprocess.Popen[bytes] | None = None

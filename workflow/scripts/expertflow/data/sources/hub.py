@@ -118,7 +118,6 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
 
 
 def _set_up_libraries() -> None:
-    """Make the libraries log as this program does: no bars, no line a request, no secrets."""
     import datasets
     import huggingface_hub.utils
 

@@ -45,7 +45,6 @@ def without_secrets(text: str) -> str:
 
 
 def retrying(what: str) -> "Retrying":
-    """Return a caller that tries again where the hub fails in a way that may pass."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def warn(state: "RetryCallState") -> None:
@@ -81,7 +80,6 @@ def one_line(source: SourceSpec) -> Iterator[None]:
 
 
 def library_errors() -> tuple[type[Exception], ...]:
-    """List what the libraries raise for reasons outside this program."""
     from datasets.exceptions import DatasetsError
     from httpx2 import HTTPError
     from huggingface_hub.errors import RevisionResolutionError, XetDownloadError
@@ -91,7 +89,6 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def explain(source: SourceSpec, error: BaseException) -> str:
-    """Write what is wrong and how to mend it."""
     _, text = min((_fault(source, cause) for cause in _chain(error)), key=itemgetter(0))
     if text:
         return text
@@ -100,7 +97,7 @@ def explain(source: SourceSpec, error: BaseException) -> str:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Tell whether the hub could not be asked, for want of a network or its own fault."""
+    """Return whether the hub could not be asked, for lack of a network or its own fault."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     return any(isinstance(e, OfflineModeIsEnabled) or _passing_reason(e) for e in _chain(error))

@@ -36,8 +36,6 @@ class Fetched(Struct, frozen=True):
 
 
 class Found(NamedTuple):
-    """What is here of a source before it is fetched."""
-
     status: Literal["prepared", "downloaded", "found", "missing", "generated"]
     n_bytes: int | None = None
     n_records: int | None = None

@@ -45,7 +45,6 @@ THINGS: dict[str, dict[str, Any]] = {
 
 
 def make_record(rng: Random) -> Record:
-    """State facts about one thing, as text and as JSON, in the order of its schema."""
     thing = rng.choice(list(THINGS))
     names = [name for name in THINGS[thing] if rng.random() < 0.8]
     known = {name: THINGS[thing][name] for name in (names if len(names) > 1 else THINGS[thing])}

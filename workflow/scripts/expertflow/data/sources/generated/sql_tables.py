@@ -128,8 +128,6 @@ class Table(Struct, frozen=True, kw_only=True):
 
 
 class Domain(Struct, frozen=True):
-    """Two tables that can be joined: each child row belongs to one parent row."""
-
     parent: Table
     child: Table
 

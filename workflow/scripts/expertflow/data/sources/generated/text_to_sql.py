@@ -92,7 +92,6 @@ def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Ran
 
 
 def make_record(rng: Random) -> Record:
-    """Ask one question about one table, or about two that are joined."""
     domain = rng.choice(DOMAINS)
     if rng.random() < 0.25:
         question, sql = rng.choice(_JOINS)(rng, domain)
@@ -126,7 +125,7 @@ def _simple(rng: Random, column: Column, prefix: str = "") -> Pair:
 
 
 def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float = 0.3) -> Pair:
-    """Say what rows are wanted: one condition, or two joined by and/or. No leading "with"."""
+    """Describe wanted rows: one condition, or two joined by and/or, without a leading "with"."""
     if rng.random() < 0.1:
         letter, column = rng.choice("ABCDEFGHIJLMNORST"), table.label
         words = rng.choice(("starting with", "that starts with", "beginning with"))
