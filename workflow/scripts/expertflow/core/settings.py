@@ -1,6 +1,6 @@
 """Declare a setting once, as a field of a struct; its schema, its flag and what it affects follow.
 
-    learning_rate: Annotated[float, Setting("Peak learning rate.", gt=0, affects=WEIGHTS)] = 2e-4
+    learning_rate: Annotated[float, Setting("Peak learning rate.", WEIGHTS, gt=0)] = 2e-4
 
 A field that may be null is written ``auto`` in a manifest where the setting says so, else null.
 """
@@ -64,8 +64,8 @@ class SettingInfo(NamedTuple):
 
 def Setting(  # noqa: N802 (reads as the name of what it declares)
     text: str,
-    *,
     affects: tuple[Affected, ...],
+    *,
     auto: bool = False,
     by_hand: bool = True,
     neutral: Any = ...,

@@ -39,22 +39,23 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
         ConfigError: a figure is negative, or 0 where it may not be, or a duration is not of the
             form 46:47 or 1:46:47.
     """
-    checks = (_duration, _rate, _bare_rate, _documents, _dollars, _parts, _saves, _warmup)
     found = []
     for claim in claims:
         check_figures(claim)
-        outcomes = [outcome for check in checks for outcome in check(claim)]
-        outcomes += _speed(claim, speed)
+        hours, told = claim.hours, "" if claim.hours is None else f"{claim.hours:g} hours"
+        if hours is None and claim.duration is not None:
+            hours, told = parse_duration(claim.duration), claim.duration
+        outcomes = [
+            *_check_steps(claim, hours, told),
+            *([] if hours is None else _check_hours(claim, hours, told)),
+            *_check_warmup(claim),
+            *([] if speed is None else _check_speed(claim, hours, speed)),
+        ]
         found += [ClaimCheck(text=claim.text, holds=ok, finding=words) for ok, words in outcomes]
     return tuple(found)
 
 
 def check_figures(claim: Claim) -> None:
-    """Refuse figures that no run can have.
-
-    Raises:
-        ConfigError: one is negative, or 0 where it may not be, or a duration is of another form.
-    """
     for field in fields(claim):
         value = getattr(claim, field.name)
         for figure in value if isinstance(value, tuple) else (value,):
@@ -72,7 +73,7 @@ def _check_figure(key: str, figure: float) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Give the hours of a duration as a progress bar prints it.
+    """Return the hours of a duration as a progress bar prints it.
 
     >>> parse_duration("1:30:00")
     1.5
@@ -94,111 +95,71 @@ def parse_duration(text: str) -> float:
 Outcomes = Iterator[tuple[bool, str]]
 
 
-def _duration(claim: Claim) -> Outcomes:
-    """Find minutes that are read as hours: the oldest way to be sixty times too dear."""
-    if claim.duration is None or claim.hours is None:
-        return
-    hours = parse_duration(claim.duration)
-    form = "minutes:seconds" if claim.duration.count(":") == 1 else "hours:minutes:seconds"
-    said = f"{claim.duration} on a progress bar is {form}, {time_words(hours)}"
-    yield _outcome(said, hours, claim.hours, f"{claim.hours:g} hours")
+def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
+    """Hold a duration, rates, steps and documents against each other."""
+    n_steps, rate, tokens = claim.n_steps, claim.steps_per_s, claim.tokens_per_step
+    if claim.duration is not None and claim.hours is not None:
+        # Minutes that are read as hours: the oldest way to be sixty times too dear.
+        shown = parse_duration(claim.duration)
+        form = "minutes:seconds" if claim.duration.count(":") == 1 else "hours:minutes:seconds"
+        said = f"{claim.duration} on a progress bar is {form}, {time_words(shown)}"
+        yield _outcome(said, shown, claim.hours, told)
+    if n_steps is not None and rate is not None:
+        yield _check_rate(claim, n_steps / rate / 3600, hours, told)
+    if rate is not None and tokens is None:
+        said = f"{rate:g} steps a second mean nothing without tokens per step"
+        yield False, f"{said}; say how many tokens a step has"
+    elif rate is not None and tokens is not None:
+        # A rate of steps compares with nothing before it is one of tokens.
+        said = f"{rate:g} steps a second of {tokens:,.0f} tokens"
+        yield True, f"{said} are {rate * tokens:,.0f} tokens a second"
+    if claim.n_documents is not None and claim.batch_size is not None:
+        epochs = claim.n_epochs or 1.0
+        steps = claim.n_documents * epochs / claim.batch_size
+        said = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
+        said += f" are {steps:,.0f} steps"
+        yield (True, said) if n_steps is None else _outcome(said, steps, n_steps, f"{n_steps:,}")
 
 
-def _rate(claim: Claim) -> Outcomes:
-    if claim.n_steps is None or claim.steps_per_s is None:
-        return
-    hours = claim.n_steps / claim.steps_per_s / 3600
-    said = f"{claim.n_steps:,} steps at {claim.steps_per_s:g} a second are {time_words(hours)}"
-    stated, usd = _hours(claim), None
-    words = [] if stated is None else [_hours_words(claim)]
+def _check_rate(claim: Claim, computed: float, hours: float | None, told: str) -> tuple[bool, str]:
+    said = f"{claim.n_steps:,} steps at {claim.steps_per_s:g} a second are {time_words(computed)}"
+    usd, words = None, [] if hours is None else [told]
     if claim.usd_per_hour is not None:
-        usd = hours * claim.usd_per_hour
+        usd = computed * claim.usd_per_hour
         said += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
         words += [] if claim.usd is None else [usd_words(claim.usd)]
-    claimed = " and ".join(words)
-    if stated is not None:
-        yield _outcome(said, hours, stated, claimed)
-    elif usd is not None and claim.usd is not None:
-        yield _outcome(said, usd, claim.usd, claimed)
-    else:
-        yield True, said
+    if hours is not None:
+        return _outcome(said, computed, hours, " and ".join(words))
+    if usd is not None and claim.usd is not None:
+        return _outcome(said, usd, claim.usd, " and ".join(words))
+    return True, said
 
 
-def _hours(claim: Claim) -> float | None:
-    """Give the hours of a claim; a duration stands for them."""
-    if claim.hours is not None or claim.duration is None:
-        return claim.hours
-    return parse_duration(claim.duration)
-
-
-def _hours_words(claim: Claim) -> str:
-    return f"{claim.duration}" if claim.hours is None else f"{claim.hours:g} hours"
-
-
-def _bare_rate(claim: Claim) -> Outcomes:
-    """Turn a rate of steps into one of tokens: it compares with nothing before."""
-    if claim.steps_per_s is None:
-        return
-    if claim.tokens_per_step is None:
-        said = f"{claim.steps_per_s:g} steps a second mean nothing without tokens per step"
-        yield False, f"{said}; say how many tokens a step has"
-        return
-    per_s = claim.steps_per_s * claim.tokens_per_step
-    said = f"{claim.steps_per_s:g} steps a second of {claim.tokens_per_step:,.0f} tokens"
-    yield True, f"{said} are {per_s:,.0f} tokens a second"
-
-
-def _documents(claim: Claim) -> Outcomes:
-    if claim.n_documents is None or claim.batch_size is None:
-        return
-    epochs = claim.n_epochs or 1.0
-    steps = claim.n_documents * epochs / claim.batch_size
-    said = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
-    said += f" are {steps:,.0f} steps"
-    if claim.n_steps is None:
-        yield True, said
-    else:
-        yield _outcome(said, steps, claim.n_steps, f"{claim.n_steps:,}")
-
-
-def _dollars(claim: Claim) -> Outcomes:
-    hours = _hours(claim)
-    if hours is None or claim.usd_per_hour is None or claim.usd is None:
-        return
-    usd = hours * claim.usd_per_hour
-    said = f"{_hours_words(claim)} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
-    yield _outcome(said, usd, claim.usd, usd_words(claim.usd))
-
-
-def _parts(claim: Claim) -> Outcomes:
-    hours = _hours(claim)
-    if not claim.parts_hours or hours is None:
-        return
-    total = sum(claim.parts_hours)
-    listed = " + ".join(f"{part:g}" for part in claim.parts_hours)
-    said = f"the parts listed ({listed}) add up to {total:g} hours"
-    yield _outcome(said, total, hours, _hours_words(claim).removesuffix(" hours"))
-
-
-def _saves(claim: Claim) -> Outcomes:
-    hours = _hours(claim)
-    if claim.n_saves is None or claim.minutes_per_save is None or hours is None:
+def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:
+    """Hold dollars, parts and saves against the hours, or the duration that stands for them."""
+    if claim.usd_per_hour is not None and claim.usd is not None:
+        usd = hours * claim.usd_per_hour
+        said = f"{told} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
+        yield _outcome(said, usd, claim.usd, usd_words(claim.usd))
+    if claim.parts_hours:
+        total = sum(claim.parts_hours)
+        listed = " + ".join(f"{part:g}" for part in claim.parts_hours)
+        said = f"the parts listed ({listed}) add up to {total:g} hours"
+        yield _outcome(said, total, hours, told.removesuffix(" hours"))
+    if claim.n_saves is None or claim.minutes_per_save is None:
         return
     spent = claim.n_saves * claim.minutes_per_save / 60
-    said = (
-        f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
-        f" {spent / hours:.1%} of {_hours_words(claim)}"
-    )
-    if claim.n_saves_after is None or claim.gain_percent is None:
-        yield True, said
-        return
-    gain = 100 * spent * (1 - claim.n_saves_after / claim.n_saves) / hours
-    said += f"; with {claim.n_saves_after} of them {gain:.1f} % is gained"
-    holds = gain >= claim.gain_percent * (1 - TOLERANCE)
+    said = f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
+    said += f" {spent / hours:.1%} of {told}"
+    holds = True
+    if claim.n_saves_after is not None and claim.gain_percent is not None:
+        gain = 100 * spent * (1 - claim.n_saves_after / claim.n_saves) / hours
+        said += f"; with {claim.n_saves_after} of them {gain:.1f} % is gained"
+        holds = gain >= claim.gain_percent * (1 - TOLERANCE)
     yield holds, said if holds else f"{said}, not {claim.gain_percent:g} % or more"
 
 
-def _warmup(claim: Claim) -> Outcomes:
+def _check_warmup(claim: Claim) -> Outcomes:
     if claim.n_warmup_steps is None or claim.n_steps is None or claim.warmup_ratio is None:
         return
     minimum = claim.warmup_steps_min or 0
@@ -208,11 +169,14 @@ def _warmup(claim: Claim) -> Outcomes:
     yield holds, said if holds else f"{said}, not {claim.n_warmup_steps}"
 
 
-def _speed(claim: Claim, speed: Speed | None) -> Outcomes:
+def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
     """Hold tokens a second against the same card's peak, and against our own prediction."""
-    per_s = _tokens_per_s(claim)
-    if speed is None or per_s is None or claim.hardware != speed.hardware:
+    steps_per_s = claim.steps_per_s
+    if steps_per_s is None and claim.n_steps is not None and hours is not None:
+        steps_per_s = claim.n_steps / (hours * 3600)
+    if steps_per_s is None or claim.tokens_per_step is None or claim.hardware != speed.hardware:
         return
+    per_s = steps_per_s * claim.tokens_per_step
     said = f"{per_s:,.0f} tokens a second need {per_s * speed.flops_per_token / 1e12:.1f} TFLOP/s"
     if speed.peak_flops_per_s is not None:
         share = per_s * speed.flops_per_token / speed.peak_flops_per_s
@@ -227,23 +191,13 @@ def _speed(claim: Claim, speed: Speed | None) -> Outcomes:
         yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: look again")
 
 
-def _tokens_per_s(claim: Claim) -> float | None:
-    if claim.tokens_per_step is None:
-        return None
-    if claim.steps_per_s is not None:
-        return claim.steps_per_s * claim.tokens_per_step
-    if claim.n_steps is not None and (hours := _hours(claim)) is not None:
-        return claim.n_steps * claim.tokens_per_step / (hours * 3600)
-    return None
-
-
 def _outcome(said: str, computed: float, claimed: float, words: str) -> tuple[bool, str]:
     holds = abs(computed - claimed) <= TOLERANCE * max(abs(claimed), abs(computed))
     return holds, said if holds else f"{said}, not {words}"
 
 
 def time_words(hours: float) -> str:
-    """Say hours in the unit that suits them: ``47 minutes``, ``1.9 hours``."""
+    """Write hours in the unit that suits them: ``47 minutes``, ``1.9 hours``."""
     if hours >= 2:
         return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
     minutes = hours * 60
@@ -251,7 +205,7 @@ def time_words(hours: float) -> str:
 
 
 def usd_words(usd: float) -> str:
-    """Say dollars, in cents below ten."""
+    """Write dollars, in cents below ten."""
     if usd < 0.01:
         return f"${usd:.2g}"
     return f"${usd:.2f}" if usd < 10 else f"${usd:,.0f}"

@@ -25,10 +25,11 @@ CALIBRATED_BAND = 0.05
 # Sums of our own figures differ by rounding of floats alone.
 EXACT = 1e-6
 
+# Least, middle and most hours; null where nothing is known of them.
+Band = tuple[float | None, float | None, float | None]
+
 
 class Price(Record, frozen=True, kw_only=True):
-    """Dollars an hour of all cards together, and when they were seen."""
-
     usd_per_hour: float | None
     as_of: str | None
     billing_minutes: float | None = None
@@ -65,7 +66,6 @@ def count_saves(plan: TrainPlan, step_s: float) -> int:
 
 
 def count_best_saves(plan: TrainPlan) -> int:
-    """Count the saves that come on top if every evaluation is the best so far."""
     if not plan.load_best_model_at_end:
         return 0
     return sum(
@@ -93,7 +93,6 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
 
 
 def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
-    """Return the price of the hardware that is planned for: the machine's, else by its cards."""
     if spec.price_usd_per_hour is None:
         return price_of(spec, gpu, spec.world_size)
     return Price(
@@ -121,20 +120,11 @@ def plan_cost(
     """
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
-    low: float | None
-    middle: float | None
-    high: float | None
     if calibration is not None:
-        (low, middle, high), parts = _measured_hours(calibration, plan, whole_peak)
+        hours, parts = _measured_hours(calibration, plan, whole_peak)
     else:
-        flops = plan.flops_per_token_hardware * plan.predicted_tokens
-        low, middle, high = prior_hours(flops, whole_peak) or (None, None, None)
-        reason = _prior_reason(plan, peak)
-        parts = {
-            "reason": reason if ignored is None else f"{reason}; {ignored}",
-            "mfu_fraction": None if peak is None else MFU_MIDDLE * _model_flops(plan) / flops,
-            "step_hours": middle,
-        }
+        hours, parts = _prior_hours(plan, whole_peak, ignored)
+    low, middle, high = hours
     price = planned_price(spec, plan.gpu)
     cost = CostPlan(
         price_usd_per_hour=price.usd_per_hour,
@@ -153,16 +143,28 @@ def plan_cost(
     return cost
 
 
-def prior_hours(flops: float, peak: float | None) -> tuple[float, float, float] | None:
+def prior_hours(flops: float, peak: float | None) -> Band:
     """Return low, middle and high hours of so many hardware FLOPs; null without a peak."""
     if peak is None:
-        return None
+        return None, None, None
     low, middle, high = (flops / (peak * share) / 3600 for share in (MFU_HIGH, MFU_MIDDLE, MFU_LOW))
     return low, middle, high
 
 
 def _model_flops(plan: TrainPlan) -> float:
     return plan.flops_per_token_model * plan.predicted_tokens
+
+
+def _prior_hours(
+    plan: TrainPlan, peak: float | None, ignored: str | None
+) -> tuple[Band, dict[str, Any]]:
+    flops = plan.flops_per_token_hardware * plan.predicted_tokens
+    hours, reason = prior_hours(flops, peak), _prior_reason(plan, peak)
+    return hours, {
+        "reason": reason if ignored is None else f"{reason}; {ignored}",
+        "mfu_fraction": None if peak is None else MFU_MIDDLE * _model_flops(plan) / flops,
+        "step_hours": hours[1],
+    }
 
 
 def _prior_reason(plan: TrainPlan, peak: float | None) -> str:
@@ -173,25 +175,21 @@ def _prior_reason(plan: TrainPlan, peak: float | None) -> str:
             f"no estimate: the {plan.precision} peak of {plan.gpu.name} is not known; calibrate:"
             " true measures its speed"
         )
-    again = plan.flops_per_token_hardware * plan.predicted_tokens / _model_flops(plan)
-    recomputed = (
-        f"; checkpointing computes {again - 1:.0%} more, which takes its time and is no model FLOP"
-        if again > 1
-        else ""
-    )
-    n_cards = plan.world_size
-    shared = f"; {n_cards} cards, taken to share the work perfectly" if n_cards > 1 else ""
-    return (
-        f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision} peak,"
-        f" uncalibrated{recomputed}; start-up, saves and evaluation not included, as nothing was"
-        f" measured{shared}"
-    )
+    words = f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision}"
+    words += " peak, uncalibrated"
+    again = plan.flops_per_token_hardware * plan.predicted_tokens / _model_flops(plan) - 1
+    if again > 0:
+        words += f"; checkpointing computes {again:.0%} more, which takes its time and is no model"
+        words += " FLOP"
+    words += "; start-up, saves and evaluation not included, as nothing was measured"
+    if plan.world_size > 1:
+        words += f"; {plan.world_size} cards, taken to share the work perfectly"
+    return words
 
 
 def _measured_hours(
     measured: Calibration, plan: TrainPlan, peak: float | None
-) -> tuple[tuple[float, float, float], dict[str, Any]]:
-    """Return low, middle and high hours, and the other fields of the cost."""
+) -> tuple[Band, dict[str, Any]]:
     n_saves = count_saves(plan, measured.step_s)
     saves = n_saves * measured.save_s / 3600
     evals = count_evals(plan) * measured.eval_s / 3600
@@ -268,7 +266,6 @@ def amount_words(key: str, value: float) -> str:
 
 
 def speed_of(plan: TrainPlan) -> Speed:
-    """Return what claims about one card like this one are held against."""
     hours, tokens_per_s = plan.cost.step_hours, None
     if hours is not None:
         tokens_per_s = plan.predicted_tokens / (hours * 3600) / plan.world_size
@@ -291,24 +288,18 @@ def check_cost(cost: CostPlan) -> None:
     if cost.predicted_hours is not None and not _is_same(total, cost.predicted_hours):
         raise AssertionError(f"the parts add up to {total} h, not {cost.predicted_hours} h")
     band = (cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high)
-    dollars = (cost.predicted_usd_low, cost.predicted_usd, cost.predicted_usd_high)
-    for hours, usd in zip(band, dollars, strict=True):
-        _check_usd(cost, hours, usd)
     known = [hours for hours in band if hours is not None]
     if len(known) not in (0, 3) or known != sorted(known):
         raise AssertionError(f"the band of hours is {band}")
-
-
-def _check_usd(cost: CostPlan, hours: float | None, usd: float | None) -> None:
-    if hours is None or cost.price_usd_per_hour is None:
-        if usd is not None:
-            raise AssertionError(f"${usd} without hours or a price")
-        return
-    spare = (cost.billing_minutes or 0.0) / 60
-    low = hours * cost.price_usd_per_hour * (1 - EXACT)
-    high = (hours + spare) * cost.price_usd_per_hour * (1 + EXACT)
-    if usd is None or not low <= usd <= high:
-        raise AssertionError(f"{hours} h at ${cost.price_usd_per_hour} an hour are not ${usd}")
+    price, spare = cost.price_usd_per_hour, (cost.billing_minutes or 0.0) / 60
+    dollars = (cost.predicted_usd_low, cost.predicted_usd, cost.predicted_usd_high)
+    for hours, usd in zip(band, dollars, strict=True):
+        is_known = hours is not None and price is not None
+        if is_known != (usd is not None):
+            raise AssertionError(f"${usd} for {hours} h at ${price} an hour")
+        if hours is not None and price is not None and usd is not None:
+            if not hours * price * (1 - EXACT) <= usd <= (hours + spare) * price * (1 + EXACT):
+                raise AssertionError(f"{hours} h at ${price} an hour are not ${usd}")
 
 
 def check_speed(cost: CostPlan, speed: Speed) -> None:

@@ -61,7 +61,6 @@ class PlanDraft(Struct, kw_only=True):
 
     @property
     def supervised_fraction(self) -> float:
-        """Return the share of packed tokens that are targets."""
         return self.packing.train.n_target_tokens / self.packing.train.n_tokens
 
     def flops(self, *, checkpoint: bool) -> FlopsPerToken:

@@ -42,7 +42,6 @@ class FlopsPerToken(Record, frozen=True, kw_only=True):
 
 
 def linear_weights(facts: ModelFacts) -> int:
-    """Count the weights of the layers' linear maps (P)."""
     h, d = facts.hidden_size, facts.head_dim
     attention = 2 * h * facts.n_heads * d + 2 * h * facts.n_kv_heads * d
     return facts.n_layers * (attention + facts.n_mlp_matrices * h * facts.intermediate_size)
@@ -69,7 +68,6 @@ def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]
 
 
 def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
-    """Count adapter weights (R): r (in + out) per adapted linear map of a known shape."""
     if lora is None:
         return 0
     adapted = _adapted(facts, lora)
@@ -90,7 +88,6 @@ def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
 
 
 def _shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
-    """Return the widths, in and out, of a layer's linear maps by their names."""
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
     if facts.model_type == "gpt_neox":

@@ -46,7 +46,6 @@ FULL, ADAPTER, DORA = LayerBytes(84, 4, 101), LayerBytes(78, 2, 122), LayerBytes
 
 
 def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> MemoryParts | None:
-    """Predict what the peak of a micro-batch consists of; null where that cannot be done."""
     if draft.by_hand:
         return None
     spec, facts, n_trained = draft.spec, draft.facts, draft.n_trainable
@@ -88,7 +87,6 @@ def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool)
 
 
 def peak_reason(draft: PlanDraft) -> str:
-    """Return in a line what the predicted peak rests on, or why there is none."""
     trace, model_type = draft.trace, draft.facts.model_type
     if trace is not None and trace.lines:
         return (

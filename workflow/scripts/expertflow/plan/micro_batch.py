@@ -89,7 +89,6 @@ def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
 
 
 def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
-    """Decide on checkpointing for a micro-batch of the manifest."""
     spec = draft.spec
     checkpoint = bool(spec.gradient_checkpointing)
     reason = spec.told("batch_size")
@@ -135,7 +134,6 @@ def _refuse_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
 
 
 def _micro_batch_by_tier(draft: PlanDraft, gpu: GpuFacts) -> tuple[int, bool]:
-    """Go by the card's size where memory cannot be predicted."""
     spec = draft.spec
     size_gb = (gpu.memory_total_bytes or 0) / 1e9
     tiers = (
@@ -153,7 +151,6 @@ def _micro_batch_by_tier(draft: PlanDraft, gpu: GpuFacts) -> tuple[int, bool]:
 
 
 def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
-    """Take what keeps the card busy, without checkpointing where that fits."""
     wanted = draft.spec.gradient_checkpointing
     plain = _fitting(draft, checkpoint=False) if wanted is not True else []
     again = _fitting(draft, checkpoint=True) if wanted is not False else []
@@ -191,7 +188,6 @@ def _fits(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
 
 
 def _sizes(draft: PlanDraft, micro: int, checkpoint: bool) -> str:
-    """Return what a micro-batch is predicted to need, and what twice of it would."""
     total = draft.memory_total_bytes
     now, twice = (peak_bytes(draft, n, checkpoint=checkpoint) or 0 for n in (micro, 2 * micro))
     of = "" if total is None else f" of {total / GIB:.1f}"

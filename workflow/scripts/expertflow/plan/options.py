@@ -71,7 +71,6 @@ def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
 
 
 def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> HardwareOption:
-    """Lay the work out: as the manifest shares it, else in shares of the model."""
     reasons = []
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
         spec = replace(
@@ -112,15 +111,13 @@ def _laid_out(
     checkpoint: bool,
     shared: bool,
 ) -> HardwareOption:
-    """Take the largest micro-batch that fits and divides the global batch, and price the hours."""
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None
     peak = peak_flops_per_s(gpu, other.precision, use_tf32=spec.use_tf32)
     flops = other.flops(checkpoint=checkpoint).hardware * plan.predicted_tokens
-    hours = prior_hours(flops, None if peak is None else peak * n_gpus)
-    low, middle, high = hours or (None, None, None)
+    low, middle, high = prior_hours(flops, None if peak is None else peak * n_gpus)
     price = price_of(spec, gpu, n_gpus)
     is_traced = other.trace is not None and bool(other.trace.lines)
     remarks = {
@@ -160,7 +157,6 @@ def _has_kernel(gpu: GpuFacts | None) -> bool:
 
 
 def _may_share(spec: PlanSpec) -> bool:
-    """Tell whether several cards could hold shares of the model."""
     return spec.world_size > 1 and spec.method != "qlora" and spec.optim != "adamw_8bit"
 
 

@@ -70,7 +70,6 @@ def override(
 
 
 def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
-    """Return what a manifest would say to get the plan, with the changes."""
     asked = {name: getattr(plan, name) for name in DEFAULTS}
     # What followed from the run's length, or from another setting, follows again.
     asked["save_steps"] = None if plan.save_steps == plan.n_steps else plan.save_steps
@@ -136,7 +135,6 @@ def _reasons(
 
 
 def _cost(old: TrainPlan, new: TrainPlan) -> CostPlan:
-    """Keep the price alone, as nothing is predicted."""
     price, as_of = old.cost.price_usd_per_hour, old.cost.price_as_of
     reason = "settings were changed by hand, so nothing is predicted and no budget is held"
     if new.world_size != old.world_size:

@@ -70,7 +70,6 @@ def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
 
 
 def note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
-    """Note the reasons for row length, saves, evaluations, threads and the monitor."""
     length = plan.sequence_length_tokens
     draft.note("sequence_length_tokens", length, _length_reason(draft.packing))
     draft.note("save_steps", plan.save_steps, _save_reason(spec, plan))
@@ -87,7 +86,6 @@ def note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
 
 
 def _length_reason(packing: PackingRecord) -> str:
-    """Return why the rows are so long, and what a shorter and a longer one would do."""
     length = packing.sequence_length_tokens
     others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
     shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
@@ -108,7 +106,6 @@ def _choice(choice: LengthChoice) -> str:
 
 
 def _save_reason(spec: PlanSpec, plan: TrainPlan) -> str:
-    """Return what an interruption loses at most, in minutes and dollars."""
     minutes, cost = spec.save_every_minutes, plan.cost
     how = (
         f"{spec.told('save_steps')}, and every {minutes:g} minutes"

@@ -143,8 +143,6 @@ class HardwareOption(Record, frozen=True, kw_only=True):
 
 
 class ClaimCheck(Record, frozen=True, kw_only=True):
-    """A claim held against its own arithmetic: what it says, and what follows from its numbers."""
-
     text: str
     holds: bool
     finding: str

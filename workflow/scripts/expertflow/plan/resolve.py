@@ -74,7 +74,6 @@ def plan_training(
 def _with_tuning(
     draft: PlanDraft, plan: TrainPlan, tuning: Tuning
 ) -> tuple[TrainPlan, Chosen | None]:
-    """Resolve again with what a search found; ``plan`` is made without."""
     packing, model_type = draft.packing.packing, draft.facts.model_type
     key = tuning_key(plan, model_type=model_type, packing=packing, cpu=tuning.cpu)
     chosen = choose(tuning.record, plan, draft.spec, key=key)
@@ -151,7 +150,6 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
 
 
 def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any]:
-    """Count parameters and FLOPs, and predict memory."""
     if doubts := flops_doubts(draft.facts, draft.spec.lora):
         draft.note("flops_per_token_model", "approximate", doubts)
     flops = draft.flops(checkpoint=checkpoint)
@@ -172,7 +170,6 @@ def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any
 
 
 def _with_forecast(draft: PlanDraft, plan: TrainPlan, calibration: Calibration | None) -> TrainPlan:
-    """Predict hours and dollars, compare hardware, and check what others claim."""
     spec = draft.spec
     measured, ignored = usable(calibration, calibration_key(plan, draft.facts.model_type))
     plan = replace(plan, cost=plan_cost(spec, plan, calibration=measured, ignored=ignored))
@@ -184,7 +181,6 @@ def _with_forecast(draft: PlanDraft, plan: TrainPlan, calibration: Calibration |
 
 
 def _note_budgets(draft: PlanDraft, cost: CostPlan) -> None:
-    """Note how budgets were held against the prediction, and where its high end is above."""
     for key, budget, middle, high in (
         ("max_hours", draft.spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
         ("max_usd", draft.spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),

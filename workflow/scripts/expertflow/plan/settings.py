@@ -27,18 +27,14 @@ Masked = Literal["varlen", "sdpa", "flex", "eager"]
 
 
 class LoraSpec(Record, frozen=True, kw_only=True):
-    """Adapter settings, as peft names them."""
-
-    r: Annotated[int, Setting("Rank.", ge=1, affects=BOTH)] = 16
-    alpha: Annotated[int, Setting("Scale is alpha / r.", ge=1, affects=BOTH)] = 32
-    dropout: Annotated[
-        float, Setting("Dropout before the adapter, 0-1.", ge=0, lt=1, affects=BOTH)
-    ] = 0.05
+    r: Annotated[int, Setting("Rank.", BOTH, ge=1)] = 16
+    alpha: Annotated[int, Setting("Scale is alpha / r.", BOTH, ge=1)] = 32
+    dropout: Annotated[float, Setting("Dropout before the adapter, 0-1.", BOTH, ge=0, lt=1)] = 0.05
     targets: Annotated[
-        tuple[str, ...], Setting("Linear layers that get an adapter.", min_length=1, affects=BOTH)
+        tuple[str, ...], Setting("Linear layers that get an adapter.", BOTH, min_length=1)
     ] = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", affects=BOTH)] = False
-    use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", affects=BOTH)] = False
+    use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
+    use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", BOTH)] = False
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -47,93 +43,77 @@ class Training(Record, frozen=True, kw_only=True):
     A resolved plan is of the same settings.
     """
 
-    method: Annotated[Method, Setting("What is trained.", affects=BOTH)] = "lora"
-    lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", affects=BOTH)] = (
-        LoraSpec()
+    method: Annotated[Method, Setting("What is trained.", BOTH)] = "lora"
+    lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", BOTH)] = LoraSpec()
+    batch_size: Annotated[int | None, Setting("Micro-batch in rows.", SPEED, ge=1, auto=True)] = (
+        None
     )
-    batch_size: Annotated[
-        int | None, Setting("Micro-batch in rows.", ge=1, affects=SPEED, auto=True)
-    ] = None
     gradient_accumulation_steps: Annotated[
-        int | None, Setting("Micro-batches per optimizer step.", ge=1, affects=SPEED, auto=True)
+        int | None, Setting("Micro-batches per optimizer step.", SPEED, ge=1, auto=True)
     ] = None
     group_by_length: Annotated[
         bool,
-        Setting(
-            "With packing none: rows of similar length share a step, in a seeded order. "
-            "Packed rows are all of one length.",
-            affects=BOTH,
-        ),
+        Setting("With packing none: rows of similar length share a step, in a seeded order.", BOTH),
     ] = True
-    num_train_epochs: Annotated[float, Setting("Passes over the rows.", gt=0, affects=LENGTH)] = 1.0
+    num_train_epochs: Annotated[float, Setting("Passes over the rows.", LENGTH, gt=0)] = 1.0
     max_steps: Annotated[
-        int | None, Setting("Optimizer steps; set, it replaces the epochs.", ge=1, affects=LENGTH)
+        int | None, Setting("Optimizer steps; set, it replaces the epochs.", LENGTH, ge=1)
     ] = None
     target_tokens: Annotated[
-        int | None,
-        Setting("Tokens to train on; set, it replaces the epochs.", ge=1, affects=LENGTH),
+        int | None, Setting("Tokens to train on; set, it replaces the epochs.", LENGTH, ge=1)
     ] = None
     min_epochs: Annotated[
         float | None,
-        Setting("Lower bound of the epochs that follow from target_tokens.", gt=0, affects=LENGTH),
+        Setting("Lower bound of the epochs that follow from target_tokens.", LENGTH, gt=0),
     ] = None
     max_epochs: Annotated[
         float | None,
-        Setting("Upper bound of the epochs that follow from target_tokens.", gt=0, affects=LENGTH),
+        Setting("Upper bound of the epochs that follow from target_tokens.", LENGTH, gt=0),
     ] = None
-    learning_rate: Annotated[
-        float, Setting("Peak learning rate.", gt=0, affects=WEIGHTS, neutral=1e-5)
-    ] = 2e-4
+    learning_rate: Annotated[float, Setting("Peak learning rate.", WEIGHTS, gt=0, neutral=1e-5)] = (
+        2e-4
+    )
     lr_scheduler_type: Annotated[
-        Schedule, Setting("Schedule after warm-up.", affects=WEIGHTS, neutral="linear")
+        Schedule, Setting("Schedule after warm-up.", WEIGHTS, neutral="linear")
     ] = "cosine"
     lr_decay_ratio: Annotated[
         float,
         Setting(
-            "warmup_stable_decay: share of all steps, at the end, in which the rate falls to 0.",
+            "warmup_stable_decay: share of the steps in which the rate falls to 0.",
+            SCHEDULE,
             gt=0,
             le=1,
-            affects=SCHEDULE,
             neutral=1.0,
         ),
     ] = 0.1
     warmup_ratio: Annotated[
-        float, Setting("Share of all steps, 0-1.", ge=0, lt=1, affects=SCHEDULE, neutral=0.0)
+        float, Setting("Share of all steps, 0-1.", SCHEDULE, ge=0, lt=1, neutral=0.0)
     ] = 0.1
     warmup_steps_min: Annotated[
-        int, Setting("Wanted lower bound of warm-up steps.", ge=0, affects=SCHEDULE, neutral=0)
+        int, Setting("Wanted lower bound of warm-up steps.", SCHEDULE, ge=0, neutral=0)
     ] = 10
     warmup_steps_max: Annotated[
-        int, Setting("Upper bound of warm-up steps.", ge=0, affects=SCHEDULE, neutral=0)
+        int, Setting("Upper bound of warm-up steps.", SCHEDULE, ge=0, neutral=0)
     ] = 1000
     override_min_warmup: Annotated[
-        bool, Setting("Let the ratio win over warmup_steps_min in short runs.", affects=SCHEDULE)
+        bool, Setting("Let the ratio win over warmup_steps_min in short runs.", SCHEDULE)
     ] = True
     weight_decay: Annotated[
-        float, Setting("Decoupled weight decay, not on norms and biases.", ge=0, affects=WEIGHTS)
+        float, Setting("Decoupled weight decay, not on norms and biases.", WEIGHTS, ge=0)
     ] = 0.0
-    max_grad_norm: Annotated[float, Setting("Gradient clipping; 0 is off.", ge=0, affects=BOTH)] = (
-        1.0
-    )
-    adam_beta1: Annotated[float, Setting("First moment.", ge=0, lt=1, affects=WEIGHTS)] = 0.9
-    adam_beta2: Annotated[float, Setting("Second moment.", ge=0, lt=1, affects=WEIGHTS)] = 0.999
+    max_grad_norm: Annotated[float, Setting("Gradient clipping; 0 is off.", BOTH, ge=0)] = 1.0
+    adam_beta1: Annotated[float, Setting("First moment.", WEIGHTS, ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Setting("Second moment.", WEIGHTS, ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[
-        float, Setting("Added to the root of the second moment.", gt=0, affects=WEIGHTS)
+        float, Setting("Added to the root of the second moment.", WEIGHTS, gt=0)
     ] = 1e-8
     optim: Annotated[
-        Optim,
-        Setting(
-            "Optimizer; adamw_8bit keeps its moments in 8 bits and needs bitsandbytes.",
-            affects=BOTH,
-        ),
+        Optim, Setting("Optimizer; adamw_8bit has moments in 8 bits and needs bitsandbytes.", BOTH)
     ] = "adamw_torch_fused"
     label_smoothing_factor: Annotated[
         float,
         Setting(
-            "Share of a target's probability that is spread over the vocabulary; in training only.",
-            ge=0,
-            lt=1,
-            affects=BOTH,
+            "Share of a target spread over the vocabulary, in training only.", BOTH, ge=0, lt=1
         ),
     ] = 0.0
     max_loss: Annotated[
@@ -141,21 +121,16 @@ class Training(Record, frozen=True, kw_only=True):
         Setting(
             "Training loss in nats a token above which the run is stopped as exploded; auto: "
             "twice what guessing gives, or twice the first step's.",
+            WEIGHTS,
             gt=0,
-            affects=WEIGHTS,
             auto=True,
         ),
     ] = None
-    bf16: Annotated[bool, Setting("bfloat16 autocast on cards that have it.", affects=BOTH)] = True
-    fp16: Annotated[
-        bool, Setting("float16 autocast with a scaler; excludes bf16.", affects=BOTH)
-    ] = False
-    use_tf32: Annotated[
-        bool, Setting("TF32 matrix products on cards that have it.", affects=BOTH)
-    ] = True
+    bf16: Annotated[bool, Setting("bfloat16 autocast on cards that have it.", BOTH)] = True
+    fp16: Annotated[bool, Setting("float16 autocast with a scaler; excludes bf16.", BOTH)] = False
+    use_tf32: Annotated[bool, Setting("TF32 matrix products on cards that have it.", BOTH)] = True
     use_sdpa: Annotated[
-        bool,
-        Setting("torch attention kernels; false is attention eager.", affects=BOTH, by_hand=False),
+        bool, Setting("torch attention kernels; false is attention eager.", BOTH, by_hand=False)
     ] = True
     attention: Annotated[
         Masked | None,
@@ -163,128 +138,93 @@ class Training(Record, frozen=True, kw_only=True):
             "auto: the kernel for documents of any length where the card has it, else a call "
             "a document. varlen insists on that kernel; sdpa, flex and eager mask whole rows "
             "and are there to compare with.",
-            affects=BOTH,
+            BOTH,
             auto=True,
         ),
     ] = None
     torch_compile: Annotated[
-        bool | None, Setting("Compile the layers; auto: on a GPU.", affects=BOTH, auto=True)
+        bool | None, Setting("Compile the layers; auto: on a GPU.", BOTH, auto=True)
     ] = None
     deterministic: Annotated[
-        bool,
-        Setting(
-            "GPU kernels that give the same bits every time, where there are any; slower. A "
-            "CPU does so anyway.",
-            affects=BOTH,
-        ),
+        bool, Setting("GPU kernels with the same bits every time, as on a CPU; slower.", BOTH)
     ] = False
     gradient_checkpointing: Annotated[
-        bool | None, Setting("Recompute layers in the backward pass.", affects=BOTH, auto=True)
+        bool | None, Setting("Recompute layers in the backward pass.", BOTH, auto=True)
     ] = None
     loader: Annotated[
         Loader | None,
         Setting(
             "What brings batches to the trainer; auto: one thread, or with packing none and "
             "dataloader_num_workers the workers. The batches are the same.",
-            affects=SPEED,
+            SPEED,
             auto=True,
         ),
     ] = None
     dataloader_num_workers: Annotated[
-        int,
-        Setting(
-            "Worker processes where the loader is workers; the thread needs none.",
-            ge=0,
-            affects=SPEED,
-        ),
+        int, Setting("Worker processes where the loader is workers.", SPEED, ge=0)
     ] = 0
     dataloader_prefetch_factor: Annotated[
-        int,
-        Setting(
-            "Micro-batches that the thread makes at a time, or that each worker has in hand.",
-            ge=1,
-            affects=SPEED,
-        ),
+        int, Setting("Micro-batches made ahead, by the thread or by each worker.", SPEED, ge=1)
     ] = 4
     dataloader_persistent_workers: Annotated[
-        bool, Setting("Keep worker processes from one epoch to the next.", affects=SPEED)
+        bool, Setting("Keep worker processes from one epoch to the next.", SPEED)
     ] = False
     save_steps: Annotated[
-        int | None,
-        Setting("Steps between checkpoints; null saves by time only.", ge=1, affects=LOG),
+        int | None, Setting("Steps between checkpoints; null saves by time only.", LOG, ge=1)
     ] = None
-    save_every_minutes: Annotated[
-        float, Setting("Minutes between checkpoints.", gt=0, affects=LOG)
-    ] = 10.0
+    save_every_minutes: Annotated[float, Setting("Minutes between checkpoints.", LOG, gt=0)] = 10.0
     save_total_limit: Annotated[
         int,
         Setting(
-            "Newest complete checkpoints kept; the one with the lowest held-out loss is kept "
-            "besides.",
+            "Newest checkpoints kept, besides the one of the lowest held-out loss.",
+            LOG,
             ge=1,
-            affects=LOG,
             neutral=1,
         ),
     ] = 2
     load_best_model_at_end: Annotated[
         bool,
         Setting(
-            "Publish the weights with the lowest held-out loss; they are saved whenever an "
-            "evaluation is the best so far.",
-            affects=WEIGHTS,
+            "Publish the weights with the lowest held-out loss, saved whenever it falls.", WEIGHTS
         ),
     ] = False
     eval_steps: Annotated[
         int | None,
-        Setting("Steps between held-out evaluations; null: once an epoch.", ge=1, affects=WEIGHTS),
+        Setting("Steps between held-out evaluations; null: once an epoch.", WEIGHTS, ge=1),
     ] = None
     patience: Annotated[
         int | None,
         Setting(
             "Stop after this many evaluations in a row without a held-out loss lower by "
             "min_delta; null: never.",
+            WEIGHTS,
             ge=1,
-            affects=WEIGHTS,
         ),
     ] = None
     min_delta: Annotated[
-        float, Setting("What counts as lower for patience, in nats a token.", ge=0, affects=WEIGHTS)
+        float, Setting("What counts as lower for patience, in nats a token.", WEIGHTS, ge=0)
     ] = 0.0
-    logging_steps: Annotated[
-        int, Setting("Steps between log lines.", ge=1, affects=LOG, neutral=1)
-    ] = 10
+    logging_steps: Annotated[int, Setting("Steps between log lines.", LOG, ge=1, neutral=1)] = 10
     report_to: Annotated[
-        Tracker,
-        Setting(
-            "Where loss, learning rate and speed are sent besides steps.jsonl.", affects=NOTHING
-        ),
+        Tracker, Setting("Where loss, rate and speed go besides steps.jsonl.", NOTHING)
     ] = "none"
     world_size: Annotated[
-        int, Setting("Processes that train together, one for each GPU.", ge=1, affects=PROCESSES)
+        int, Setting("Processes that train together, one for each GPU.", PROCESSES, ge=1)
     ] = 1
     parallel: Annotated[
         Parallel,
         Setting(
             "With several processes: each holds the whole model (ddp) or a share of it (fsdp).",
-            affects=PROCESSES,
+            PROCESSES,
         ),
     ] = "ddp"
     n_threads: Annotated[
-        int | None,
-        Setting(
-            "CPU threads of the trainer; results on a CPU depend on it.",
-            ge=1,
-            affects=BOTH,
-            auto=True,
-        ),
+        int | None, Setting("CPU threads; results on a CPU depend on it.", BOTH, ge=1, auto=True)
     ] = None
     collection_interval_seconds: Annotated[
         float | None,
         Setting(
-            "Seconds between monitor samples; null: 1 s, or less where an epoch would get "
-            "fewer than 20.",
-            gt=0,
-            affects=NOTHING,
+            "Seconds between monitor samples; null: 1, or less for short epochs.", NOTHING, gt=0
         ),
     ] = None
     profile_steps: Annotated[
@@ -292,9 +232,9 @@ class Training(Record, frozen=True, kw_only=True):
         Setting(
             "Steps that a profiler watches after the first ones; its trace and a table of the "
             "longest kernels go beside the report. 0: none.",
+            NOTHING,
             ge=0,
             le=19,
-            affects=NOTHING,
         ),
     ] = 0
     tuned: Annotated[
@@ -302,52 +242,32 @@ class Training(Record, frozen=True, kw_only=True):
         Setting(
             "A tuning.json whose fastest settings the plan takes, where the manifest leaves "
             "them on auto; null: none.",
+            SPEED,
             min_length=1,
-            affects=SPEED,
             by_hand=False,
         ),
     ] = None
     track_per_step_metrics: Annotated[
-        bool,
-        Setting(
-            "Keep every step in steps.jsonl; false keeps one line per logging interval.",
-            affects=LOG,
-        ),
+        bool, Setting("Keep every step in steps.jsonl, not one line per logging interval.", LOG)
     ] = True
     gpu_memory_threshold_small_gb: Annotated[
-        float,
-        Setting(
-            "Cards from this size on get micro-batch 4, where memory cannot be predicted.",
-            affects=SPEED,
-            by_hand=False,
-        ),
+        float, Setting("GB for micro-batch 4, where nothing is predicted.", SPEED, by_hand=False)
     ] = 5.5
     gpu_memory_threshold_medium_gb: Annotated[
-        float,
-        Setting(
-            "Cards from this size on get micro-batch 8, where memory cannot be predicted.",
-            affects=SPEED,
-            by_hand=False,
-        ),
+        float, Setting("GB for micro-batch 8, where nothing is predicted.", SPEED, by_hand=False)
     ] = 11.0
     gpu_memory_threshold_large_gb: Annotated[
-        float,
-        Setting(
-            "Cards from this size on get micro-batch 16, where memory cannot be predicted.",
-            affects=SPEED,
-            by_hand=False,
-        ),
+        float, Setting("GB for micro-batch 16, where nothing is predicted.", SPEED, by_hand=False)
     ] = 22.0
     max_usd: Annotated[
-        float | None,
-        Setting("Budget; a plan above it is refused.", gt=0, affects=NOTHING, by_hand=False),
+        float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
     ] = None
     max_hours: Annotated[
         float | None,
-        Setting("Time budget; a plan above it is refused.", gt=0, affects=NOTHING, by_hand=False),
+        Setting("Time budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False),
     ] = None
     seed: Annotated[
-        int, Setting("Seed of weights, order and dropout.", ge=0, affects=WEIGHTS, neutral=0)
+        int, Setting("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0)
     ] = 42
 
 
@@ -357,39 +277,29 @@ class TrainingSection(Training, frozen=True, kw_only=True):
     max_seq_length: Annotated[
         int | None,
         Setting(
-            "Row length in tokens; auto takes the shortest that cuts no document, up to 2048.",
+            "Row length in tokens; auto: the shortest that cuts no document, up to 2048.",
+            BOTH,
             ge=8,
-            affects=BOTH,
             auto=True,
         ),
     ] = None
     packing: Annotated[
-        Packing,
-        Setting("Best-fit-decreasing, concatenate and cut, or one document a row.", affects=BOTH),
+        Packing, Setting("Best-fit-decreasing, concatenate and cut, or one document a row.", BOTH)
     ] = "bfd"
     overflow: Annotated[
         Overflow,
-        Setting(
-            "What happens to documents longer than a row; not used with packing concat.",
-            affects=WEIGHTS,
-        ),
+        Setting("What happens to documents longer than a row, but for packing concat.", WEIGHTS),
     ] = "split"
     pretokenized_cache: Annotated[
         str | None,
-        Setting(
-            "Accepted for older manifests and not used: rows are kept in results/{expert}/packed.",
-            affects=NOTHING,
-        ),
+        Setting("Of older manifests, not used: rows are kept in results/{expert}/packed.", NOTHING),
     ] = None
     n_nodes: Annotated[
         int,
         Setting(
-            "Machines that the processes are spread over, evenly; more than one needs a "
-            "cluster with Slurm.",
-            ge=1,
-            affects=PROCESSES,
+            "Machines that share the processes evenly; more than one needs Slurm.", PROCESSES, ge=1
         ),
     ] = 1
     include_epoch_summary: Annotated[
-        bool, Setting("Epoch summaries are always in the report.", affects=NOTHING, const=True)
+        bool, Setting("Epoch summaries are always in the report.", NOTHING, const=True)
     ] = True

@@ -12,7 +12,6 @@ WIDTH = 100
 
 
 def plan_text(plan: TrainPlan) -> str:
-    """Give the whole plan to read, in sections; what is unknown says why."""
     sections = (
         ("plan", _head(plan)),
         ("settings", _settings(plan.reasons)),
@@ -143,7 +142,6 @@ def _claims(claims: tuple[ClaimCheck, ...]) -> Iterator[str]:
 
 
 def claim_lines(check: ClaimCheck) -> Iterator[str]:
-    """Give a finding as lines: whether the arithmetic holds, and what it is."""
     mark = "holds " if check.holds else "wrong "
     yield textwrap.fill(
         check.finding, WIDTH - 2, initial_indent=f"  {mark}", subsequent_indent=" " * 8
@@ -201,7 +199,6 @@ def _band(
 
 
 def short_time(hours: float) -> str:
-    """Give hours in the unit that shows two digits of them."""
     if hours >= 1:
         return f"{hours:.2f} h"
     return f"{hours * 60:.1f} min" if hours * 60 >= 1 else f"{hours * 3600:.1f} s"

@@ -69,7 +69,6 @@ def choose_precision(
 
 
 def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
-    """Resolve whether fp32 products are rounded to TF32, where the card can."""
     if gpu is None:
         return False, "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
     if gpu.peak_tf32_flops_per_s is None:
@@ -95,7 +94,6 @@ def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, s
 def choose_compile(
     spec: PlanSpec, gpu: GpuFacts | None, *, attention: Attention, packing: str
 ) -> tuple[bool, str]:
-    """Compile the layers where shapes are fixed and the card is worth it."""
     if spec.torch_compile is not None:
         return spec.torch_compile, spec.told("torch_compile")
     if gpu is None:
@@ -152,7 +150,6 @@ def choose_loader(spec: PlanSpec, packing: str) -> dict[str, tuple[object, str]]
 
 
 def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, str]:
-    """Group rows by length where rows differ in length."""
     if packing != "none":
         return False, f"packing {packing}: rows are all of one length"
     return spec.group_by_length, spec.told("group_by_length")

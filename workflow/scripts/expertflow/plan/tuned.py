@@ -160,7 +160,6 @@ def _processes_and_model(plan: TrainPlan, model_type: str) -> tuple[str, str]:
 
 
 def _adapter(lora: LoraSpec | None) -> str:
-    """Return what of an adapter decides how long a step takes."""
     if lora is None:
         return ""
     kind, targets = " DoRA" if lora.use_dora else "", " ".join(sorted(lora.targets))
@@ -168,7 +167,6 @@ def _adapter(lora: LoraSpec | None) -> str:
 
 
 def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
-    """Return the first part of a key that differs, and what stands there in the other."""
     pairs = zip(theirs.split("; "), ours.split("; "), strict=False)
     return next(((t, o) for t, o in pairs if t != o), (theirs, ours))
 
@@ -209,7 +207,6 @@ def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]
 
 
 def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -> Chosen | str:
-    """Choose by a search for a plan that was made without it, or say why the search is left out."""
     if record.key != key:
         other, own = _first_difference(record.key, key)
         return f"left out: it was tuned for another run ({other}, not {own})"
@@ -232,7 +229,6 @@ def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -
 
 
 def measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
-    """Keep the trials whose steps were all timed."""
     return [trial for trial in trials if trial.outcome == "measured"]
 
 
@@ -263,7 +259,6 @@ def _place(record: TuningRecord, found: TunedSettings, default: TunedSettings) -
 
 
 def _gain(record: TuningRecord, found: TunedSettings) -> str:
-    """Return how much faster it is: by the pairs where it is the best, else by single trials."""
     if found == record.default:
         return ""
     if found == record.best:

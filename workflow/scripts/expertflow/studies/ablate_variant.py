@@ -138,7 +138,6 @@ def _read_speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
 
 
 def _read_plan(job: VariantJob) -> tuple[TrainPlan, PackingRecord, ModelFacts]:
-    """Return the plan for one process, and what it is made of."""
     facts = read_part(ModelFacts, job.model, "facts")
     packing = read_record(PackingRecord, job.packing)
     plan = one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)

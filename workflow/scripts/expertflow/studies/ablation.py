@@ -33,8 +33,6 @@ METHOD_NOTE = (
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """All that was measured: the records in the order of the variants, and what they are of."""
-
     expert: str
     plan: TrainPlan
     model: str
@@ -98,7 +96,6 @@ def _check(spec: AblationSpec, by_name: dict[str, VariantRecord], measured: Meas
 
 
 def _before(spec: AblationSpec, variant: Variant) -> str | None:
-    """Name the rung before a variant, where it is a rung."""
     if variant.rung is None:
         return None
     rungs = (v.name for v in spec.variants if (v.of, v.rung) == (variant.of, variant.rung - 1))
@@ -253,7 +250,6 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
 def _verdict(
     measured: Estimate, *, low: float | None, high: float | None
 ) -> tuple[Any, str | None]:
-    """Return the verdict on a ratio, and what qualifies it."""
     top = math.inf if high is None else high
     if measured.low <= 1 <= measured.high:
         if low is not None and measured.high >= low and measured.low <= top:
@@ -274,7 +270,6 @@ def _verdict(
 def _unavailable_reason(
     claim: ClaimedRatio, of: VariantRecord | None, to: VariantRecord | None
 ) -> str | None:
-    """Return why a claim has no answer here, if it has none."""
     both = [record for record in (of, to) if record is not None]
     for record in both:
         if record.outcome not in ("measured", "is the plan"):
@@ -286,5 +281,4 @@ def _unavailable_reason(
 
 
 def _run_alike(one: VariantRecord, other: VariantRecord) -> bool:
-    """Tell whether two variants of a plan were run with the same settings and rows."""
     return one.settings_sha256 is not None and one.settings_sha256 == other.settings_sha256

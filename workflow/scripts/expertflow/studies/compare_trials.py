@@ -34,7 +34,6 @@ class LossComparison(NamedTuple):
 
 
 def loss_last(result: TrialResult) -> float:
-    """Return the mean loss of the last third of the timed steps."""
     n = max(1, math.ceil(result.n_timed_steps * LAST_PART))
     return float(np.mean(result.losses[-n:]))
 
@@ -46,7 +45,6 @@ def compare_losses(
     plan: TrainPlan,
     other_rows: bool,
 ) -> LossComparison:
-    """Compare the losses of a variant, first of each pair, with the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
     own, plain = pairs[0]
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)

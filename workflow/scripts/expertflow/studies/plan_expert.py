@@ -66,7 +66,6 @@ def cpu_name(gpu: GpuFacts | None) -> str | None:
 
 
 def card_names(gpu: GpuFacts) -> list[str | None]:
-    """List what the cards of this machine are called; the planned one by its own name."""
     row = {"name": gpu.name, "driver_names": list(gpu.driver_names)}
     return [card.name for card in probe_machine(table=[row]).gpus]
 

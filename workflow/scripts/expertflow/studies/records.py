@@ -67,16 +67,12 @@ class TrialLengths(Record, frozen=True, kw_only=True):
 
 
 class AblationSpec(TrialLengths, frozen=True, kw_only=True):
-    """Settings of an ablation: all variants and claims of the files that were asked for."""
-
     preset: str
     variants: tuple[Variant, ...]
     claims: tuple[ClaimedRatio, ...]
 
 
 class VariantSpec(TrialLengths, frozen=True, kw_only=True):
-    """Settings of one variant's job."""
-
     variant: Variant
 
 

@@ -64,7 +64,6 @@ class Space(Record, frozen=True, kw_only=True):
 
     @property
     def n_rows(self) -> int:
-        """Count the rows that one process takes in a step."""
         return self.default.batch_size * self.default.gradient_accumulation_steps
 
 
@@ -243,7 +242,6 @@ class Search(Struct, kw_only=True):
         return (self.space.default.gradient_checkpointing,)
 
     def _micros(self) -> list[int]:
-        """Return the divisors of the rows that one process takes in a step, from many to few."""
         rows = self.space.n_rows
         return [n for n in range(rows, 0, -1) if rows % n == 0]
 
@@ -251,7 +249,6 @@ class Search(Struct, kw_only=True):
         return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
 
     def _try(self, choice: TunedSettings) -> TuningTrial:
-        """Run a choice once, unless it cannot fit or the time is over; keep what became of it."""
         if choice not in self.trials:
             self.trials[choice] = self._tried(choice)
         return self.trials[choice]
@@ -292,7 +289,6 @@ class Search(Struct, kw_only=True):
         return self.best() or self.space.default
 
     def _best_like(self, start: TunedSettings) -> TunedSettings:
-        """Return the best of those that are compiled, or not, as ``start`` is."""
         alike = [t for t in self._agreeing() if t.settings.torch_compile == start.torch_compile]
         return self._best(alike) or start
 
@@ -339,7 +335,6 @@ def trial_of(
 
 
 def _still_holds(known: TuningTrial, least: float | None) -> bool:
-    """Tell whether a trial of an earlier search, which had another best, says the same in this."""
     if known.outcome != "given up":
         return True
     return least is not None and known.tokens_per_s is not None and known.tokens_per_s < least

@@ -77,7 +77,6 @@ class TrialRunner:
 
 
 def _run_child(trial: Trial, answer: Connection) -> None:
-    """Run a trial and send its result, or the one line of its error."""
     try:
         answer.send(run_trial(trial))
     except ExpertflowError as error:

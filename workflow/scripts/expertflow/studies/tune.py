@@ -122,7 +122,6 @@ class Bench(Struct, kw_only=True):
     gpu_name: str | None = None
 
     def run(self, settings: TunedSettings, least_tokens_per_s: float | None) -> TrialResult:
-        """Run some steps; that they cannot be run is a result."""
         trial = Trial(
             plan=with_settings(self.plan, settings, self.job.spec),
             model=self.job.model,
@@ -246,7 +245,6 @@ def _judge(
 def _speeds(
     search: Search, pairs: tuple[Pair, ...], best: TunedSettings | None
 ) -> dict[TunedSettings, float | None]:
-    """Return the tokens a second of best and default: by the pairs, or else by their trials."""
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
     if pairs and best == pairs[0].best:
         speeds[pairs[0].best] = median(pair.best_tokens_per_s for pair in pairs)

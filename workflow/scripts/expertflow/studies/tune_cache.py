@@ -36,8 +36,6 @@ class CachedTrials(Record, frozen=True, kw_only=True):
 
 
 class TrialCache:
-    """Trials under one key, in a file that is written after each of them."""
-
     def __init__(self, path: Path, kept: CachedTrials) -> None:
         self._path = path
         self.kept = kept

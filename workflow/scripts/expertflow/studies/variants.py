@@ -74,11 +74,10 @@ class NotMeasurableError(Exception):
 
 
 class IsThePlanError(Exception):
-    """Nothing would change."""
+    pass
 
 
 def one_process(plan: TrainPlan, *, packing: PackingRecord, facts: ModelFacts) -> TrainPlan:
-    """Return the plan for one process, with its micro-batch and accumulation."""
     if plan.world_size == 1:
         return plan
     return override(plan, {"world_size": 1}, packing=packing, facts=facts)
@@ -204,7 +203,6 @@ def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
-    """Find the rows that the first steps of a plan take, in their order."""
     lengths = rows.seq_lengths.sums()
     order = RowOrder(
         n_rows=len(rows),
@@ -238,7 +236,6 @@ def _documents(rows: PackedRows, chosen: NDArray[np.int64]) -> Iterator[RowBatch
 
 
 def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> RowBatch:
-    """Return the documents of some rows, one a row."""
     documents = rows.seq_lengths.take(chosen)
     lengths = documents.values.astype(np.int64)
     per_row = documents.lengths
