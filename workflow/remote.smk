@@ -25,7 +25,7 @@ SCRIPTS = CODE.absolute() / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from expertflow.config import guard
-from expertflow.rental.bundle.guard import guard_command
+from expertflow.rental.guard.options import guard_command
 
 guard.set_environment(SCRIPTS, main=workflow.is_main_process)
 

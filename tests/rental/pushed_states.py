@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from expertflow.rental.sync.push import push_state
+from expertflow.rental.sync.states import push_state
 from expertflow.rental.sync.store import Store, SyncFailed
 from expertflow.train.saved import checkpoint_files
 

@@ -13,8 +13,8 @@ import pytest
 from guarded import wait_for
 
 from expertflow.core.records import Record
-from expertflow.rental.sync.open import open_store
 from expertflow.rental.sync.store import Store
+from expertflow.rental.sync.stores import open_store
 
 KINDS = ("local", "rsync", "daemon", "s3")
 BUCKET = "expertflow-tests"

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.bundle.guard import guard_command
+from expertflow.rental.guard.options import guard_command
 
 
 def options(text: str) -> list[str]:

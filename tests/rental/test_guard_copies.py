@@ -12,9 +12,10 @@ from stores import Place, place
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import Copies
-from expertflow.rental.money import Ledger, Session, read_ledger
-from expertflow.rental.sync.open import open_store
+from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
+from expertflow.rental.guard.options import settings_from
 from expertflow.rental.sync.store import Store, SyncFailed
+from expertflow.rental.sync.stores import open_store
 
 __all__ = ["place"]
 
@@ -23,9 +24,9 @@ local = pytest.mark.parametrize("place", ["local"], indirect=True)
 
 def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
     """Begin as a guard does, in a folder of its own."""
-    copies = Copies(
-        state=folder / "state", results=folder / "results", push=None, sync_to=place.destination
-    )
+    words = ["--state", str(folder / "state"), "--results", str(folder / "results")]
+    words += ["--sync-to", place.destination, "--", "true"]
+    copies = Copies(settings_from(words, None))
     copies.begin(forget_spent=forget_spent)
     return copies
 
@@ -52,8 +53,8 @@ def publish(results: Path, weights: str) -> None:
     (results / "training.json").write_text(json.dumps({"weights_sha256": weights}))
 
 
-def spend(folder: Path, start_s: float) -> Session:
-    session = Session(start_s=start_s, end_s=start_s + 10, usd_per_hour=1.0)
+def spend(folder: Path, start_s: float) -> PaidSession:
+    session = PaidSession(start_s=start_s, end_s=start_s + 10, usd_per_hour=1.0)
     path = folder / "state" / ".guard" / "ledger.json"
     write_record(path, Ledger(sessions=(*read_ledger(path).sessions, session)))
     return session
@@ -79,7 +80,7 @@ def pushed(copies: Copies) -> None:
     pushing = copies._pushing
     assert pushing is not None
     wait_for(pushing.done, said="the push did not end")
-    copies.look_after()
+    copies.check_push()
 
 
 @local
@@ -181,7 +182,7 @@ def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: P
     spend(tmp_path, 0.0)
     copies_of(tmp_path, place).send_ledger()
     copies = copies_of(tmp_path, place)
-    clipped = Session(start_s=0.0, end_s=5.0, usd_per_hour=1.0)
+    clipped = PaidSession(start_s=0.0, end_s=5.0, usd_per_hour=1.0)
     write_record(tmp_path / "state/.guard/ledger.json", Ledger(sessions=(clipped,)))
     copies.send_ledger()
     place.open().fetch("state/.guard/ledger.json", tmp_path / "back")

@@ -1,6 +1,5 @@
 """What goes wrong with the guard itself, or is told to it wrongly, costs neither work nor money."""
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ from support import SCRIPTS
 
 from expertflow.core.errors import ConfigError
 from expertflow.rental.guard import run as guard_module
-from expertflow.rental.guard.hook import TIMED_OUT, run_hook
+from expertflow.rental.guard.finish import TIMED_OUT, run_hook
 from expertflow.rental.guard.options import Settings, settings_from
 from expertflow.rental.guard.run import Guard
 from expertflow.rental.guard.session import Session
 from expertflow.rental.guard.timers import Notice
-from expertflow.rental.guard.tree import send
 
 HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
@@ -196,11 +194,3 @@ def test_what_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(guard_module, "KILLED_S", 0.0)
     monkeypatch.setattr(guard_module, "MARGIN_S", 0.0)
     assert guard_module._ended(Unkillable()) == 137  # type: ignore[arg-type]
-
-
-def test_somebody_elses_process_is_left_alone() -> None:
-    class Foreign:
-        def send_signal(self, _: int) -> None:
-            raise psutil.AccessDenied(1)
-
-    send(Foreign(), signal.SIGTERM)  # type: ignore[arg-type]

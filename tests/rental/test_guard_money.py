@@ -10,7 +10,14 @@ from guarded import record, run, trainer
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import write_record
-from expertflow.rental.money import Ledger, Meter, Session, merge, read_ledger, reserve_s
+from expertflow.rental.guard.ledger import (
+    Ledger,
+    Meter,
+    PaidSession,
+    merge,
+    read_ledger,
+    reserve_s,
+)
 
 # A dollar a second: a budget is spent while one looks on.
 FAST = ("--usd-per-hour", "3600", "--reserve-seconds", "1")
@@ -49,7 +56,7 @@ def test_a_clock_that_disagrees_loses_no_dollars(
     tmp_path: Path, paid_before_s: float | None
 ) -> None:
     path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
-    ahead = Session(start_s=now_s + 60, end_s=now_s + 3660, usd_per_hour=5.0)
+    ahead = PaidSession(start_s=now_s + 60, end_s=now_s + 3660, usd_per_hour=5.0)
     write_record(path, Ledger(sessions=(ahead,)))
     since_s = None if paid_before_s is None else now_s - paid_before_s
     meter = Meter(path, usd_per_hour=1.0, since_s=since_s, clock=Clock())
@@ -66,7 +73,7 @@ def test_a_meter_that_begins_tomorrow_is_refused(tmp_path: Path) -> None:
 
 def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> None:
     path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
-    earlier = Session(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
+    earlier = PaidSession(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
     write_record(path, Ledger(sessions=(earlier,)))
     # Paid since an hour ago: half an hour of the earlier session lies before that and one within.
     meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
@@ -78,9 +85,9 @@ def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> No
 
 def test_ledgers_of_two_machines_are_put_together(tmp_path: Path) -> None:
     here, there = tmp_path / "here.json", tmp_path / "there.json"
-    first = Session(start_s=0.0, end_s=10.0, usd_per_hour=1.0)
-    longer = Session(start_s=0.0, end_s=30.0, usd_per_hour=1.0)
-    second = Session(start_s=50.0, end_s=60.0, usd_per_hour=1.0)
+    first = PaidSession(start_s=0.0, end_s=10.0, usd_per_hour=1.0)
+    longer = PaidSession(start_s=0.0, end_s=30.0, usd_per_hour=1.0)
+    second = PaidSession(start_s=50.0, end_s=60.0, usd_per_hour=1.0)
     write_record(here, Ledger(sessions=(first, second)))
     write_record(there, Ledger(sessions=(longer,)))
     merge(here, there)

@@ -8,8 +8,7 @@ import pytest
 from pushed_states import KEY, Flaky, push, save, state
 from stores import Place, place
 
-from expertflow.rental.sync import pull as sync_pull
-from expertflow.rental.sync.pull import pull_states
+from expertflow.rental.sync.states import N_FETCHES, pull_states
 from expertflow.rental.sync.store import SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
 
@@ -78,7 +77,7 @@ def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Pa
     waits: list[float] = []
     with pytest.raises(SyncFailed, match="the line is dead"):
         pull_states(fresh, Flaky(store, 99), wait=waits.append)  # type: ignore[arg-type]
-    assert len(waits) == sync_pull.N_TRIES - 1 and not (fresh / "sums" / "abc").exists()
+    assert len(waits) == N_FETCHES - 1 and not (fresh / "sums" / "abc").exists()
     (said,) = pull_states(fresh, Flaky(store, 2), wait=waits.append)  # type: ignore[arg-type]
     assert "step-00000040 pulled" in said
 

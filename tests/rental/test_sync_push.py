@@ -8,9 +8,8 @@ from pushed_states import KEY, Failing, finish, push, save, state
 from stores import KINDS, Place, object_storage, place
 
 from expertflow.core.files import sha256_directory
-from expertflow.rental.sync import push as sync_push
-from expertflow.rental.sync.pull import pull_states
-from expertflow.rental.sync.push import push_state, states_below
+from expertflow.rental.sync import states
+from expertflow.rental.sync.states import pull_states, push_state, states_below
 from expertflow.rental.sync.store import SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
 
@@ -100,7 +99,7 @@ def test_a_checkpoint_that_goes_while_it_is_held_gives_way_to_a_newer(
     place: Place, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(state, 20)
-    link, went = sync_push.link_or_copy, []
+    link, went = states.link_or_copy, []
 
     def prune_first(source: Path, target: Path) -> None:
         if not went:
@@ -108,7 +107,7 @@ def test_a_checkpoint_that_goes_while_it_is_held_gives_way_to_a_newer(
             save(state, 40)
         link(source, target)
 
-    monkeypatch.setattr(sync_push, "link_or_copy", prune_first)
+    monkeypatch.setattr(states, "link_or_copy", prune_first)
     store = place.open()
     push(state, store)
     assert store.names(KEY) == ["step-00000040", "step-00000040.json"]
@@ -167,5 +166,5 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
     good = place.read(file)
     place.write(file, bytes(len(good)))
     assert push_state(state, store, hold) is None
-    assert push_state(state, store, hold, is_trusted=lambda _: False) is not None
+    assert push_state(state, store, hold, trusted=()) is not None
     assert place.read(file) == good

@@ -15,9 +15,15 @@ from stores import KINDS, Place, object_storage, place
 from support import SCRIPTS
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.sync.destination import check_destination, without_secrets
-from expertflow.rental.sync.open import open_store
-from expertflow.rental.sync.store import NotThere, SyncFailed, check_key, files_below
+from expertflow.rental.sync.store import (
+    NotThere,
+    SyncFailed,
+    check_destination,
+    check_key,
+    files_below,
+    without_secrets,
+)
+from expertflow.rental.sync.stores import open_store
 
 __all__ = ["object_storage", "place"]
 

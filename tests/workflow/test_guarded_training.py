@@ -20,11 +20,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {scripts!r})
-from expertflow.rental import money
+from expertflow.rental.guard.ledger import Meter
 
-usd = money.Meter.usd
+usd = Meter.usd
 has_saved = lambda: any(Path("state").glob("tiny/*/checkpoints/step-*[1-9]?"))
-money.Meter.usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **ahead)
+Meter.usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **ahead)
 sys.argv[0] = {program!r}
 exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"))
 """
@@ -60,7 +60,7 @@ def end(process: "subprocess.Popen[str]", *, code: int) -> str:
     try:
         out, _ = process.communicate(timeout=LIMIT_S)
     finally:
-        # Its keeper ends what it has started.
+        # Its supervisor ends what it has started.
         process.kill()
     assert process.returncode == code, out[-6000:]
     return out

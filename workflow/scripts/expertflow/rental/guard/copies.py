@@ -1,8 +1,8 @@
 """The guard's copies: checkpoints while the command runs, everything when it has ended."""
 
+import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,13 +11,11 @@ from pathlib import Path
 
 from expertflow.core.errors import ConfigError, DataError, ExpertflowError
 from expertflow.core.files import remove
-from expertflow.rental.guard.ledger import TravellingLedger
-from expertflow.rental.guard.published import published_below, weights_of
-from expertflow.rental.sync import pull as sync_pull
-from expertflow.rental.sync import push as sync_push
-from expertflow.rental.sync.open import open_store
-from expertflow.rental.sync.records import SendRecord
-from expertflow.rental.sync.store import SyncFailed, files_below
+from expertflow.rental.guard.ledger import PLACE, TravellingLedger
+from expertflow.rental.guard.options import Settings
+from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
+from expertflow.rental.sync.store import SendRecord, SyncFailed, files_below
+from expertflow.rental.sync.stores import open_store
 from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
@@ -31,18 +29,11 @@ class Copies:
     ``cancel`` breaks off what is under way. Destinations may be null.
     """
 
-    def __init__(
-        self,
-        *,
-        state: Path,
-        results: Path,
-        push: str | None,
-        sync_to: str | None,
-        skip: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.cancel = threading.Event()
-        self.state, self.results, self.skip = state, results, skip
-        self.own = state / ".guard"
+        self.state, self.results, self.skip = settings.state, settings.results, settings.skip
+        self.own = self.state / ".guard"
+        push, sync_to = settings.push, settings.sync_to
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
         # Checkpoints go where results go, unless they have a place of their own.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
@@ -52,9 +43,8 @@ class Copies:
         self.failures: list[str] = []
         self._ledger = TravellingLedger(self.own)
         self._published_before: frozenset[str] = frozenset()
-        # Pushes that this session made; all there are, once it has compared them.
-        self._trusted: set[str] = set()
-        self._has_compared = False
+        # Pushes that this session made; all there are (null), once it has compared them.
+        self._trusted: set[str] | None = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushing: Future[None] | None = None
 
@@ -78,11 +68,10 @@ class Copies:
         Raises:
             ConfigError: the destination cannot be read.
         """
-        self._has_compared = True
+        self._trusted = None
         if self.push_store is not None:
             with _nothing_started():
-                wait = self.cancel.wait
-                self.pulls = sync_pull.pull_states(self.state, self.push_store, wait=wait)
+                self.pulls = pull_states(self.state, self.push_store, wait=self.cancel.wait)
         for line in self.pulls:
             log.info("pulled %s", line)
 
@@ -98,7 +87,7 @@ class Copies:
         with _nothing_started():
             for store in dict.fromkeys((self.push_store, self.sync_store)):
                 if store is not None:
-                    store.send(self.own, "state/.guard", [probe.name])
+                    store.send(self.own, PLACE, [probe.name])
             self.send_ledger()
 
     def send_ledger(self) -> None:
@@ -115,12 +104,12 @@ class Copies:
 
     def push_soon(self) -> None:
         """Push beside the command, unless a push is under way."""
-        self.look_after()
+        self.check_push()
         if self._pushing is None:
-            self._pushing = self._thread.submit(self._push_all)
+            self._pushing = self._thread.submit(self._push_all, self._published_before)
 
-    def look_after(self) -> None:
-        """Note what the push that ended has come to; a failed one is repeated when due."""
+    def check_push(self) -> None:
+        """Note how a push ended; a failed one is repeated when due."""
         if self._pushing is not None and self._pushing.done():
             error = self._pushing.exception()
             self._pushing = None
@@ -129,46 +118,44 @@ class Copies:
                 self._note_failure(f"push: {error or type(error).__name__}", error)
 
     def break_off(self) -> None:
-        """End a push that is under way; the one before it stays whole."""
+        """End a push that is under way; the one before it stays intact."""
         self.cancel.set()
         self._thread.shutdown()
-        self.look_after()
+        self.check_push()
         self.cancel.clear()
 
-    def _push_all(self, left_out: frozenset[str] | None = None) -> None:
-        """Copy the ledger and all states, as far as that goes; the first failure is raised last.
+    def _push_all(self, left_out: frozenset[str]) -> None:
+        """Copy the ledger and all states but those whose weights are left out.
 
         Raises:
             SyncFailed: it is not all there.
         """
-        left_out = self._published_before if left_out is None else left_out
-        tasks = [self.send_ledger]
-        tasks += [partial(self._push, state) for state in self._unsaved(left_out)]
-        _do_all(tasks)
+        states = (partial(self._push, state) for state in self._unsaved(left_out))
+        _run_all([self.send_ledger, *states])
 
     def _push(self, state: Path) -> None:
         if self.push_store is None:
             return
-        trusted = self._trusted
-        is_trusted = (lambda _: True) if self._has_compared else trusted.__contains__
         try:
-            hold = self.own / HOLD
-            record = sync_push.push_state(state, self.push_store, hold, is_trusted=is_trusted)
+            record = push_state(state, self.push_store, self.own / HOLD, trusted=self._trusted)
         except (DataError, OSError) as error:
             raise SyncFailed(f"checkpoints of {state}: {error}") from error
         if record is not None:
-            trusted.add(record.what)
+            if self._trusted is not None:
+                self._trusted.add(record.what)
             self.pushes.append(record)
-            log.info("pushed %s: %d bytes in %.1f s", *_told(record))
+            _log_sent("pushed", record)
 
     def _unsaved(self, left_out: frozenset[str]) -> list[Path]:
-        """List states that have something to lose: all but those whose weights are left out."""
-        found = sync_push.states_below(self.state)
-        return [state for state in found if weights_of(state / sync_push.OUTCOME) not in left_out]
+        found = states_below(self.state)
+        return [state for state in found if _weights_of(state / OUTCOME) not in left_out]
 
     def _published(self) -> frozenset[str]:
-        """List the hashes of weights that the results hold; none where results are not copied."""
-        return frozenset() if self.sync_store is None else published_below(self.results)
+        """Return the hashes of weights in the results; none where results are not copied."""
+        if self.sync_store is None:
+            return frozenset()
+        found = {_weights_of(path) for path in self.results.glob("*/training.json")}
+        return frozenset(sha256 for sha256 in found if sha256 is not None)
 
     def send_results(self) -> None:
         """Copy and verify the results.
@@ -176,8 +163,7 @@ class Copies:
         Raises:
             SyncFailed: they are not all there, or there are none.
         """
-        store, start_s = self.sync_store, time.monotonic()
-        if store is None:
+        if self.sync_store is None:
             return
         try:
             names = files_below(self.results, skip=self.skip)
@@ -186,29 +172,22 @@ class Copies:
                     f"nothing below {self.results} to copy; give --results and --state, the folders"
                     " that the command writes"
                 )
-            sent = store.send(self.results, "results", names)
+            record = self.sync_store.send(self.results, "results", names)
         except OSError as error:
             raise SyncFailed(f"{self.results}: not copied: {error}") from error
-        record = SendRecord(
-            what="results",
-            n_files=sent.n_files,
-            n_bytes=sent.n_bytes,
-            duration_s=round(time.monotonic() - start_s, 3),
-            verified=sent.verified,
-        )
         self.syncs.append(record)
-        log.info("synced %s: %d bytes in %.1f s", *_told(record))
+        _log_sent("synced", record)
 
     def send_all(self) -> None:
-        """Copy what is to outlive the machine, as far as that goes.
+        """Copy what has to outlive the machine, as far as that goes.
 
         Raises:
             SyncFailed: it is not all there.
         """
-        _do_all([lambda: self._push_all(self._published()), self.send_results])
+        _run_all([lambda: self._push_all(self._published()), self.send_results])
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
-        """Copy all, again and again with longer waits; tell whether it is there."""
+        """Copy all, again and again with longer waits; return whether it is there."""
         wait_s = FIRST_WAIT_S
         for attempt in range(n_retries + 1):
             try:
@@ -229,7 +208,7 @@ class Copies:
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
     def n_unsent_bytes(self) -> int:
-        """Give about how much the last copy would have to move."""
+        """Return about how much the last copy would have to move."""
         if self.push_store is None:
             return 0
         n_sent = sum(record.n_bytes for record in self.syncs)
@@ -237,30 +216,39 @@ class Copies:
         if self.sync_store is not None:
             names = files_below(self.results, skip=self.skip)
             n_results = sum((self.results / name).stat().st_size for name in names)
-        unsaved = self._unsaved(self._published())
-        newest = [checkpoint_files.newest(state) for state in unsaved]
-        n_states = sum(checkpoint_files.n_bytes(path) for path in newest if path is not None)
+        n_states = sum(map(checkpoint_files.n_bytes, self._newest_unsaved()))
         return max(0, n_results - n_sent) + n_states
 
     def bytes_per_s(self) -> float:
-        """Give the speed of the copies so far; 0 where there were none."""
+        """Return the speed of the copies so far; 0 where there were none."""
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
         duration_s = sum(record.duration_s for record in done)
         return sum(record.n_bytes for record in done) / duration_s if duration_s else 0.0
 
     def save_s(self) -> float:
-        """Give the longest that a trainer waited for a checkpoint; 0 where none is known."""
-        longest = 0.0
+        """Return the longest that a trainer waited for a checkpoint; 0 where none is known."""
+        progresses = map(checkpoint_files.read_progress, self._newest_unsaved())
+        points = (point for progress in progresses for point in progress.get("save_points", []))
+        return max((point["save_s"] for point in points), default=0.0)
+
+    def _newest_unsaved(self) -> Iterator[Path]:
         for state in self._unsaved(self._published()):
-            newest = checkpoint_files.newest(state)
-            if newest is not None:
-                points = checkpoint_files.read_progress(newest).get("save_points", [])
-                longest = max([longest, *(point["save_s"] for point in points)])
-        return longest
+            if (newest := checkpoint_files.newest(state)) is not None:
+                yield newest
 
 
-def _do_all(tasks: Iterable[Callable[[], None]]) -> None:
-    """Do each, whatever comes of the others; raise the first failure in the end."""
+def _weights_of(record: Path) -> str | None:
+    """Return the hash of the weights that a record is about; null where there is no such record."""
+    try:
+        value = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    sha256 = value.get("weights_sha256") if isinstance(value, dict) else None
+    return sha256 if isinstance(sha256, str) else None
+
+
+def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
+    """Run each, even if others fail; raise the first failure at the end."""
     failures = []
     for task in tasks:
         try:
@@ -281,5 +269,5 @@ def _nothing_started() -> Iterator[None]:
         raise ConfigError(f"{error}; nothing was started") from error
 
 
-def _told(record: SendRecord) -> tuple[str, int, float]:
-    return record.what, record.n_bytes, record.duration_s
+def _log_sent(how: str, record: SendRecord) -> None:
+    log.info("%s %s: %d bytes in %.1f s", how, record.what, record.n_bytes, record.duration_s)

@@ -1,15 +1,20 @@
 """What follows a guarded command: copy and verify, write the record, then stop the machine."""
 
+import contextlib
 import logging
 import math
+import os
 import signal
+import subprocess
 import time
+from collections.abc import Mapping
 
-from expertflow.core.records import write_record
-from expertflow.rental.guard.hook import run_hook
-from expertflow.rental.guard.records import GuardRecord, Outcome
-from expertflow.rental.guard.session import Cause, Session
-from expertflow.rental.sync.store import SyncFailed
+from msgspec import field
+
+from expertflow.core.process import SIGNALS, kill_group
+from expertflow.core.records import Record, write_record
+from expertflow.rental.guard.session import Cause, Outcome, Session
+from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 log = logging.getLogger(__name__)
 RECORD = "guard.json"
@@ -18,7 +23,31 @@ EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice":
 NOT_SYNCED, NOT_STOPPED = 84, 85
 # Whoever stops a run by hand, or takes its machine away, does not want the machine stopped by us.
 NO_HOOK = ("signal", "notice")
-N_HOOKS, HOOK_WAIT_S = 3, 3.0
+N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
+# As of timeout(1).
+TIMED_OUT = 124
+
+
+class GuardRecord(Record, frozen=True, kw_only=True):
+    """A guarded run. ``exit_code`` is the command's own; ``usd`` counts earlier sessions, too."""
+
+    outcome: Outcome
+    why: str
+    exit_code: int
+    started_at: str
+    elapsed_s: float
+    usd_per_hour: float | None
+    usd_before: float | None
+    usd: float | None
+    max_usd: float | None
+    signals: tuple[str, ...]
+    idle_timer: str
+    pulls: tuple[str, ...]
+    pushes: tuple[SendRecord, ...]
+    syncs: tuple[SendRecord, ...]
+    failures: tuple[str, ...]
+    on_finish: str
+    unavailable: dict[str, str] = field(default_factory=dict)
 
 
 class Finish:
@@ -37,9 +66,9 @@ class Finish:
         self._hook = "not asked for"
 
     def run(self) -> int:
-        """Do all that follows; give the exit code of the guard."""
+        """Do all that follows; return the exit code of the guard."""
         self._session.copies.break_off()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in SIGNALS:
             if callable(signal.getsignal(number)):
                 signal.signal(number, self._break_off)
         noted = self._session.note()
@@ -51,7 +80,7 @@ class Finish:
         if self._hook == "due":
             self._hook = self._refusal(synced) or self._run_hook(hook or "")
             self._write_record(send=False)
-        self._say(synced)
+        self._log_outcome(synced)
         if not synced:
             return NOT_SYNCED
         if self._hook.startswith("failed"):
@@ -66,12 +95,12 @@ class Finish:
 
     def _break_off(self, number: int, _: object) -> None:
         """End copies that are under way: the next signal, or the machine's end, is near."""
-        self._session.came(number)
+        self._session.add_signal(number)
         if not self._session.is_echo:
             self._session.copies.cancel.set()
 
     def _send(self) -> bool:
-        """Copy all there is; tell whether it is there."""
+        """Copy all there is; return whether it is there."""
         copies, settings = self._session.copies, self._session.settings
         if copies.push_store is None:
             return True
@@ -82,7 +111,7 @@ class Finish:
         )
 
     def _may_go_on(self, wait_s: float) -> bool:
-        """Tell whether the budget and the user leave time for another try.
+        """Return whether the budget and the user leave time for another try.
 
         What is to be stopped after the copy is paid for without it, whatever the budget.
         """
@@ -92,7 +121,7 @@ class Finish:
         return stops or self._session.has_usd_for(wait_s)
 
     def _refusal(self, synced: bool) -> str | None:
-        """Say why the stop command must not run, if so."""
+        """Return why the stop command must not run, if so."""
         if not synced:
             return "not run: the results are not known to be anywhere else"
         if self._cause is not None and self._cause.outcome in NO_HOOK:
@@ -121,7 +150,7 @@ class Finish:
         return f"failed {N_HOOKS} times, exit code {code}"
 
     def _write_record(self, *, send: bool = True) -> bool:
-        """Write guard.json, and send it after the results; tell whether that went well."""
+        """Write guard.json, and send it after the results; return whether that went well."""
         session = self._session
         noted = session.note()
         path = session.settings.results / RECORD
@@ -169,8 +198,8 @@ class Finish:
             unavailable=unavailable,
         )
 
-    def _say(self, synced: bool) -> None:
-        """Say in one line what came of it, and loudly what needs somebody."""
+    def _log_outcome(self, synced: bool) -> None:
+        """Log in one line what came of it, and loudly what needs somebody."""
         session, usd = self._session, self._session.usd()
         money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
         if usd is not None and session.settings.max_usd is not None:
@@ -183,3 +212,17 @@ class Finish:
             "%s after %.0f s, %s; %s; stop command %s",
             self._outcome, session.elapsed_s, money, self._why, self._hook,
         )  # fmt: skip
+
+
+def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
+    """Run a shell command that is never shown; its output goes where the guard's goes.
+
+    One that does not end is killed with all of its group, and counts as failed.
+    """
+    own = {**os.environ, **environment}
+    process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s)
+    log.error("the stop command did not end within %.0f s", limit_s)
+    kill_group(process)
+    return TIMED_OUT

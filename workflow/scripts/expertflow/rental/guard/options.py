@@ -1,20 +1,24 @@
-"""The guard's command line."""
+"""The guard's command line, and its options for a job that trains from a bundle."""
 
 import argparse
 import math
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.rental.guard.places import RESULTS, STATE, check_directory, check_disk
-from expertflow.rental.sync.destination import check_destination
+from expertflow.rental.sync.store import check_destination, is_local
+
+# Below the folder that the guard is started in.
+RESULTS, STATE = Path("results"), Path("state")
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """What the guard was told."""
+    """The guard's options, by their names in the parser."""
 
     command: tuple[str, ...]
     usd_per_hour: float | None
@@ -33,7 +37,7 @@ class Settings(Record, frozen=True, kw_only=True):
     pull: bool
     sync_to: str | None
     sync_retries: int
-    skip: frozenset[str]
+    skip: Collection[str]
     on_finish: str | None
     without_sync: bool
     disk_stays: bool
@@ -47,38 +51,13 @@ def settings_from(arguments: Sequence[str], description: str | None) -> Settings
     Raises:
         ConfigError: settings contradict each other.
     """
-    parser = _parser(description)
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:cut])
+    args = _parser(description).parse_args(words[:cut])
     command = tuple(words[cut + 1 :])
     if not command:
         raise ConfigError("no command to guard; put it behind --, as in -- snakemake --cores 8")
-    settings = Settings(
-        command=command,
-        usd_per_hour=args.usd_per_hour,
-        max_usd=args.max_usd,
-        paid_since_s=None if args.paid_since is None else _moment_s(args.paid_since),
-        forget_spent=args.forget_spent,
-        reserve_s=args.reserve_seconds,
-        idle_minutes=args.idle_minutes,
-        idle_percent=args.idle_percent,
-        stalled_minutes=args.stalled_minutes,
-        notice_command=args.notice_command,
-        notice_s=args.notice_seconds,
-        grace_s=args.grace_seconds,
-        push=args.push,
-        push_minutes=args.push_minutes,
-        pull=not args.no_pull,
-        sync_to=args.sync_to,
-        sync_retries=args.sync_retries,
-        skip=frozenset(args.skip),
-        on_finish=args.on_finish,
-        without_sync=args.without_sync,
-        disk_stays=args.disk_stays,
-        results=args.results,
-        state=args.state,
-    )
+    settings = Settings(command=command, **vars(args))
     _check(settings)
     return settings
 
@@ -89,27 +68,35 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="guard_run.py [options] -- COMMAND …",
     )
-    add = parser.add_argument
-    add("--usd-per-hour", type=_positive, help="what the machine costs")
-    add("--max-usd", type=_positive, help="stop at a checkpoint before more than this is spent")
-    add("--paid-since", metavar="TIME", help="when the meter began, ISO 8601; default: now")
-    add("--forget-spent", action="store_true", help="do not count earlier sessions")
-    add("--reserve-seconds", type=_number, default=60.0, help="least time kept for save and sync")
-    add("--idle-minutes", type=_number, default=10.0, help="stop when no card is busy; 0: never")
-    add("--idle-percent", type=_number, default=5.0, help="a card below this share is idle")
-    add("--stalled-minutes", type=_number, default=30.0, help="stop at a standstill; 0: never")
-    add("--notice-command", metavar="CMD", help="asked every second; exit code 0: machine goes")
-    add("--notice-seconds", type=_number, default=5.0, help="time that a notice leaves")
-    add("--grace-seconds", type=_number, default=120.0, help="time to save after a stop")
-    add("--push", metavar="DEST", help="keep the newest checkpoints there")
+
+    def add(option: str, words: str | None = None, **settings: Any) -> None:
+        parser.add_argument(option, help=words, **settings)
+
+    def add_seconds(option: str, default: float, words: str) -> None:
+        name = option.removeprefix("--").replace("-seconds", "_s")
+        add(option, words, dest=name, type=_number, default=default, metavar="SECONDS")
+
+    add("--usd-per-hour", "what the machine costs", type=_positive)
+    add("--max-usd", "stop at a checkpoint before more than this is spent", type=_positive)
+    since = "when the meter began, ISO 8601; default: now"
+    add("--paid-since", since, dest="paid_since_s", metavar="TIME", type=_moment_s)
+    add("--forget-spent", "do not count earlier sessions", action="store_true")
+    add_seconds("--reserve-seconds", 60.0, "least time kept for save and sync")
+    add("--idle-minutes", "stop when no card is busy; 0: never", type=_number, default=10.0)
+    add("--idle-percent", "a card below this share is idle", type=_number, default=5.0)
+    add("--stalled-minutes", "stop at a standstill; 0: never", type=_number, default=30.0)
+    add("--notice-command", "asked every second; exit code 0: machine goes", metavar="CMD")
+    add_seconds("--notice-seconds", 5.0, "time that a notice leaves")
+    add_seconds("--grace-seconds", 120.0, "time to save after a stop")
+    add("--push", "keep the newest checkpoints there", metavar="DEST")
     add("--push-minutes", type=_positive, default=10.0)
-    add("--no-pull", action="store_true", help="do not bring checkpoints back from there")
-    add("--sync-to", metavar="DEST", help="copy results there at the end, and verify them")
+    add("--no-pull", "do not bring checkpoints back", dest="pull", action="store_false")
+    add("--sync-to", "copy results there at the end, and verify them", metavar="DEST")
     add("--sync-retries", type=int, default=5)
-    add("--skip", metavar="NAME", action="append", default=[], help="leave out of the sync")
-    add("--on-finish", metavar="CMD", help="run when all is verified: stop the machine")
-    add("--without-sync", action="store_true", help="let --on-finish run with nothing copied")
-    add("--disk-stays", action="store_true", help="DEST may be a folder of the results' own disk")
+    add("--skip", "leave out of the sync", metavar="NAME", action="append", default=[])
+    add("--on-finish", "run when all is verified: stop the machine", metavar="CMD")
+    add("--without-sync", "let --on-finish run with nothing copied", action="store_true")
+    add("--disk-stays", "DEST may be a folder of the results' own disk", action="store_true")
     add("--results", type=Path, default=RESULTS)
     add("--state", type=Path, default=STATE)
     return parser
@@ -118,21 +105,48 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 def _check(settings: Settings) -> None:
     if settings.max_usd is not None and settings.usd_per_hour is None:
         raise ConfigError("--max-usd needs --usd-per-hour, the price of this machine")
-    for destination in (settings.push, settings.sync_to):
-        if destination is not None:
-            check_destination(destination)
+    destinations = {"--push": settings.push, "--sync-to": settings.sync_to}
+    given = {option: place for option, place in destinations.items() if place is not None}
+    for destination in given.values():
+        check_destination(destination)
     if settings.on_finish is not None and settings.sync_to is None and not settings.without_sync:
         raise ConfigError(
             "--on-finish without --sync-to would stop a machine whose results are nowhere else;"
             " add --sync-to DEST, or --without-sync where the disk stays"
         )
     if settings.on_finish is not None and not settings.disk_stays and not settings.without_sync:
-        for option, destination in (("--push", settings.push), ("--sync-to", settings.sync_to)):
-            check_disk(settings.results, option, destination)
+        for option, destination in given.items():
+            if is_local(destination) and _device(Path(destination)) == _device(settings.results):
+                raise ConfigError(
+                    f"{option} {destination}: a folder on the disk of {settings.results}, which"
+                    " --on-finish may end; give a folder of another disk, host:path or s3://…, or"
+                    " --disk-stays where it stays"
+                )
     if settings.results == RESULTS or settings.state == STATE:
-        check_directory(settings.command)
+        _check_directory(settings.command)
     if settings.sync_retries < 0:
         raise ConfigError(f"--sync-retries {settings.sync_retries}: give 0 or more")
+
+
+def _device(path: Path) -> int:
+    """Return the disk that a path is on, or will be."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return place.stat().st_dev
+
+
+def _check_directory(command: Sequence[str]) -> None:
+    """Refuse a Snakemake that is told to work in another folder than the guard."""
+    names = [Path(word).name for word in command]
+    if "snakemake" not in names:
+        return
+    for word in command[names.index("snakemake") + 1 :]:
+        if word.startswith("--directory") or (word.startswith("-d") and not word.startswith("--")):
+            raise ConfigError(
+                f"{word}: Snakemake would write where the guard does not look; start the guard in"
+                " that folder, or give it --results and --state"
+            )
 
 
 def _moment_s(text: str) -> float:
@@ -160,3 +174,35 @@ def _positive(text: str) -> float:
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def guard_command(options: str, expert: str) -> str:
+    """Return the command that guards an expert's job, its copies in a folder of their own.
+
+    Raises:
+        ConfigError: this is no command line, or it would stop the machine before the outcome is
+            packed.
+    """
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        raise ConfigError(
+            f"guard: {options!r} is no shell text ({error}); correct it, and let no quote end it,"
+            " as Snakemake takes that off"
+        ) from error
+    if not words:
+        return ""
+    if any(word.startswith("--o") for word in words):
+        raise ConfigError(
+            "guard: --on-finish would stop the machine before the outcome is packed; leave it out,"
+            " and let what started the job stop it"
+        )
+    # In one place for all experts, each job would take the others' copies for old ones.
+    places = ("--push", "--sync-t", "--sync-to")
+    for i, word in enumerate(words):
+        name, given, place = word.partition("=")
+        if given and name in places:
+            words[i] = f"{name}={place.rstrip('/')}/{expert}"
+        elif i and words[i - 1] in places:
+            words[i] = f"{word.rstrip('/')}/{expert}"
+    return f'python "$EXPERTFLOW/guard_run.py" {shlex.join(words)} --'

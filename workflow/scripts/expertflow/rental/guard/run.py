@@ -7,22 +7,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from expertflow.core.files import remove
-from expertflow.rental import money
+from expertflow.core.process import SIGNALS
 from expertflow.rental.guard.finish import RECORD, Finish
-from expertflow.rental.guard.keeper import KILLED_S, Keeper
-from expertflow.rental.guard.lock import only_guard
+from expertflow.rental.guard.ledger import reserve_s
 from expertflow.rental.guard.options import Settings
-from expertflow.rental.guard.records import Outcome
-from expertflow.rental.guard.session import Cause, Session
+from expertflow.rental.guard.session import Cause, Outcome, Session
+from expertflow.rental.guard.supervisor import KILLED_S, Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Stalled, idle_gpu
 from expertflow.rental.sync.store import SyncFailed
 
 log = logging.getLogger(__name__)
 NAP_S, REMIND_S = 0.1, 1.0
-# The keeper gives up before the guard does.
+# The supervisor gives up before the guard does.
 MARGIN_S = 10.0
 NOTE_EVERY_S, ESTIMATE_EVERY_S = 10.0, 30.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Asked in this order: the reason to stop, if there is one.
+Timers = dict[Outcome, Callable[[], str | None]]
 
 
 class Guard:
@@ -38,9 +38,9 @@ class Guard:
         self._starting = True
 
     def run(self) -> int:
-        """Run the command to its end or a stop, and what follows; give the exit code."""
+        """Run the command to its end or a stop, and what follows; return the exit code."""
         self._catch_signals()
-        with only_guard(self.copies.own):
+        with self.session.locked():
             self._begin()
             return self._run()
 
@@ -59,24 +59,24 @@ class Guard:
     def _run(self) -> int:
         settings = self.settings
         with ExitStack() as stack:
-            # Before anything has threads: the keeper is a fork of this process.
-            keeper = Keeper(settings.command, grace_s=settings.grace_s)
+            # Before anything has threads: the supervisor is a fork of this process.
+            supervisor = Supervisor(settings.command, grace_s=settings.grace_s)
             notice = Notice(settings.notice_command)
             stack.callback(notice.close)
             idle = stack.enter_context(
                 idle_gpu(minutes=settings.idle_minutes, busy_percent=settings.idle_percent)
             )
-            log.info("idle timer %s", idle.words)
-            timers = self._timers(keeper, idle, notice)
+            log.info("idle timer %s", idle.state)
+            timers = self._timers(supervisor, idle, notice)
             fault = "the guard itself failed, see its log"
             cause: Cause | None = Cause(outcome="failed", why=fault, grace_s=settings.grace_s)
             try:
-                cause = self._watch(keeper, timers)
+                cause = self._watch(supervisor, timers)
             finally:
                 # Whatever went wrong with the watch: what was made is saved and sent.
-                code = self._stop(keeper, cause) if cause else _ended(keeper)
+                code = self._stop(supervisor, cause) if cause else _ended(supervisor)
                 notice.close()
-                finish = Finish(self.session, cause=cause, code=code, idle_timer=idle.words)
+                finish = Finish(self.session, cause=cause, code=code, idle_timer=idle.state)
                 exit_code = finish.run()
         return exit_code
 
@@ -87,32 +87,28 @@ class Guard:
                 signal.signal(number, self._came)
 
     def _came(self, number: int, _: object) -> None:
-        self.session.came(number)
+        self.session.add_signal(number)
         if self._starting:
             # Nothing to save yet, and what is brought back may take long.
             self.copies.cancel.set()
 
-    def _timers(
-        self, keeper: Keeper, idle: IdleGpu, notice: Notice
-    ) -> tuple[tuple[Outcome, Callable[[], str | None]], ...]:
+    def _timers(self, supervisor: Supervisor, idle: IdleGpu, notice: Notice) -> Timers:
         settings = self.settings
         folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
-        stalled = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=keeper.pid)
-        return (
-            ("signal", self._signalled),
-            ("notice", notice.poll),
-            ("budget", self._over_budget),
-            ("idle", idle.poll),
-            ("stalled", stalled.poll),
-        )
+        stalled = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=supervisor.pid)
+        return {
+            "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
+            "notice": notice.poll,
+            "budget": self._over_budget,
+            "idle": idle.poll,
+            "stalled": stalled.poll,
+        }
 
-    def _watch(
-        self, keeper: Keeper, timers: tuple[tuple[Outcome, Callable[[], str | None]], ...]
-    ) -> Cause | None:
+    def _watch(self, supervisor: Supervisor, timers: Timers) -> Cause | None:
         """Wait for the command's end or a reason to stop it; note and push what is due."""
         settings = self.settings
-        while keeper.poll() is None:
-            for outcome, ask in timers:
+        while supervisor.poll() is None:
+            for outcome, ask in timers.items():
                 if (why := ask()) is not None:
                     grace_s = settings.notice_s if outcome == "notice" else settings.grace_s
                     return Cause(outcome=outcome, why=why, grace_s=grace_s)
@@ -122,9 +118,6 @@ class Guard:
             time.sleep(NAP_S)
         return None
 
-    def _signalled(self) -> str | None:
-        return signal.Signals(self.signals[0]).name if self.signals else None
-
     def _over_budget(self) -> str | None:
         reserve_s = self._reserve()
         if self.session.has_usd_for(reserve_s):
@@ -133,11 +126,11 @@ class Guard:
         return f"${spent:.2f} of ${limit:.2f} spent, {reserve_s:.0f} s kept for save and sync"
 
     def _reserve(self) -> float:
-        """Give the seconds to keep, from what saves and copies have taken so far."""
+        """Return the seconds to keep, from what saves and copies have taken so far."""
         if time.monotonic() - self._estimated_s >= ESTIMATE_EVERY_S:
             self._estimated_s = time.monotonic()
             try:
-                self._reserve_s = money.reserve_s(
+                self._reserve_s = reserve_s(
                     floor_s=self.settings.reserve_s,
                     save_s=self.copies.save_s(),
                     unsent_bytes=self.copies.n_unsent_bytes(),
@@ -153,35 +146,35 @@ class Guard:
             self.session.note()
 
     def _push_if_due(self) -> None:
-        self.copies.look_after()
+        self.copies.check_push()
         if time.monotonic() - self._pushed_s >= 60 * self.settings.push_minutes:
             self._pushed_s = time.monotonic()
             self.copies.push_soon()
 
-    def _stop(self, keeper: Keeper, cause: Cause) -> int:
+    def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
         """Have the command save and end; kill what is left after the grace or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
         begun_s, told_s = time.monotonic(), 0.0
-        while (code := keeper.poll()) is None:
+        while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
             if now_s - begun_s > cause.grace_s or self.session.is_insisted:
                 log.warning("not at its end after %.1f s: killed", now_s - begun_s)
-                keeper.kill()
-                return _ended(keeper)
+                supervisor.kill()
+                return _ended(supervisor)
             if now_s - told_s > REMIND_S:
                 told_s = now_s
-                keeper.stop()
+                supervisor.stop()
             time.sleep(NAP_S)
         log.info("the command ended %.1f s later", time.monotonic() - begun_s)
         return code
 
 
-def _ended(keeper: Keeper) -> int:
+def _ended(supervisor: Supervisor) -> int:
     """Wait for what was killed; what cannot be killed is not waited for."""
     deadline_s = time.monotonic() + KILLED_S + MARGIN_S
-    while (code := keeper.poll()) is None:
+    while (code := supervisor.poll()) is None:
         if time.monotonic() > deadline_s:
-            log.error("killed and still there: process %d and below; going on", keeper.pid)
+            log.error("killed and still there: process %d and below; going on", supervisor.pid)
             return 128 + signal.SIGKILL
         time.sleep(NAP_S)
     return code

@@ -6,19 +6,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from typing import Literal
 
 from expertflow.core.errors import ConfigError
+from expertflow.core.locks import try_lock
 from expertflow.core.records import Record
 from expertflow.rental.guard.copies import Copies
-from expertflow.rental.guard.ledger import LEDGER
+from expertflow.rental.guard.ledger import LEDGER, Meter
 from expertflow.rental.guard.options import Settings
-from expertflow.rental.guard.records import Outcome
-from expertflow.rental.money import Meter
 from expertflow.rental.sync.store import SyncFailed
 
 log = logging.getLogger(__name__)
 # A closed terminal and a launcher that passes signals on send one twice.
 ECHO_S = 2.0
+Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
 
 
 class Cause(Record, frozen=True, kw_only=True):
@@ -30,27 +31,45 @@ class Cause(Record, frozen=True, kw_only=True):
 
 
 class Session:
-    """What the guard and its end share."""
+    """The state that the guard and its end share."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.signals: list[int] = []
         self._signals_s: list[float] = []
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self.copies = Copies(
-            state=settings.state,
-            results=settings.results,
-            push=settings.push,
-            sync_to=settings.sync_to,
-            skip=settings.skip,
-        )
+        self.copies = Copies(settings)
         self.meter: Meter | None = None
         self._zero_s = time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
-        """Give the seconds since the guard started."""
         return time.monotonic() - self._zero_s
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the guard's folder for a block, and for as long as what it started runs.
+
+        A second guard would stop the machine under the first.
+
+        Raises:
+            ConfigError: another guard holds it.
+        """
+        path = self.copies.own / "lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = path.open("a")
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be written ({error.strerror}); check --state"
+            ) from error
+        with stream:
+            if try_lock(stream) == "held":
+                raise ConfigError(
+                    f"{path}: another guard, or what it started, is at work in this folder;"
+                    " wait for it, or stop it"
+                )
+            yield
 
     def start_meter(self) -> None:
         """Begin to count dollars, where the price is known.
@@ -79,16 +98,15 @@ class Session:
         self.meter.note()
 
     def usd(self) -> float | None:
-        """Give what is spent by now; null without a price."""
+        """Return what is spent by now; null without a price."""
         return None if self.meter is None else self.meter.usd()
 
     def has_usd_for(self, wait_s: float) -> bool:
-        """Tell whether the budget lasts that long."""
         limit = self.settings.max_usd
         return self.meter is None or limit is None or self.meter.usd(ahead_s=wait_s) < limit
 
     def note(self) -> bool:
-        """Write down what is spent; tell whether that went well."""
+        """Write down what is spent; return whether that went well."""
         try:
             if self.meter is not None:
                 self.meter.note()
@@ -97,25 +115,24 @@ class Session:
             return False
         return True
 
-    def came(self, number: int) -> None:
-        """Remember a signal."""
+    def add_signal(self, number: int) -> None:
         self.signals.append(number)
         self._signals_s.append(time.monotonic())
 
     @property
     def is_echo(self) -> bool:
-        """Tell whether the last signal is the first one, come twice."""
+        """Whether the last signal is the first one, come twice."""
         return len(self.signals) > 1 and not self.is_insisted
 
     @property
     def is_insisted(self) -> bool:
-        """Tell whether a signal was repeated by somebody who had the time to wait."""
+        """Whether a signal was repeated by somebody who had the time to wait."""
         times_s = self._signals_s
         return bool(times_s) and times_s[-1] - times_s[0] >= ECHO_S
 
     @contextmanager
     def within_budget(self, what: str) -> Iterator[None]:
-        """Break copies of a block off when what is left of the budget is the reserve.
+        """Break off copies of a block when what is left of the budget is the reserve.
 
         Raises:
             ConfigError: it came to that.

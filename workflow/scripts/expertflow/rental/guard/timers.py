@@ -5,13 +5,12 @@ import logging
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
 from expertflow.core.process import kill_group
-from expertflow.core.records import Record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.rental.sync.store import files_below
@@ -28,17 +27,20 @@ ALIVE_BYTES_PER_S = 10_000
 
 
 class IdleGpu:
-    """Says when no card has been busy for ``limit_s``; what it cannot read, it does not judge."""
+    """Says when no card has been busy for ``limit_s``; what it cannot read, it does not judge.
+
+    ``state`` says whether it is on, and why not.
+    """
 
     def __init__(
-        self, devices: tuple[Device, ...], *, limit_s: float, busy_percent: float, words: str
+        self, devices: tuple[Device, ...], state: str, *, limit_s: float, busy_percent: float
     ) -> None:
-        self.words = words
+        self.state = state
         self._devices, self._limit_s, self._busy_percent = devices, limit_s, busy_percent
         self._busy_s = self._due_s = time.monotonic()
 
     def poll(self) -> str | None:
-        """Give the reason to stop, if there is one."""
+        """Return the reason to stop, if there is one."""
         now_s = time.monotonic()
         if not self._devices or now_s < self._due_s:
             return None
@@ -46,8 +48,8 @@ class IdleGpu:
         shares = [device.figure("any_kernel_percent") for device in self._devices]
         known = [share for share in shares if share is not None]
         if not known:
-            self._devices, self.words = (), "off: the cards stopped telling how busy they are"
-            log.warning("idle timer %s", self.words)
+            self._devices, self.state = (), "off: the cards stopped telling how busy they are"
+            log.warning("idle timer %s", self.state)
             return None
         # A card that does not tell may be busy.
         if len(known) < len(shares) or max(known) >= self._busy_percent:
@@ -61,31 +63,16 @@ class IdleGpu:
 @contextmanager
 def idle_gpu(*, minutes: float, busy_percent: float) -> Iterator[IdleGpu]:
     """Watch the visible cards for a block; where that cannot be done, the timer says why."""
-    if minutes <= 0:
-        yield _off(busy_percent, "off: --idle-minutes 0")
-        return
-    with open_gpus() as gpus:
-        if gpus.reason is not None:
-            yield _off(busy_percent, f"off: {gpus.reason}")
-            return
-        words = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
-        yield IdleGpu(gpus.devices, limit_s=60 * minutes, busy_percent=busy_percent, words=words)
-
-
-def _off(busy_percent: float, words: str) -> IdleGpu:
-    return IdleGpu((), limit_s=0.0, busy_percent=busy_percent, words=words)
-
-
-class _Work(Record, frozen=True, kw_only=True):
-    """What a process has done: processor seconds, bytes read and written, sockets included."""
-
-    cpu_s: float
-    n_bytes: int
-
-    def since(self, before: "_Work | None") -> "_Work":
-        if before is None:
-            return self
-        return _Work(cpu_s=self.cpu_s - before.cpu_s, n_bytes=self.n_bytes - before.n_bytes)
+    with ExitStack() as stack:
+        devices: tuple[Device, ...] = ()
+        state = "off: --idle-minutes 0"
+        if minutes > 0:
+            gpus = stack.enter_context(open_gpus())
+            devices = gpus.devices if gpus.reason is None else ()
+            state = f"on: {len(devices)} cards, {minutes:g} min below {busy_percent:g} %"
+            if gpus.reason is not None:
+                state = f"off: {gpus.reason}"
+        yield IdleGpu(devices, state, limit_s=60 * minutes, busy_percent=busy_percent)
 
 
 class Stalled:
@@ -95,18 +82,19 @@ class Stalled:
         self._limit_s, self._folders, self._pid = 60 * minutes, tuple(folders), pid
         self._alive_s = self._checked_s = time.monotonic()
         self._files: dict[Path, tuple[int, int]] = {}
-        self._work_before: dict[psutil.Process, _Work] = {}
+        self._work_before: dict[psutil.Process, tuple[float, int]] = {}
 
     def poll(self) -> str | None:
-        """Give the reason to stop, if there is one."""
+        """Return the reason to stop, if there is one."""
         now_s = time.monotonic()
         passed_s = now_s - self._checked_s
         if not self._limit_s or passed_s < self._limit_s / STALLED_CHECKS:
             return None
         self._checked_s = now_s
-        files, work = self._look(), self._work()
-        done = [now.since(self._work_before.get(process)) for process, now in work.items()]
-        used_s, n_bytes = sum(d.cpu_s for d in done), sum(d.n_bytes for d in done)
+        files, work, nothing = self._look(), self._work(), (0.0, 0)
+        before = [self._work_before.get(process, nothing) for process in work]
+        used_s = sum(cpu_s for cpu_s, _ in work.values()) - sum(cpu_s for cpu_s, _ in before)
+        n_bytes = sum(n for _, n in work.values()) - sum(n for _, n in before)
         works = used_s > ALIVE_CPU_FRACTION * passed_s or n_bytes > ALIVE_BYTES_PER_S * passed_s
         if works or files != self._files:
             self._alive_s = now_s
@@ -128,7 +116,8 @@ class Stalled:
                     found[folder / name] = (stat.st_size, stat.st_mtime_ns)
         return found
 
-    def _work(self) -> dict[psutil.Process, _Work]:
+    def _work(self) -> dict[psutil.Process, tuple[float, int]]:
+        """Return processor seconds and bytes moved, sockets included, of all below the command."""
         found = {}
         for process in psutil.Process(self._pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -137,7 +126,7 @@ class Stalled:
         return found
 
 
-def _work_of(process: psutil.Process) -> _Work:
+def _work_of(process: psutil.Process) -> tuple[float, int]:
     times = process.cpu_times()
     try:
         moved = process.io_counters()
@@ -145,7 +134,7 @@ def _work_of(process: psutil.Process) -> _Work:
     except psutil.AccessDenied:
         # Some containers do not tell; then processors and files have to do.
         n_bytes = 0
-    return _Work(cpu_s=times.user + times.system, n_bytes=n_bytes)
+    return times.user + times.system, n_bytes
 
 
 class Notice:
@@ -157,7 +146,7 @@ class Notice:
         self._due_s = self._asked_s = 0.0
 
     def poll(self) -> str | None:
-        """Give the reason to stop, if there is one; never waits."""
+        """Return the reason to stop, if there is one; never wait."""
         now_s = time.monotonic()
         if self._asking is not None:
             code = self._asking.poll()
@@ -176,7 +165,6 @@ class Notice:
         return None
 
     def close(self) -> None:
-        """Ask no more."""
         if self._asking is not None:
             kill_group(self._asking)
             self._asking = None

@@ -3,27 +3,34 @@
 import base64
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
-from expertflow.rental.sync.destination import S3, check_destination
-from expertflow.rental.sync.store import NotThere, Sent, SyncFailed, check_key
+from expertflow.rental.sync.store import (
+    S3,
+    NotThere,
+    Store,
+    SyncFailed,
+    check_destination,
+    check_key,
+)
 
 # One request up to this size, and parts of it above: 10,000 parts are allowed, so 640 GB fit.
 PART_BYTES = 64 << 20
 SUM = "SHA256"
 
 
-class S3Store:
+class S3Store(Store):
     """A prefix of a bucket as a store; credentials and endpoint are boto3's own settings."""
 
     def __init__(
         self, destination: str, cancel: threading.Event, *, part_bytes: int = PART_BYTES
     ) -> None:
+        super().__init__(destination, cancel)
         try:
             import boto3
             from boto3.exceptions import Boto3Error
@@ -36,36 +43,24 @@ class S3Store:
         check_destination(destination)
         self._bucket, _, prefix = destination.removeprefix(S3).partition("/")
         self._prefix = prefix.strip("/")
-        self.shown, self._cancel, self._part_bytes = destination, cancel, part_bytes
+        self._chunk_bytes = part_bytes
         self._errors = (Boto3Error, BotoCoreError, ClientError, HTTPError)
         try:
             self._client: Any = boto3.client("s3")
         except self._errors as error:
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
-    def send(self, folder: Path, key: str, names: Iterable[str]) -> Sent:
-        """Upload files that are not there with the same checksum; ask for the checksums of all."""
-        n_files = n_bytes = 0
-        ways = set()
-        for name in names:
-            target = self._key(f"{key}/{name}")
-            with self._errors_as_ours(target):
-                n_moved, way = self._send(folder / name, target)
-            ways.add(way)
-            n_bytes += n_moved
-            n_files += 1
-        verified = " and ".join(sorted(ways)) or "nothing to compare"
-        return Sent(n_files=n_files, n_bytes=n_bytes, verified=verified)
-
-    def _send(self, path: Path, target: str) -> tuple[int, str]:
-        """Upload a file unless it is there; give the bytes moved, and how it was compared."""
-        parts = [hashlib.sha256(chunk).digest() for chunk in self._chunks(path)]
-        if (way := self._compared(path, target, parts)) is not None:
-            return 0, way
-        n_bytes = path.stat().st_size
-        self._upload(path, target, parts)
-        if (way := self._compared(path, target, parts)) is None:
-            raise SyncFailed(f"s3://{self._bucket}/{target}: not what was uploaded")
+    def _send_file(self, path: Path, key: str) -> tuple[int, str]:
+        """Upload a file unless its checksum is there; then ask for the checksum."""
+        target = self._key(key)
+        with self._errors_as_ours(target):
+            parts = [hashlib.sha256(chunk).digest() for chunk in self._chunks(path)]
+            if (way := self._compare(path, target, parts)) is not None:
+                return 0, way
+            n_bytes = path.stat().st_size
+            self._upload(path, target, parts)
+            if (way := self._compare(path, target, parts)) is None:
+                raise SyncFailed(f"s3://{self._bucket}/{target}: not what was uploaded")
         return n_bytes, way
 
     def _upload(self, path: Path, target: str, parts: list[bytes]) -> None:
@@ -88,8 +83,8 @@ class S3Store:
             ask(client.abort_multipart_upload, target, UploadId=upload)
             raise
 
-    def _compared(self, path: Path, target: str, parts: list[bytes]) -> str | None:
-        """Say how an object was found to be the file; null where it is not."""
+    def _compare(self, path: Path, target: str, parts: list[bytes]) -> str | None:
+        """Return how an object was found to be the file; null where it is not."""
         try:
             head = self._asked(self._client.head_object, target, ChecksumMode="ENABLED")
         except NotThere:
@@ -101,68 +96,49 @@ class S3Store:
             return "SHA256 of the storage equal" if found in wanted else None
         body = self._asked(self._client.get_object, target)["Body"]
         digest = hashlib.sha256()
-        while chunk := body.read(self._part_bytes):
-            self._go_on()
+        while chunk := body.read(self._chunk_bytes):
+            self._check_wanted()
             digest.update(chunk)
         return "read back, sha256 equal" if digest.hexdigest() == sha256_file(path) else None
 
-    def _chunks(self, path: Path) -> Iterator[bytes]:
-        with path.open("rb") as stream:
-            while chunk := stream.read(self._part_bytes):
-                self._go_on()
-                yield chunk
-
-    def _go_on(self, _: int = 0) -> None:
-        if self._cancel.is_set():
-            raise SyncFailed(f"{self.shown}: the copy was broken off")
-
     def fetch(self, key: str, folder: Path) -> None:
-        """Download an object, or all below a key, into a folder."""
         place = self._key(key)
         objects = self._objects(place)
         for name in objects:
             relative = check_key(name.removeprefix(place).lstrip("/") or Path(name).name)
-            self._go_on()
+            self._check_wanted()
             target = folder / relative
             with self._errors_as_ours(name):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as stream:
-                    fetch, going = self._client.download_fileobj, self._go_on
+                    fetch, going = self._client.download_fileobj, self._check_wanted
                     self._asked(fetch, name, Fileobj=stream, Callback=going)
         if not objects:
             raise NotThere(f"{self.shown}/{key}: nothing is there")
 
     def names(self, key: str) -> list[str]:
-        """List what lies directly below a key."""
         place = self._key(key) + "/"
         return sorted({name.removeprefix(place).split("/")[0] for name in self._objects(place)})
 
     def drop(self, key: str) -> None:
-        """Remove an object, or all below a key."""
         for name in self._objects(self._key(key)):
             self._asked(self._client.delete_object, name)
 
     def _objects(self, place: str) -> list[str]:
         """List the object of this key and all below it."""
-        found: list[str] = []
-        more: dict[str, str] | None = {}
-        while more is not None:
-            page = self._asked(self._client.list_objects_v2, None, Prefix=place, **more)
-            found += [entry["Key"] for entry in page.get("Contents", ())]
-            token = page.get("NextContinuationToken")
-            more = None if token is None else {"ContinuationToken": token}
+        with self._errors_as_ours(place):
+            listed = self._client.get_paginator("list_objects_v2")
+            pages = list(listed.paginate(Bucket=self._bucket, Prefix=place))
+        found = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
         below = place if place.endswith("/") else place + "/"
         return [name for name in found if name == place or name.startswith(below)]
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _asked(self, method: Callable[..., Any], key: str | None, **arguments: Any) -> Any:
-        """Ask the storage; turn its errors into ours."""
-        if key is not None:
-            arguments["Key"] = key
-        with self._errors_as_ours(key or ""):
-            return method(Bucket=self._bucket, **arguments)
+    def _asked(self, method: Callable[..., Any], key: str, **arguments: Any) -> Any:
+        with self._errors_as_ours(key):
+            return method(Bucket=self._bucket, Key=key, **arguments)
 
     @contextmanager
     def _errors_as_ours(self, key: str) -> Iterator[None]:
@@ -177,7 +153,7 @@ class S3Store:
 
 
 def _whole(parts: list[bytes]) -> bytes:
-    """Give the checksum of an object: of its content, or of the sums of its parts."""
+    """Return the checksum of an object: of its content, or of the sums of its parts."""
     if len(parts) == 1:
         return parts[0]
     return hashlib.sha256(b"".join(parts)).digest()

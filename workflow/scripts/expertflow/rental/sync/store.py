@@ -1,12 +1,21 @@
-"""What a place that keeps copies can do, and which files are copied."""
+"""Places that keep copies: their addresses, what they can do, and which files are copied."""
 
 import os
-from collections.abc import Iterable
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
-from expertflow.core.errors import HardwareError
+from expertflow.core.errors import ConfigError, HardwareError
+from expertflow.core.files import CHUNK_BYTES
 from expertflow.core.records import Record
+
+S3 = "s3://"
+REMOTE = re.compile(r"^(rsync://|[^/]+:)")
+# user:password@ of an address, and what follows a question mark.
+_SECRETS = re.compile(r"(?<=://)[^/@]+@|\?.*$")
 
 
 class SyncFailed(HardwareError):
@@ -17,43 +26,120 @@ class NotThere(SyncFailed):
     """A place holds nothing under the key that it was asked for."""
 
 
-class Sent(Record, frozen=True, kw_only=True):
-    """What a copy took; ``verified`` says in words how it was compared."""
+class SendRecord(Record, frozen=True, kw_only=True):
+    """One verified transfer; ``n_bytes`` were moved, ``verified`` says how it was compared."""
 
+    what: str
     n_files: int
     n_bytes: int
+    duration_s: float
     verified: str
 
 
-class Store(Protocol):
+class Store(ABC):
     """A place that keeps folders by key, ``a/b/c``.
 
-    Every method raises SyncFailed where it could not do all it was asked, and soon after the event
-    that the store was opened with is set.
+    Every method raises SyncFailed where it could not do all it was asked, and soon after ``cancel``
+    is set. ``shown`` is the place in words, without secrets.
     """
 
-    @property
-    def shown(self) -> str:
-        """Give the place in words, without secrets."""
+    def __init__(self, shown: str, cancel: threading.Event) -> None:
+        self.shown, self._cancel, self._chunk_bytes = shown, cancel, CHUNK_BYTES
 
-    def send(self, folder: Path, key: str, names: Iterable[str]) -> Sent:
+    def send(self, folder: Path, key: str, names: Iterable[str]) -> SendRecord:
         """Copy files of a folder, by relative names; compare what is there then with them."""
+        start_s, wanted = time.monotonic(), list(names)
+        n_bytes, verified = self._send_files(folder, key, wanted)
+        return SendRecord(
+            what=key,
+            n_files=len(wanted),
+            n_bytes=n_bytes,
+            duration_s=round(time.monotonic() - start_s, 3),
+            verified=verified,
+        )
 
+    def _send_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
+        n_bytes, ways = 0, set()
+        for name in names:
+            n_moved, way = self._send_file(folder / name, f"{key}/{name}")
+            n_bytes += n_moved
+            ways.add(way)
+        return n_bytes, " and ".join(sorted(ways)) or "nothing to compare"
+
+    def _send_file(self, path: Path, key: str) -> tuple[int, str]:
+        """Copy a file unless it is there; return the bytes moved, and how it was compared."""
+        raise NotImplementedError
+
+    @abstractmethod
     def fetch(self, key: str, folder: Path) -> None:
-        """Copy all files below a key into a folder; whether they are whole, the caller checks.
+        """Copy a file, or all files below a key, into a folder; the caller checks them.
 
         Raises NotThere where there is none, if the place can tell.
         """
 
+    @abstractmethod
     def names(self, key: str) -> list[str]:
         """List what lies directly below a key; nothing where there is no such key."""
 
+    @abstractmethod
     def drop(self, key: str) -> None:
         """Remove a file, or all files below a key."""
 
+    def _check_wanted(self, _: int = 0) -> None:
+        if self._cancel.is_set():
+            raise SyncFailed(f"{self.shown}: the copy was broken off")
+
+    def _chunks(self, path: Path) -> Iterator[bytes]:
+        with path.open("rb") as stream:
+            while chunk := stream.read(self._chunk_bytes):
+                self._check_wanted()
+                yield chunk
+
+
+def is_local(destination: str) -> bool:
+    """Return whether a destination is a folder here.
+
+    >>> is_local("/volume/run1"), is_local("s3://bucket/run1"), is_local("host:run1")
+    (True, False, False)
+    """
+    return not destination.startswith(S3) and REMOTE.match(destination) is None
+
+
+def without_secrets(destination: str) -> str:
+    """Return an address without password and query.
+
+    >>> without_secrets("rsync://me:secret@host/module")
+    'rsync://host/module'
+    """
+    return _SECRETS.sub("", destination)
+
+
+def check_destination(destination: str) -> None:
+    """Refuse an address that is empty, or names no bucket.
+
+    Raises:
+        ConfigError: it is such a one.
+    """
+    bucket = destination.removeprefix(S3).split("/")[0]
+    if not destination or (destination.startswith(S3) and not bucket):
+        raise ConfigError(
+            f"destination {destination!r}: give a path, host:path, rsync://… or s3://bucket/prefix"
+        )
+
+
+def check_key(key: str) -> str:
+    """Return a key that came from a store, if it stays below where it is put.
+
+    Raises:
+        SyncFailed: it does not.
+    """
+    if key.startswith("/") or ".." in key.split("/") or not key:
+        raise SyncFailed(f"{key!r} is no name of a file below a folder; the store is not ours")
+    return key
+
 
 def files_below(
-    folder: Path, *, skip: frozenset[str] = frozenset(), only_a_look: bool = False
+    folder: Path, *, skip: Collection[str] = (), only_a_look: bool = False
 ) -> list[str]:
     """List files by relative name, in a fixed order; ``skip`` are names of files and folders.
 
@@ -64,11 +150,13 @@ def files_below(
         SyncFailed: something there cannot be listed, or leads nowhere.
     """
     found = []
-    failed = None if only_a_look else _failed
+    failed = None if only_a_look else _refuse
     for place, folders, files in os.walk(folder, onerror=failed, followlinks=not only_a_look):
-        folders[:] = sorted(name for name in folders if _is_wanted(name, skip))
-        names = [name for name in files if _is_wanted(name, skip)]
-        paths = [Path(place, name) for name in sorted(names)]
+        folders[:], names = (
+            sorted(name for name in some if name not in skip and not name.endswith(".partial"))
+            for some in (folders, files)
+        )
+        paths = [Path(place, name) for name in names]
         if not only_a_look:
             for path in (*paths, *(Path(place, name) for name in folders)):
                 _check_link(path, folder)
@@ -76,7 +164,7 @@ def files_below(
     return found
 
 
-def _failed(error: OSError) -> None:
+def _refuse(error: OSError) -> None:
     # What went away meanwhile is not there, rather than not copied.
     if not isinstance(error, FileNotFoundError):
         raise SyncFailed(f"{error.filename}: cannot be listed: {error.strerror}") from error
@@ -91,18 +179,3 @@ def _check_link(path: Path, folder: Path) -> None:
     above = [path.parent, *(p for p in path.parent.parents if p == folder or folder in p.parents)]
     if path.is_dir() and path.resolve() in {p.resolve() for p in above}:
         raise SyncFailed(f"{path}: a link to a folder that it lies in; remove it")
-
-
-def _is_wanted(name: str, skip: frozenset[str]) -> bool:
-    return name not in skip and not name.endswith(".partial")
-
-
-def check_key(key: str) -> str:
-    """Give back a key that came from a store, if it stays below where it is put.
-
-    Raises:
-        SyncFailed: it does not.
-    """
-    if key.startswith("/") or ".." in key.split("/") or not key:
-        raise SyncFailed(f"{key!r} is no name of a file below a folder; the store is not ours")
-    return key

@@ -1,0 +1,253 @@
+"""A process between the guard and its command, which stops all of it, even if the guard is killed.
+
+It adopts what the command's processes leave behind, ends it and collects it, as the first process
+of a container has to. SIGTERM: tell all to stop. SIGUSR1: kill what is left. The kernel sends it
+SIGTERM when the guard dies.
+
+Snakemake is told first: it starts no job and no retry any more, and waits for those at work. Then
+the jobs' own processes, which save and end. The shells and pipes around them are left alone: they
+end with what they serve, and a shell that ends before its trainer makes Snakemake delete what the
+trainer still writes, a log pipe that ends makes it fail. What a job has started (a launcher's
+trainers, a loader's workers) is the job's own to end.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from expertflow.core.process import adopt_orphans, end_with_parent
+
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
+PIPES = frozenset({"tee", "cat"})
+NAP_S = 0.05
+# Snakemake's main thread wakes and notes that it is to end; jobs take longer than that to save.
+SETTLE_S = 0.2
+# Without jobs Snakemake ends within seconds. If not, it waits for jobs elsewhere, or its handler of
+# SIGTERM waits for a lock that it holds: an interrupt ends both.
+STUCK_S = 15.0
+# What a kill does not end by then waits for a disk or a driver, and may do so forever.
+KILLED_S = 60.0
+
+
+class Supervisor:
+    """The guard's side: starts the process, tells it what to do, asks whether it ended."""
+
+    def __init__(self, command: Sequence[str], *, grace_s: float) -> None:
+        guard = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_supervisor(command, guard=guard, grace_s=grace_s)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the command's exit code, 128 + n after signal n; null while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else 128 - code
+        return self._code
+
+    def stop(self) -> None:
+        """Have the command and all it started told to stop."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Have what is left killed."""
+        self._signal(signal.SIGUSR1)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) -> NoReturn:
+    """End this process with the command's exit code, and never go on as a second guard."""
+    code = os.EX_SOFTWARE
+    try:
+        code = _supervise(command, guard=guard, grace_s=grace_s)
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
+    """Run the command and what it leaves behind to their end; return its exit code."""
+    came: set[int] = set()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda received, _: came.add(received))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    adopt_orphans()
+    end_with_parent()
+    if os.getppid() != guard:
+        return 128 + signal.SIGTERM
+    try:
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=_in_command)
+    except OSError as error:
+        print(f"error: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    stop = _Stop(process.pid, grace_s=grace_s)
+    while (code := _collect(process)) is None or _living():
+        if code is not None or came:
+            stop.go_on(kill=signal.SIGUSR1 in came)
+            if stop.is_hopeless:
+                left = ", ".join(str(process.pid) for process in _living())
+                print(f"killed and still there: process {left}; going on", file=sys.stderr)
+                code = 128 + signal.SIGKILL if code is None else code
+                break
+        time.sleep(NAP_S)
+    return code if code >= 0 else 128 - code
+
+
+def _in_command() -> None:
+    """Undo, in the command, what it would inherit: a shell's background jobs ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    end_with_parent()
+
+
+def _collect(process: subprocess.Popen[bytes]) -> int | None:
+    """Collect processes that ended; return the command's exit code if it did, else null."""
+    code = process.poll()
+    with contextlib.suppress(ChildProcessError):
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (found := os.waitid(os.P_ALL, 0, look)) is not None:
+            if found.si_pid == process.pid:
+                code = process.poll()
+            else:
+                os.waitpid(found.si_pid, os.WNOHANG)
+    return code
+
+
+class _Stop:
+    """The stop of all processes, from the first signal to the last, while new ones may come."""
+
+    def __init__(self, root: int, *, grace_s: float) -> None:
+        self._root, self._grace_s = root, grace_s
+        self._told: set[psutil.Process] = set()
+        self._seen: set[psutil.Process] = set()
+        self._begun_s: float | None = None
+        self._alone_s: float | None = None
+        self._killed_s: float | None = None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether what is left does not even end by a kill."""
+        return self._killed_s is not None and time.monotonic() - self._killed_s > KILLED_S
+
+    def go_on(self, *, kill: bool) -> None:
+        """Do what is due now."""
+        now_s = time.monotonic()
+        if self._begun_s is None:
+            self._begun_s = now_s
+        if kill or now_s - self._begun_s > self._grace_s:
+            self._killed_s = self._killed_s or now_s
+            for process in _living():
+                _send(process, signal.SIGKILL)
+            return
+        self._tell(schedulers=True)
+        if now_s - self._begun_s > SETTLE_S:
+            self._tell(schedulers=False)
+            self._interrupt_stuck(now_s)
+
+    def _tell(self, *, schedulers: bool) -> None:
+        """Send SIGTERM, once each, to Snakemake and the command itself, or to all others.
+
+        A shell that starts something new after the stop is going on with its script: told, too.
+        """
+        living = set(_living())
+        stopping = bool(self._told)
+        for child in psutil.Process().children():
+            for process, is_scheduler in self._wanted(child, stopping, living):
+                if is_scheduler == schedulers and process not in self._told:
+                    self._told.add(process)
+                    _send(process, signal.SIGTERM)
+        self._seen |= living
+
+    def _wanted(
+        self, process: psutil.Process, stopping: bool, living: set[psutil.Process]
+    ) -> Iterator[tuple[psutil.Process, bool]]:
+        """Yield who is told, of a process and those below it; with True, Snakemake and the root."""
+        if process not in living:
+            return
+        children, (name, is_scheduler) = _below(process), _identity(process)
+        passes_on = name in SHELLS or is_scheduler
+        passes_on |= any(_identity(child)[1] for child in _below(process, recursive=True))
+        if process.pid == self._root or is_scheduler:
+            yield process, True
+        elif name in SHELLS:
+            goes_on = stopping and any(child not in self._seen for child in children)
+            if goes_on or not children:
+                yield process, False
+        elif name not in PIPES and not passes_on:
+            yield process, False
+        if passes_on:
+            for child in children:
+                yield from self._wanted(child, stopping, living)
+
+    def _interrupt_stuck(self, now_s: float) -> None:
+        """Interrupt Snakemake where for long there was nothing but it and shells around it."""
+        identities = {process: _identity(process) for process in _living()}
+        schedulers = [process for process, (_, is_scheduler) in identities.items() if is_scheduler]
+        is_alone = all(
+            is_scheduler or name in SHELLS or process.pid == self._root
+            for process, (name, is_scheduler) in identities.items()
+        )
+        if not schedulers or not is_alone:
+            self._alone_s = None
+        elif self._alone_s is None:
+            self._alone_s = now_s
+        elif now_s - self._alone_s > STUCK_S:
+            self._alone_s = now_s
+            for process in schedulers:
+                _send(process, signal.SIGINT)
+
+
+def _living() -> list[psutil.Process]:
+    """List all processes below this one that still run."""
+    found = []
+    for process in _below(psutil.Process(), recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=recursive))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _identity(process: psutil.Process) -> tuple[str, bool]:
+    """Return a process's name, and whether it is Snakemake; nothing of one that is gone.
+
+    Snakemake is ``snakemake …``, ``python …/snakemake …`` and ``python -m snakemake …``.
+    """
+    try:
+        arguments = process.cmdline()[:3]
+        return process.name(), any(Path(argument).name == "snakemake" for argument in arguments)
+    except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+        return "", False
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal, unless the process is gone or somebody else's."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        process.send_signal(number)

@@ -1,0 +1,299 @@
+"""Keep copies of training states elsewhere, so that a lost disk costs minutes.
+
+Below a destination:
+
+    state/{expert}/{fingerprint}/step-00000040/…       the newest complete checkpoint, the logs
+    state/{expert}/{fingerprint}/step-00000040.json    what is in it, with hashes; written last
+    state/{expert}/{fingerprint}/finished/…            a trained model and all its results need
+
+A push without its .json is one that was broken off, and counts for nothing.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from expertflow.core.errors import DataError
+from expertflow.core.files import link_or_copy, remove, replacing, sha256_file
+from expertflow.core.locks import try_lock
+from expertflow.core.records import Record, read_record, write_record
+from expertflow.rental.sync.store import (
+    NotThere,
+    SendRecord,
+    Store,
+    SyncFailed,
+    check_key,
+    files_below,
+)
+from expertflow.train.saved import checkpoint_files
+
+log = logging.getLogger(__name__)
+FINISHED, KEPT = "finished", 2
+# What the trainer leaves when it is done; before that it is no model to take over.
+OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "lock"
+N_HOLDS = 3
+N_FETCHES, FIRST_WAIT_S = 4, 5.0
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    """Size and hash of a file."""
+
+    n_bytes: int
+    sha256: str
+
+
+class PushRecord(Record, frozen=True, kw_only=True):
+    """The contents of a push, by relative name."""
+
+    name: str
+    files: dict[str, FileRecord]
+
+
+class _Damaged(SyncFailed):
+    """A push is not what its manifest says."""
+
+
+def states_below(root: Path) -> list[Path]:
+    """List the training states; what begins with a dot is something else."""
+    return sorted(
+        state
+        for expert in root.glob("[!.]*")
+        for state in expert.glob("[!.]*")
+        if state.is_dir() and not state.name.endswith(".partial")
+    )
+
+
+def push_state(
+    state: Path, store: Store, hold: Path, *, trusted: Collection[str] | None = None
+) -> SendRecord | None:
+    """Copy what a state has to lose, unless it is there; keep two pushes of it.
+
+    ``hold`` is a place on the same disk for links, which keep the trainer from taking a checkpoint
+    away meanwhile. A push whose key is not among the ``trusted`` (null: all are) is compared again,
+    and repaired.
+
+    Raises:
+        SyncFailed: it is not all there; earlier pushes are.
+    """
+    place, name = _key_of(state), _progress_of(state)
+    if name is None:
+        return None
+    there = store.names(place)
+    if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
+        return None
+    start_s = time.monotonic()
+    with _held(state, hold) as (name, folder, files):
+        key = f"{place}/{name}"
+        if f"{name}.json" in there:
+            store.drop(f"{key}.json")
+        sent = store.send(folder, key, files)
+        if files_below(folder) != files:
+            raise SyncFailed(f"{folder}: changed while it was sent; is another guard at work here?")
+        record = PushRecord(name=name, files={file: _describe(folder / file) for file in files})
+        write_record(hold / f"{name}.json", record)
+        store.send(hold, place, [f"{name}.json"])
+        (hold / f"{name}.json").unlink()
+    _drop_older(store, place, [*there, f"{name}.json"], name)
+    return replace(sent, duration_s=round(time.monotonic() - start_s, 3))
+
+
+def pull_states(
+    root: Path, store: Store, *, wait: Callable[[float], object] = time.sleep
+) -> list[str]:
+    """Bring back what is further elsewhere than here; return a line on each state.
+
+    A damaged push gives way to the one before it, and is not taken for a push any more.
+
+    Raises:
+        SyncFailed: the store cannot be read, or has nothing but damaged pushes of a state.
+    """
+    lines = []
+    for expert in _visible(store, "state"):
+        for fingerprint in _visible(store, f"state/{expert}"):
+            outcome = _pull(store, root / expert / fingerprint, wait)
+            lines += [f"{expert}/{fingerprint}: {outcome}"] if outcome else []
+    return lines
+
+
+def _key_of(state: Path) -> str:
+    return f"state/{state.parent.name}/{state.name}"
+
+
+def _progress_of(state: Path) -> str | None:
+    """Return the name of a state's newest checkpoint, ``finished`` for a model, null for neither.
+
+    Names sort by how far they are.
+    """
+    if (state / OUTCOME).is_file() and (state / FINAL).is_dir():
+        return FINISHED
+    newest = checkpoint_files.newest(state)
+    return None if newest is None else newest.name
+
+
+def _rank(name: str | None) -> tuple[bool, str]:
+    return (name == FINISHED, name or "")
+
+
+def _describe(path: Path) -> FileRecord:
+    return FileRecord(n_bytes=path.stat().st_size, sha256=sha256_file(path))
+
+
+def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None:
+    """Drop all pushes but two, and what broken-off ones left; a manifest goes before its files."""
+    pushes = sorted({n.removesuffix(".json") for n in names if n.endswith(".json")}, key=_rank)
+    # The newest is kept whatever else is there: a run that was rolled back starts below others.
+    kept = {newest, *[name for name in pushes if name != newest][-(KEPT - 1) :]}
+    for name in sorted({entry.removesuffix(".json") for entry in names} - kept):
+        for entry in (f"{name}.json", name):
+            if entry in names:
+                store.drop(f"{place}/{entry}")
+
+
+@contextmanager
+def _held(state: Path, hold: Path) -> Iterator[tuple[str, Path, list[str]]]:
+    """Lay out what is to be pushed: links to what never changes, copies of what grows."""
+    folder = hold / "files"
+    for _ in range(N_HOLDS):
+        remove(folder)
+        try:
+            name, files = _lay_out(state, folder)
+            break
+        except FileNotFoundError as error:
+            # Newer checkpoints took the place of this one meanwhile.
+            log.info("%s changed while it was held (%s); again", state, error)
+    else:
+        raise SyncFailed(f"{state}: changes too fast to be held; push less often than it saves")
+    try:
+        yield name, folder, files
+    finally:
+        remove(folder)
+
+
+def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
+    """Link and copy into a folder; return the push's name, and what the folder has to hold."""
+    name = _progress_of(state)
+    if name is None:
+        raise FileNotFoundError(f"{state}: no complete checkpoint")
+    if name == FINISHED:
+        kept = [state / FINAL]
+    else:
+        # A run that wants its best weights at the end needs that checkpoint, too.
+        found = (checkpoint_files.newest(state), checkpoint_files.best(state))
+        kept = [path for path in dict.fromkeys(found) if path is not None]
+        name = kept[0].name
+    laid = []
+    for path in kept:
+        if not (files := files_below(path)):
+            raise FileNotFoundError(f"{path}: gone")
+        for file in files:
+            link_or_copy(path / file, folder / path.relative_to(state) / file)
+            laid.append((path.relative_to(state) / file).as_posix())
+    # The logs come after the checkpoint, so that they reach as far as it does.
+    for file in files_below(state, skip=(CHECKPOINTS, FINAL, LOCK)):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(state / file, folder / file)
+        laid.append(file)
+    listed = files_below(folder)
+    if sorted(listed) != sorted(laid):
+        raise FileNotFoundError(f"{folder}: not as it was laid out")
+    return name, listed
+
+
+def _visible(store: Store, key: str) -> list[str]:
+    return [check_key(name) for name in store.names(key) if not name.startswith(".")]
+
+
+def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | None:
+    place = _key_of(state)
+    pushed = [n.removesuffix(".json") for n in store.names(place) if n.endswith(".json")]
+    here = _rank(_intact_progress_of(state) if pushed else None)
+    further = [name for name in sorted(pushed, key=_rank, reverse=True) if _rank(name) > here]
+    damaged = []
+    for name in further:
+        if _is_locked(state):
+            return f"{name} is there, and a trainer is at work here: left alone"
+        try:
+            _fetch_with_retries(store, check_key(name), state, wait)
+        except _Damaged as error:
+            log.warning("%s", error)
+            damaged.append(name)
+            continue
+        # Trusted, it would keep this run from pushing the same step again.
+        for bad in damaged:
+            store.drop(f"{place}/{bad}.json")
+            store.drop(f"{place}/{bad}")
+        dropped = f"; {', '.join(damaged)} is damaged and dropped" if damaged else ""
+        return f"{name} pulled, sha256 of every file equal{dropped}"
+    if further:
+        raise SyncFailed(
+            f"{store.shown}/{place}: {', '.join(further)} is there and damaged, and nothing else is"
+            " further than here; give --no-pull to go on with what is here"
+        )
+    return None
+
+
+def _intact_progress_of(state: Path) -> str | None:
+    """Return how far a state is, by the newest checkpoint that holds what was written."""
+    name = _progress_of(state)
+    if name in (None, FINISHED):
+        return name
+    for path in reversed(checkpoint_files.complete(state)):
+        found = checkpoint_files.damage(path, contents=True)
+        if found is None:
+            return path.name
+        log.warning("%s does not count: %s", path, found)
+    return None
+
+
+def _fetch_with_retries(
+    store: Store, name: str, state: Path, wait: Callable[[float], object]
+) -> None:
+    """Fetch a push; a line that breaks is no reason to train again what is there."""
+    wait_s = FIRST_WAIT_S
+    for _ in range(N_FETCHES - 1):
+        try:
+            return _fetch(store, name, state)
+        except _Damaged:
+            raise
+        except SyncFailed as error:
+            log.warning("%s; trying again in %.0f s", error, wait_s)
+        wait(wait_s)
+        wait_s *= 2
+    return _fetch(store, name, state)
+
+
+def _fetch(store: Store, name: str, state: Path) -> None:
+    key = f"{_key_of(state)}/{name}"
+    shown = f"{store.shown}/{key}"
+    with replacing(state) as partial:
+        partial.mkdir()
+        store.fetch(f"{key}.json", partial)
+        manifest = partial / f"{name}.json"
+        try:
+            record = read_record(PushRecord, manifest)
+            files = {check_key(file): wanted for file, wanted in record.files.items()}
+        except (DataError, SyncFailed) as error:
+            raise _Damaged(f"{shown}: its manifest is damaged: {error}") from error
+        if not files:
+            raise _Damaged(f"{shown}: its manifest names no file")
+        manifest.unlink()
+        try:
+            store.fetch(key, partial)
+        except NotThere as error:
+            raise _Damaged(f"{shown}: its files are gone") from error
+        for file, wanted in files.items():
+            path = partial / file
+            if not path.is_file() or _describe(path) != wanted:
+                raise _Damaged(f"{shown}: {file} is not what was pushed")
+
+
+def _is_locked(state: Path) -> bool:
+    if not (state / LOCK).is_file():
+        return False
+    with (state / LOCK).open("a") as stream:
+        return try_lock(stream) == "held"
