@@ -39,7 +39,7 @@ PUBLIC = {
     "tokens.tokenize",
     "tokens.arrow",
     "staging.content",
-    "staging.copy",
+    "staging.store",
     "staging.ensure",
     "hardware.disk",
     "hardware.gpu_table",

@@ -21,8 +21,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.hardware import monitor as monitoring
 from expertflow.hardware import sampler
-from expertflow.hardware.monitor import read_samples
-from expertflow.hardware.monitor_cli import wait_for_others
+from expertflow.hardware.monitor import read_samples, wait_for_others
 from expertflow.hardware.nvml import NO_DRIVER, Gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval

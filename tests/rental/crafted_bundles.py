@@ -11,9 +11,9 @@ from typing import Any
 from expertflow.core.files import sha256_text
 from expertflow.core.records import to_json
 from expertflow.data.layout import chatml_layout
-from expertflow.rental.bundle.open import open_bundle
 from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex
 from expertflow.rental.bundle.tar import Items, describe, read_index, write_bundle
+from expertflow.rental.bundle.unpack import open_bundle
 
 PROVENANCE = "results/e/.bundle/provenance.json"
 ITEMS: Items = {

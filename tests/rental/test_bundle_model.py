@@ -8,7 +8,7 @@ from crafted_bundles import model_record
 
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.records import read_record
-from expertflow.rental.bundle.model import link_weights
+from expertflow.rental.bundle.unpack import link_weights
 from expertflow.train.model.base import hash_weights
 from expertflow.train.records import ModelRecord
 

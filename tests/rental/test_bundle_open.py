@@ -13,8 +13,9 @@ from crafted_bundles import ITEMS, PROVENANCE, RECORD, make, model_record, start
 
 from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.files import sha256_file, sha256_json
-from expertflow.rental.bundle.outcome import land_outcome, pack_outcome
+from expertflow.rental.bundle.pack import pack_outcome
 from expertflow.rental.bundle.tar import read_index
+from expertflow.rental.bundle.unpack import land_outcome
 
 LOCK = Path(".snakemake", "expertflow", "e.lock")
 

@@ -108,7 +108,7 @@ def test_books_that_cannot_be_kept_do_not_end_the_watch(
     monkeypatch.setattr(guard.session.meter, "note", failing)
     monkeypatch.setattr(guard.copies, "save_s", failing)
     guard._noted_s -= guard_module.NOTE_EVERY_S
-    guard._note()
+    guard._note_and_push()
     assert guard._reserve() == 60.0
 
 

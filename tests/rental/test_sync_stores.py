@@ -139,7 +139,7 @@ def test_a_daemon_that_is_not_there_is_told(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
-    from expertflow.rental.sync.s3 import S3Store
+    from expertflow.rental.sync.stores import S3Store
 
     # The least size of a part that storage takes.
     store = S3Store(place.destination, threading.Event(), part_bytes=5 << 20)
@@ -155,7 +155,7 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path) -> None:
-    from expertflow.rental.sync.s3 import S3Store
+    from expertflow.rental.sync.stores import S3Store
 
     store = S3Store(place.destination, threading.Event())
     head = store._client.head_object
@@ -271,7 +271,7 @@ def test_a_fetch_of_what_is_not_there_is_told_apart(place: Place, tmp_path: Path
 def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, folder: Path) -> None:
     from botocore.exceptions import ReadTimeoutError
 
-    from expertflow.rental.sync.s3 import S3Store
+    from expertflow.rental.sync.stores import S3Store
 
     class Breaking:
         def read(self, _: int) -> bytes:

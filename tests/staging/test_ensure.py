@@ -16,7 +16,7 @@ from made_content import is_copy, make_model, make_rows, model_content, store_at
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError
 from expertflow.hardware import disk
-from expertflow.staging import copy, ensure, place
+from expertflow.staging import ensure, store
 from expertflow.staging.content import Content, read_content, weights_key
 from expertflow.staging.ensure import plan_staging, staged
 from expertflow.staging.records import StageSpec, StagingRecord
@@ -64,7 +64,7 @@ def test_rows_and_weights_are_copied_and_training_finds_them(
 
 
 def test_by_itself_a_local_source_is_left_alone(rows: Content, model: Content) -> None:
-    if disk.file_system(rows.source) not in place.LOCAL:
+    if disk.file_system(rows.source) not in ensure.LOCAL:
         pytest.skip("this test runs on no local disk")
     record = plan(rows, model, StageSpec())
     assert {record.rows.action, record.weights.action} == {"read_in_place"}
@@ -144,7 +144,7 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
 ) -> None:  # fmt: skip
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
     shutil.rmtree(store_at(scratch))
-    monkeypatch.setattr(copy, "_write", raising(number))
+    monkeypatch.setattr(store, "_write", raising(number))
     with staged(record) as places:
         assert (places.rows, places.weights) == (rows.source, model.source)
         assert all(note.is_fallback and note.target is None for note in places.staged)

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from expertflow.core.errors import HardwareError
 from expertflow.hardware import disk
 from expertflow.hardware.records import ScratchFacts
-from expertflow.staging import place
+from expertflow.staging import ensure
 from expertflow.staging.content import Content
-from expertflow.staging.place import choose
+from expertflow.staging.ensure import choose
 from expertflow.staging.records import StageSpec
 
 
@@ -29,9 +29,9 @@ class Machine:
         monkeypatch.setattr(disk, "file_read_speed", self._source)
         monkeypatch.setattr(disk, "scratch_facts", self._facts)
         monkeypatch.setattr(disk, "candidates", lambda *_: [(p, "TMPDIR") for p in self.disks])
-        monkeypatch.setattr(place, "_free_memory_bytes", lambda: self.free_memory_bytes)
+        monkeypatch.setattr(ensure, "_free_memory_bytes", lambda: self.free_memory_bytes)
         # All of a test's folders are on one device.
-        monkeypatch.setattr(place, "_may_hold", lambda path, _: path.is_dir())
+        monkeypatch.setattr(ensure, "_may_hold", lambda path, _: path.is_dir())
 
     def _file_system(self, path: Path) -> str | None:
         known = [p for p in (path, *path.parents) if p in self.file_systems]
@@ -198,7 +198,7 @@ def test_memory_is_no_place_for_a_copy(tmp_path: Path, rows: Content, machine: M
 def test_real_places_on_memory_or_the_same_disk_are_passed_over(
     tmp_path: Path, rows: Content
 ) -> None:
-    assert not place._may_hold(tmp_path, rows), "the same disk"
-    assert not place._may_hold(tmp_path / "none", rows)
+    assert not ensure._may_hold(tmp_path, rows), "the same disk"
+    assert not ensure._may_hold(tmp_path / "none", rows)
     if disk.file_system(Path("/dev/shm")) == "tmpfs":
-        assert not place._may_hold(Path("/dev/shm"), rows)
+        assert not ensure._may_hold(Path("/dev/shm"), rows)

@@ -15,7 +15,7 @@ import pytest
 from made_content import is_copy, make_model, make_rows, make_store, store_at
 
 from expertflow.core.errors import DataError
-from expertflow.staging import copy, store
+from expertflow.staging import store
 from expertflow.staging.content import Content
 from expertflow.staging.store import (
     MARKER,
@@ -119,8 +119,8 @@ def test_a_source_that_is_not_what_its_key_says_is_never_marked(rows: Content, r
 def test_a_copy_that_differs_from_what_was_read_is_not_marked(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = copy._write
-    monkeypatch.setattr(copy, "_write", lambda file, chunk: whole(file, chunk[:5]))
+    whole = store._write
+    monkeypatch.setattr(store, "_write", lambda file, chunk: whole(file, chunk[:5]))
     with pytest.raises(NotStagedError, match="check the disk"):
         ensure_staged(rows, root)
     assert not (root / rows.key).exists()

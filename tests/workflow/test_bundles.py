@@ -13,7 +13,7 @@ from workflow_space import Workspace, manifest
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import read_record
-from expertflow.rental.bundle.contents import _check_recorded
+from expertflow.rental.bundle.pack import _check_recorded
 from expertflow.rental.bundle.tar import read_index
 from expertflow.train.records import ModelRecord
 

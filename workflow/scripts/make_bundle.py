@@ -2,7 +2,7 @@
 """Pack all that a GPU machine needs from staging to the report into one verified file."""
 
 from expertflow.core import cli
-from expertflow.rental.bundle.contents import pack_bundle
+from expertflow.rental.bundle.pack import pack_bundle
 from expertflow.rental.bundle.records import BundleSpec
 from expertflow.rental.bundle.tar import write_bundle
 

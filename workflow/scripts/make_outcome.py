@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.rental.bundle.outcome import pack_outcome
+from expertflow.rental.bundle.pack import pack_outcome
 from expertflow.rental.bundle.tar import write_bundle
 
 

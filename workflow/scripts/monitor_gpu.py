@@ -12,7 +12,7 @@ the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C. See d
 from pathlib import Path
 
 from expertflow.core import cli
-from expertflow.hardware import monitor_cli
+from expertflow.hardware import monitor
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     add("--steps-per-epoch", type=int, help="steps of an epoch")
     add("--with-parent", type=int, metavar="PID", help="end when this parent does")
     add("--quiet", action="store_true", help="print nothing")
-    monitor_cli.run_command(parser.parse_args(), parser.error)
+    monitor.run_command(parser.parse_args(), parser.error)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from expertflow.config.code_digest import other_code
 from expertflow.config.load import manifest_here
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
-from expertflow.rental.bundle.open import open_bundle
-from expertflow.rental.bundle.outcome import land_outcome
 from expertflow.rental.bundle.tar import read_index
+from expertflow.rental.bundle.unpack import land_outcome, open_bundle
 
 SCRIPTS = Path(__file__).resolve().parent
 

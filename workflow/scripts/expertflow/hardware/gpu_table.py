@@ -23,7 +23,6 @@ BY_DRIVER = "the driver of this machine"
 
 
 def find_row(name: str, table: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Find a card by its short name or exactly as a driver reports it."""
     for row in table:
         if name == row["name"] or name in row.get("driver_names", []):
             return row

@@ -1,26 +1,32 @@
-"""Watch the machine beside whatever runs on it, and sum up what was seen.
+"""Watch the machine beside whatever runs on it, sum up what was seen, and compare two summaries.
 
 On a machine without an NVIDIA GPU the card's figures are null with the reason, and CPU, memory and
 disks are recorded all the same. Energy is the difference of the card's own counter, not a sum of
 powers.
 """
 
+import argparse
 import json
+import logging
 import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import read_json_lines
+from expertflow.core.locks import try_lock
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.hardware.sampler import Sampler, SamplingInterval
 from expertflow.hardware.summary import (
-    Card,
+    Watcher,
     at_the_end,
     describe,
     from_record,
@@ -28,8 +34,104 @@ from expertflow.hardware.summary import (
     summarise,
 )
 
-LONGEST_NAP_S = 0.2
-Watcher = Callable[[GpuSample, Card], None]
+log = logging.getLogger(__name__)
+
+LONGEST_NAP_S, SHORT_NAP_S = 0.2, 0.02
+# Beside a training on a full machine, the trainer goes first.
+NICE = 5
+
+
+def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
+    """Run what was asked for; ``refuse`` ends the script with a message about its arguments."""
+    if args.compare is not None:
+        from rich.console import Console
+
+        from expertflow.hardware.show import print_comparison
+
+        before, after = args.compare
+        names = (before.stem, after.stem) if before.stem != after.stem else ("before", "after")
+        old, new = (read_record(MonitorRecord, path) for path in (before, after))
+        print_comparison(old, new, Console(), names)
+        return
+    if args.output is None:
+        refuse("--output is missing: where to write the summary")
+    if args.interval is not None and args.interval <= 0:
+        refuse(f"--interval is {args.interval:g}: give seconds above 0")
+    readings = args.replay or args.samples or args.output.with_suffix(".jsonl")
+    if args.output.resolve() == readings.resolve():
+        refuse(f"--output is {args.output}, where the readings are; give it another name, as .json")
+    if args.n_gpus is not None and args.n_gpus < 1:
+        refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
+    with ExitStack() as held:
+        watch = args.replay is None
+        record = _watch(args, readings, held) if watch else replay(readings, args.facts)
+        write_record(args.output, record)
+    if not args.quiet:
+        from rich.console import Console
+
+        from expertflow.hardware.show import print_record
+
+        print_record(record, Console())
+
+
+def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
+    came: list[int] = []
+    # Given, not asked for here: the parent may be gone before this process is up.
+    parent: int | None = args.with_parent
+    if parent not in (None, os.getppid()):
+        # By now these files may be those of the session that goes on.
+        raise SystemExit(f"process {parent}, which was to be watched, has ended")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: came.append(received))
+    if parent is not None:
+        os.nice(NICE)
+
+    def stop() -> bool:
+        return bool(came) or parent not in (None, os.getppid())
+
+    wait_for_others(held, samples, stop)
+
+    def look(watcher: Callable[..., None] | None) -> MonitorRecord:
+        return monitor(
+            samples,
+            interval=SamplingInterval(
+                args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
+            ),
+            duration_s=args.duration,
+            zero_s=args.zero,
+            goes_on=args.go_on,
+            stop=stop,
+            gpu=args.gpu,
+            n_gpus=args.n_gpus,
+            watcher=watcher,
+        )
+
+    if args.quiet:
+        return look(None)
+    # Imported here: beside a training nothing is shown, and the monitor should be up at once.
+    from rich.console import Console
+
+    from expertflow.hardware.show import live
+
+    with live(Console(stderr=True)) as watcher:
+        return look(watcher)
+
+
+def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
+    """Hold the readings until the record is written.
+
+    A monitor whose training was killed is still at its last reading and its record while the next
+    session of that training begins; they would end up among the new one's.
+    """
+    samples.parent.mkdir(parents=True, exist_ok=True)
+    stream = held.enter_context(samples.open("a"))
+    if try_lock(stream) != "held":
+        return
+    log.warning("%s: waiting for another monitor, which still writes there", samples)
+    while try_lock(stream) == "held":
+        if stop():
+            raise SystemExit(f"{samples}: another monitor still writes there; nothing was watched")
+        time.sleep(SHORT_NAP_S)
 
 
 def monitor(
@@ -53,19 +155,23 @@ def monitor(
     with open_gpus(gpu, n_gpus) as gpus:
         card, sampler = describe(gpus), Sampler(gpus)
         output.parent.mkdir(parents=True, exist_ok=True)
-        if goes_on:
-            _end_last_line(output)
+        if goes_on and output.is_file() and output.stat().st_size:
+            # A line that a crash cut short is closed, so that it takes no later reading with it.
+            with output.open("rb+") as stream:
+                stream.seek(-1, os.SEEK_END)
+                if stream.read() != b"\n":
+                    stream.write(b"\n")
         start, cpu_s = time.monotonic(), time.process_time()
         offset_s = 0.0 if zero_s is None else time.time() - zero_s
         end = None if duration_s is None else start + duration_s
-        with output.open("a" if goes_on else "w", encoding="utf-8") as stream:
+        with output.open("a" if goes_on else "w", encoding="utf-8") as readings:
             going = True
             while going:
                 # Asked before the reading: the stretch ends with one, so that counters cover all.
                 going = not stop() and (end is None or time.monotonic() < end)
                 sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
-                stream.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
-                stream.flush()
+                readings.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
+                readings.flush()
                 if watcher is not None:
                     watcher(sample, card)
                 taken_at = offset_s + time.monotonic() - start - sample.elapsed_s
@@ -108,15 +214,6 @@ def write_missing_record(
     write_record(path, summarise(read_samples(samples), card=no_card(reason), interval=interval))
 
 
-def _end_last_line(path: Path) -> None:
-    """Close a line that a crash cut short, so that it takes no later reading with it."""
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb+") as stream:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read() != b"\n":
-                stream.write(b"\n")
-
-
 def read_samples(path: Path) -> list[GpuSample]:
     """Read a file of readings; a line that a crash cut short is left out.
 
@@ -128,7 +225,6 @@ def read_samples(path: Path) -> list[GpuSample]:
 
 
 def _nap(left_s: float, end: float | None, stop: Callable[[], bool]) -> None:
-    """Sleep in short naps, so that a stop takes effect soon."""
     due = time.monotonic() + left_s
     if end is not None:
         due = min(due, end)

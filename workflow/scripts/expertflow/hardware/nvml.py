@@ -21,8 +21,6 @@ _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 class Gpus(Record, frozen=True, kw_only=True):
-    """The cards that a job sees; ``reason`` where there are none."""
-
     devices: tuple[Device, ...] = ()
     driver: str | None = None
     reason: str | None = None

@@ -183,7 +183,6 @@ class Device(Struct):
         return None if answer is None else read(answer)
 
     def reason(self, name: str) -> str:
-        """Return why a figure is null."""
         return self.unavailable.get(name) or self.lost.get(name) or "the driver gave none"
 
     def ask(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -304,7 +303,6 @@ class Device(Struct):
 
 
 def _process_name(pid: int) -> str | None:
-    """Name a process; null for one that is gone or belongs to another container."""
     try:
         return psutil.Process(pid).name()
     except psutil.Error:

@@ -29,14 +29,12 @@ NO_LIMIT = 1 << 60
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """Count the processors that this process may use: by affinity, and by its cgroup's quota."""
     n = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     return n if quota is None else max(1, min(n, math.floor(quota)))
 
 
 def free_memory_bytes(root: Path = ROOT) -> int:
-    """Return the memory that is free, of the machine's and of what the cgroup leaves."""
     free, left = psutil.virtual_memory().available, memory_left_bytes(root)
     return free if left is None else min(free, left)
 
@@ -81,9 +79,11 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
 def probe_machine(
     *, table: list[dict[str, Any]], scratch: str | None = None, measure_disks: bool = False
 ) -> MachineFacts:
-    """Describe the machine as this process may use it."""
     unavailable: dict[str, str] = {}
-    model, quota, limit = _cpu_model(), cpu_quota(), memory_limit_bytes()
+    quota, limit = cpu_quota(), memory_limit_bytes()
+    lines = _read(Path("/proc/cpuinfo")).split("\n")
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(named, None)
     if model is None:
         unavailable["cpu_model"] = "the system does not name it"
     if quota is None:
@@ -174,12 +174,6 @@ def _seen(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
 
 def _text(capability: tuple[int, int] | None) -> str | None:
     return None if capability is None else f"{capability[0]}.{capability[1]}"
-
-
-def _cpu_model() -> str | None:
-    lines = _read(Path("/proc/cpuinfo")).split("\n")
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -28,8 +28,6 @@ class GpuFacts(Record, frozen=True, kw_only=True):
 
 
 class Stats(Record, frozen=True, kw_only=True):
-    """Spread of a sampled quantity."""
-
     mean: float
     min: float
     max: float

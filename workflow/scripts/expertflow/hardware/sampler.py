@@ -40,8 +40,6 @@ NO_CARD: dict[str, Any] = dict.fromkeys(
 
 
 class Sampler:
-    """Takes readings; differences are taken to the reading before."""
-
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self._disk: tuple[int, int] | None = None
@@ -122,7 +120,6 @@ class SamplingInterval(Struct):
     _seen: tuple[int, int] = field(default=(0, 0))
 
     def next_s(self) -> float:
-        """Return the seconds from one reading to the next, as things stand."""
         if self.configured_s is not None:
             return self.configured_s
         if self.steps is None or self.n_steps_per_epoch is None:

@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from expertflow.core.format import GB, gb
-from expertflow.hardware.monitor import Watcher
 from expertflow.hardware.records import (
     GpuSample,
     GpuSeen,
@@ -19,7 +18,7 @@ from expertflow.hardware.records import (
     ScratchFacts,
     Stats,
 )
-from expertflow.hardware.summary import SERIES, Card
+from expertflow.hardware.summary import SERIES, Card, Watcher
 
 MB = 1e6
 # Figure: its name in words, its unit, and how many of ours are one of it.
@@ -63,7 +62,6 @@ def live(console: Console) -> Iterator[Watcher]:
 
 
 def _line(sample: GpuSample) -> str:
-    """Return a reading as one line; what was not measured is left out."""
     parts = []
     for name, (words, unit, scale) in FIGURES.items():
         value = getattr(sample, SERIES[name])
@@ -108,7 +106,6 @@ def _live_table(sums: dict[str, _Sums], sample: GpuSample, card: Card) -> Table:
 
 
 def print_record(record: MonitorRecord, console: Console) -> None:
-    """Print mean, least and greatest of each figure, then what they suggest."""
     if record.gpu_name is None:
         reason = record.unavailable.get("gpu_name", "unknown")
         title = f"[bold]No GPU figures[/]: {escape(reason)}"
@@ -130,7 +127,6 @@ def print_record(record: MonitorRecord, console: Console) -> None:
 def print_comparison(
     before: MonitorRecord, after: MonitorRecord, console: Console, names: tuple[str, str]
 ) -> None:
-    """Print means and totals of two records side by side, with the difference."""
     table = _table("", *names, "difference", "")
     for name, (words, unit, scale) in {**FIGURES, **TOTALS}.items():
         values = [getattr(record, name) for record in (before, after)]
@@ -200,7 +196,6 @@ def _number(value: float, sign: str = "") -> str:
 
 
 def print_machine(machine: MachineFacts, console: Console) -> None:
-    """Print processors, memory, cards and disks; what is unknown is called so."""
     if machine.simulated:
         console.print("SIMULATED: these figures come from no real card")
     for words, value in _facts(machine):

@@ -1,11 +1,12 @@
-"""Describe a card, and sum up a series of its readings.
+"""Describe a card, sum up a series of its readings, and say what the figures suggest.
 
-A figure without readings is null and has a reason.
+A figure without readings is null and has a reason. The driver's utilisation is never judged alone
+without being called what it is: "some kernel was running".
 """
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,6 @@ from msgspec import field
 from msgspec.structs import fields, replace
 
 from expertflow.core.records import Record
-from expertflow.hardware.assess import assess
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
 from expertflow.hardware.sampler import SamplingInterval
@@ -43,6 +43,16 @@ CAUSES = {
 }
 NO_SAMPLES = "no samples were taken"
 MIXED = "part of the samples are simulated"
+# Thresholds of remarks; those without a source are judgement.
+# Fewer readings than these say nothing (judgement).
+ENOUGH_SAMPLES = 10
+# Source systems' bar for utilisation; here it only says that the card often had nothing to do.
+OFTEN_IDLE_PERCENT = 60.0
+BUSY_PERCENT, LOW_POWER_FRACTION = 90.0, 0.6
+TENSOR_PERCENT, SM_PERCENT = 25.0, 80.0
+FULL_FRACTION = 0.95
+THROTTLED_FRACTION = 0.01
+NEAR_LIMIT_C = 3.0
 
 
 # What a record says of a card; null without one.
@@ -83,12 +93,15 @@ class Card(Record, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
 
 
+# Is shown each reading of a card.
+Watcher = Callable[[GpuSample, Card], None]
+
+
 def no_card(reason: str) -> Card:
     return Card(unavailable=dict.fromkeys(GPU_FIGURES, reason))
 
 
 def describe(gpus: Gpus) -> Card:
-    """Ask the cards for what does not change while they are watched."""
     if not gpus.devices:
         return no_card(gpus.reason or "no GPU")
     first = gpus.devices[0]
@@ -119,7 +132,6 @@ def at_the_end(card: Card, gpus: Gpus) -> Card:
 
 
 def from_record(record: MonitorRecord) -> Card:
-    """Take what an earlier record says of its card."""
     names = (*CONSTANTS, "simulated", "unavailable")
     return Card(**{name: getattr(record, name) for name in names})
 
@@ -132,7 +144,6 @@ def summarise(
     monitor_cpu_fraction: float | None = None,
     remarks: Sequence[str] = (),
 ) -> MonitorRecord:
-    """Sum up readings of ``card``, taken at ``interval``."""
     figures: dict[str, Any] = {
         name: stats([(s.elapsed_s, s.starts, getattr(s, field)) for s in samples])
         for name, field in SERIES.items()
@@ -152,13 +163,15 @@ def summarise(
     }
     figures["energy_source"] = None if figures["energy_j"] is None else COUNTER
     simulated = {s.simulated for s in samples} or {card.simulated}
+    # A figure of several questions is lost once in a reading, however many of them failed.
+    lost = Counter(name for s in samples for name in {key.split(".")[0] for key in s.lost})
     mixed = (MIXED,) if len(simulated) > 1 else ()
     record = MonitorRecord(
         configured_interval_s=interval.configured_s,
         n_samples=len(samples),
         simulated=any(simulated),
         processes=card.processes,
-        n_lost_readings=_lost(samples),
+        n_lost_readings=dict(sorted(lost.items())),
         epoch_s=interval.epoch_s,
         remarks=(*card.remarks, *interval.remarks(), *mixed, *remarks),
         assessment=(),
@@ -167,7 +180,7 @@ def summarise(
         **figures,
     )
     n_known = sum(s.utilization_percent is not None for s in samples)
-    return replace(record, assessment=tuple(assess(record, n_known)))
+    return replace(record, assessment=tuple(_assess(record) if n_known >= ENOUGH_SAMPLES else ()))
 
 
 def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
@@ -205,7 +218,6 @@ def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
 def _weighted(
     readings: Sequence[tuple[float, bool, float | None]],
 ) -> Iterator[tuple[float, float]]:
-    """Yield each known value and the seconds that it stands for."""
     since_s: float | None = None
     for moment_s, starts, value in readings:
         if starts or since_s is None:
@@ -216,7 +228,6 @@ def _weighted(
 
 
 def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]]:
-    """Pair each reading with the one before it in the same stretch."""
     return ((a, b) for a, b in pairwise(samples) if not b.starts)
 
 
@@ -269,12 +280,6 @@ def _total(values: Iterator[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _lost(samples: Sequence[GpuSample]) -> dict[str, int]:
-    # A figure of several questions is lost once in a reading, however many of them failed.
-    counts = Counter(name for s in samples for name in {key.split(".")[0] for key in s.lost})
-    return dict(sorted(counts.items()))
-
-
 def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) -> dict[str, str]:
     """Return the reason of each null figure; the driver's first."""
     last = {name: reason for s in samples for name, reason in s.lost.items()}
@@ -299,3 +304,53 @@ def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) 
         else:
             reasons.setdefault(name, NO_SAMPLES)
     return dict(sorted(reasons.items()))
+
+
+def _assess(record: MonitorRecord) -> Iterator[str]:
+    """Yield what the figures of a card suggest, and what to do; nothing below evidence."""
+    yield from _assess_use(record)
+    used, total = record.memory_used_bytes, record.memory_total_bytes
+    if used is not None and total and used.max > FULL_FRACTION * total:
+        yield (
+            f"memory was {used.max / total:.0%} full: a smaller micro-batch at the same global"
+            " batch leaves room"
+        )
+    lost_s, wall_s = (record.throttle_s or {}).get("thermal"), record.wall_s
+    if lost_s is not None and wall_s and lost_s > THROTTLED_FRACTION * wall_s:
+        yield (
+            f"heat held the clocks back {lost_s / wall_s:.1%} of the time (by"
+            f" {record.throttle_source}): improve cooling, or rent another host"
+        )
+    limits, seen = record.temperature_limits_c or {}, record.temperature_c
+    # What the maker wants it to stay below, else where it slows down. A cool card is no fault.
+    name = next((name for name in ("max_operating", "slowdown") if name in limits), None)
+    if seen is not None and name is not None and seen.max > limits[name] - NEAR_LIMIT_C:
+        yield (
+            f"the card reached {seen.max:.0f} °C and its own limit ({name.replace('_', ' ')}) is"
+            f" {limits[name]:.0f} °C: improve cooling before a long run"
+        )
+
+
+def _assess_use(record: MonitorRecord) -> Iterator[str]:
+    busy, power, limit = record.any_kernel_percent, record.power_w, record.power_limit_w
+    if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
+        yield (
+            f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
+            f" {busy.mean:.0f} %): look at data wait, evaluation, saving and start-up before the"
+            " model"
+        )
+    if busy is not None and power is not None and limit and busy.mean > BUSY_PERCENT:
+        if power.mean < LOW_POWER_FRACTION * limit:
+            yield (
+                f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
+                f" {power.mean / limit:.0%} of its limit: small kernels or waits inside them;"
+                " compile the model, or raise the micro-batch"
+            )
+    tensor, sm = record.tensor_active_percent, record.sm_active_percent
+    if tensor is not None and sm is not None:
+        if tensor.mean < TENSOR_PERCENT and sm.mean > SM_PERCENT:
+            yield (
+                f"multiprocessors were busy {sm.mean:.0f} % and tensor cores {tensor.mean:.0f} % of"
+                " the time: kernels wait for memory; fuse the loss and norms, or raise the"
+                " micro-batch"
+            )

@@ -11,15 +11,22 @@ ends. Copies that no result refers to go with ``make prune``.
 """
 
 import fcntl
+import hashlib
 import logging
+import mmap
 import os
 import secrets
 import shutil
 import stat
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from threading import Event
+from typing import IO, Any, TypeVar
+
+import xxhash
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import remove, sync_directory
@@ -27,7 +34,6 @@ from expertflow.core.format import gb
 from expertflow.core.locks import flock
 from expertflow.core.records import Record, read_part, read_record, write_record
 from expertflow.staging.content import Content, key_of
-from expertflow.staging.copy import FileHashes, copy_files, hash_files
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +44,23 @@ SPACE_RESERVE = 1.1
 N_TRIES = 3
 # Others may be verifying a damaged copy; who trains on it holds it longer than this.
 PATIENCE_S, PAUSE_S = 30.0, 0.05
+# Two buffers a thread: one is read and written while the other is hashed.
+CHUNK_BYTES, N_THREADS = 4 << 20, 4
+T = TypeVar("T")
 
 
 class NotStagedError(Exception):
     """A copy cannot be had here; what was to be copied is read where it is."""
+
+
+class FileHashes(Record, frozen=True, kw_only=True):
+    n_bytes: int
+    xxh3_128: str
+    sha256: str
+
+
+class Stopped(Exception):
+    """Another file could not be copied, so this one need not be."""
 
 
 class Marker(Record, frozen=True, kw_only=True):
@@ -71,7 +90,9 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
     """
     folder, made, bad, seconds, n_made, waited_s = root / content.key, None, None, None, 0, 0.0
     with ExitStack() as unless_used:
-        lock = unless_used.enter_context(_open_lock(root, content.key))
+        lock = unless_used.enter_context((root / f".{content.key}.lock").open("a"))
+        # The system may sweep away what is old.
+        os.utime(lock.fileno())
         while True:
             if not flock(lock, shared=True):
                 log.info("%s: waits for another process that copies it", folder)
@@ -140,15 +161,7 @@ def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
     return removed
 
 
-def _open_lock(root: Path, key: str) -> IO[str]:
-    stream = (root / f".{key}.lock").open("a")
-    # The system may sweep away what is old.
-    os.utime(stream.fileno())
-    return stream
-
-
 def _find(folder: Path) -> Marker | None:
-    """Return the marker of a copy whose files all have the right size."""
     try:
         marker: Marker = read_record(Marker, folder / MARKER)
         sizes = {name: (folder / FILES / name).stat().st_size for name in marker.files}
@@ -199,3 +212,85 @@ def _make(content: Content, root: Path) -> Marker:
     finally:
         # A complete copy has another name by now.
         remove(partial)
+
+
+def copy_files(source: Path, target: Path, names: list[str]) -> dict[str, FileHashes]:
+    """Copy files below ``target``, flushed; return the hashes of what the source holds.
+
+    Raises:
+        OSError: a file cannot be read or written; what was begun is left there.
+    """
+    folders = {(target / name).parent for name in names} | {target}
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    hashes = _map_files(lambda name, stop: _copy_file(source / name, target / name, stop), names)
+    for folder in folders:
+        sync_directory(folder)
+    return hashes
+
+
+def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
+    """Hash files as they are now, by XXH3 with 128 bits.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return _map_files(lambda name, stop: _hash_file(folder / name, stop), names)
+
+
+def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T]:
+    """Run ``work`` for each name, a few at a time; the first failure stops the others."""
+    stop = Event()
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        futures = {name: pool.submit(work, name, stop) for name in names}
+        try:
+            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            return {name: future.result() for name, future in futures.items()}
+        finally:
+            # Also where a signal's handler raises while this waits.
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
+    fast, exact, n_bytes = xxhash.xxh3_128(), hashlib.sha256(), 0
+    # SHA-256 is the slowest part by far, so it has a thread of its own.
+    with ThreadPoolExecutor(1) as hasher, target.open("xb", buffering=0) as out:
+        pending = None
+        for chunk in _read_chunks(source, stop):
+            if pending is not None:
+                pending.result()
+            pending = hasher.submit(exact.update, chunk)
+            fast.update(chunk)
+            n_bytes += len(chunk)
+            _write(out.fileno(), chunk)
+        os.fsync(out.fileno())
+        # So that a comparison reads the disk, and not what was just written to memory.
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
+
+
+def _hash_file(path: Path, stop: Event) -> str:
+    digest = xxhash.xxh3_128()
+    for chunk in _read_chunks(path, stop):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read_chunks(path: Path, stop: Event) -> Iterator[memoryview]:
+    """Yield a file's bytes; a chunk is good until the next but one is asked for."""
+    buffers = [memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(2)]
+    turn = 0
+    with path.open("rb", buffering=0) as stream:
+        while n := stream.readinto(buffers[turn]):
+            if stop.is_set():
+                raise Stopped
+            yield buffers[turn][:n]
+            turn = 1 - turn
+
+
+def _write(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]

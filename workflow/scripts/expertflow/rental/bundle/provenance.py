@@ -97,7 +97,6 @@ def write_provenance(directory: Path, text: bytes, *, expert: str, time_s: float
 
 
 def provenance_text(records: Provenance) -> bytes:
-    """Return the records as one JSON text."""
     return canonical_json(records).encode()
 
 

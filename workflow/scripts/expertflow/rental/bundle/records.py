@@ -20,6 +20,9 @@ PROVENANCE = f"{CARRIED}/provenance.json"
 MODEL = "base_model"
 # The file by which Snakemake tells the time of a folder that a rule made.
 TIMESTAMP = ".snakemake_timestamp"
+# Of an outcome.
+FOLDERS = ("merged", "checkpoint", "profile")
+REPORT, ABLATION = "report.json", "ablation"
 
 
 class SettingsFile(Record, frozen=True, kw_only=True):
@@ -56,8 +59,6 @@ class BundleSpec(Record, frozen=True, kw_only=True):
 
 
 class Member(Record, frozen=True, kw_only=True):
-    """A file of a bundle."""
-
     name: str
     n_bytes: int
     sha256: str

@@ -7,9 +7,10 @@ name that leads elsewhere, anything before, between or after. Any tar program ca
 
 import hashlib
 import json
+import sys
 import tarfile
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -31,14 +32,7 @@ Items = dict[str, Path | bytes]
 
 def describe(items: Items) -> tuple[Member, ...]:
     """Measure and hash the items, in the order of their names."""
-    members = []
-    for name in sorted(items):
-        n_bytes, digest = 0, hashlib.sha256()
-        for chunk in _chunks(items[name]):
-            n_bytes += len(chunk)
-            digest.update(chunk)
-        members.append(Member(name=name, n_bytes=n_bytes, sha256=digest.hexdigest()))
-    return tuple(members)
+    return tuple(_pour(name, _chunks(items[name])) for name in sorted(items))
 
 
 def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
@@ -54,14 +48,9 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
         stream.write(_header(INDEX, len(sealed)) + sealed + _padding(len(sealed)))
         for member in index.members:
             stream.write(_header(member.name, member.n_bytes))
-            n_bytes, digest = 0, hashlib.sha256()
-            for chunk in _chunks(items[member.name]):
-                stream.write(chunk)
-                n_bytes += len(chunk)
-                digest.update(chunk)
-            if (n_bytes, digest.hexdigest()) != (member.n_bytes, member.sha256):
+            if _pour(member.name, _chunks(items[member.name]), stream.write) != member:
                 raise DataError(f"{member.name}: changed while it was packed; run again")
-            stream.write(_padding(n_bytes))
+            stream.write(_padding(member.n_bytes))
         stream.write(END)
 
 
@@ -92,7 +81,11 @@ def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], Binar
         for member in index.members:
             _expect(stream, _header(member.name, member.n_bytes), path, member.name)
             with create(member) as target:
-                _copy(stream, member, target, path)
+                found = _pour(member.name, _take(stream, member.n_bytes), target.write)
+            if found.n_bytes != member.n_bytes:
+                raise DataError(f"{path}: ends within {member.name}; {AGAIN}")
+            if found != member:
+                raise DataError(f"{path}: {member.name} was changed; {AGAIN}")
             _expect(stream, _padding(member.n_bytes), path, member.name)
         _expect(stream, END, path, "its end")
         if stream.read(1):
@@ -133,12 +126,27 @@ def _chunks(content: Path | bytes) -> Iterator[bytes]:
         yield content
         return
     with content.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
+        yield from _take(stream, sys.maxsize)
+
+
+def _take(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
+    while chunk := stream.read(min(n_bytes, CHUNK_BYTES)):
+        n_bytes -= len(chunk)
+        yield chunk
+
+
+def _pour(
+    name: str, chunks: Iterable[bytes], write: Callable[[bytes], object] = lambda _: None
+) -> Member:
+    n_bytes, digest = 0, hashlib.sha256()
+    for chunk in chunks:
+        write(chunk)
+        n_bytes += len(chunk)
+        digest.update(chunk)
+    return Member(name=name, n_bytes=n_bytes, sha256=digest.hexdigest())
 
 
 def _header(name: str, n_bytes: int) -> bytes:
-    """Return the one header that a member of this name and size has."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = n_bytes, 0o644, 0
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
@@ -205,19 +213,6 @@ def _check_names(index: BundleIndex, path: Path) -> None:
     folders = {str(parent) for name in plain for parent in PurePosixPath(name).parents}
     if len(plain) != len(names) or plain & folders:
         raise DataError(f"{path}: two of its members have one place; {AGAIN}")
-
-
-def _copy(stream: BinaryIO, member: Member, target: BinaryIO, path: Path) -> None:
-    digest, left = hashlib.sha256(), member.n_bytes
-    while left:
-        chunk = stream.read(min(left, CHUNK_BYTES))
-        if not chunk:
-            raise DataError(f"{path}: ends within {member.name}; {AGAIN}")
-        digest.update(chunk)
-        target.write(chunk)
-        left -= len(chunk)
-    if digest.hexdigest() != member.sha256:
-        raise DataError(f"{path}: {member.name} was changed; {AGAIN}")
 
 
 def _expect(stream: BinaryIO, wanted: bytes, path: Path, name: str) -> None:

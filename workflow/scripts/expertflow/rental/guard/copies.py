@@ -26,7 +26,8 @@ FIRST_WAIT_S = 5.0
 class Copies:
     """All that is copied to one run's destinations, and what came of it.
 
-    ``cancel`` breaks off what is under way. Destinations may be null.
+    ``cancel`` breaks off what is under way. Destinations may be null. Before the command starts a
+    destination that fails raises ConfigError, later SyncFailed, after all was sent that can be.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,11 +50,7 @@ class Copies:
         self._pushing: Future[None] | None = None
 
     def begin(self, *, forget_spent: bool) -> None:
-        """Bring back what earlier sessions spent, on this machine and on others.
-
-        Raises:
-            ConfigError: the destination cannot be read.
-        """
+        """Bring back what earlier sessions spent, on this machine and on others."""
         remove(self.own / HOLD)
         self._published_before = self._published()
         if forget_spent:
@@ -63,11 +60,7 @@ class Copies:
                 self._ledger.pull(self.push_store)
 
     def pull(self) -> None:
-        """Bring back training states that are further elsewhere.
-
-        Raises:
-            ConfigError: the destination cannot be read.
-        """
+        """Bring back training states that are further elsewhere."""
         self._trusted = None
         if self.push_store is not None:
             with _nothing_started():
@@ -76,11 +69,7 @@ class Copies:
             log.info("pulled %s", line)
 
     def try_out(self) -> None:
-        """Send a small file and the ledger to each destination, before the command starts.
-
-        Raises:
-            ConfigError: a destination takes nothing.
-        """
+        """Send a small file and the ledger to each destination, before the command starts."""
         probe = self.own / "destination.txt"
         self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
@@ -91,11 +80,7 @@ class Copies:
             self.send_ledger()
 
     def send_ledger(self) -> None:
-        """Copy what was spent to where checkpoints go.
-
-        Raises:
-            SyncFailed: it is not there.
-        """
+        """Copy what was spent to where checkpoints go."""
         if self.push_store is not None:
             try:
                 self._ledger.send(self.push_store)
@@ -103,7 +88,6 @@ class Copies:
                 raise SyncFailed(f"{self._ledger.path}: not sent: {error}") from error
 
     def push_soon(self) -> None:
-        """Push beside the command, unless a push is under way."""
         self.check_push()
         if self._pushing is None:
             self._pushing = self._thread.submit(self._push_all, self._published_before)
@@ -125,11 +109,7 @@ class Copies:
         self.cancel.clear()
 
     def _push_all(self, left_out: frozenset[str]) -> None:
-        """Copy the ledger and all states but those whose weights are left out.
-
-        Raises:
-            SyncFailed: it is not all there.
-        """
+        """Copy the ledger and all states but those whose weights are left out."""
         states = (partial(self._push, state) for state in self._unsaved(left_out))
         _run_all([self.send_ledger, *states])
 
@@ -158,11 +138,6 @@ class Copies:
         return frozenset(sha256 for sha256 in found if sha256 is not None)
 
     def send_results(self) -> None:
-        """Copy and verify the results.
-
-        Raises:
-            SyncFailed: they are not all there, or there are none.
-        """
         if self.sync_store is None:
             return
         try:
@@ -179,11 +154,7 @@ class Copies:
         _log_sent("synced", record)
 
     def send_all(self) -> None:
-        """Copy what has to outlive the machine, as far as that goes.
-
-        Raises:
-            SyncFailed: it is not all there.
-        """
+        """Copy what has to outlive the machine."""
         _run_all([lambda: self._push_all(self._published()), self.send_results])
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
@@ -208,7 +179,6 @@ class Copies:
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
     def n_unsent_bytes(self) -> int:
-        """Return about how much the last copy would have to move."""
         if self.push_store is None:
             return 0
         n_sent = sum(record.n_bytes for record in self.syncs)

@@ -51,8 +51,6 @@ class GuardRecord(Record, frozen=True, kw_only=True):
 
 
 class Finish:
-    """The end of a run."""
-
     def __init__(
         self, session: Session, *, cause: Cause | None, code: int, idle_timer: str
     ) -> None:
@@ -66,7 +64,6 @@ class Finish:
         self._hook = "not asked for"
 
     def run(self) -> int:
-        """Do all that follows; return the exit code of the guard."""
         self._session.copies.break_off()
         for number in SIGNALS:
             if callable(signal.getsignal(number)):
@@ -90,7 +87,6 @@ class Finish:
         return self._exit_code()
 
     def _exit_code(self) -> int:
-        """Return the guard's exit code where the copy and the stop command went well."""
         return EXIT_CODES.get(self._outcome, self._code)
 
     def _break_off(self, number: int, _: object) -> None:
@@ -100,7 +96,6 @@ class Finish:
             self._session.copies.cancel.set()
 
     def _send(self) -> bool:
-        """Copy all there is; return whether it is there."""
         copies, settings = self._session.copies, self._session.settings
         if copies.push_store is None:
             return True
@@ -199,7 +194,6 @@ class Finish:
         )
 
     def _log_outcome(self, synced: bool) -> None:
-        """Log in one line what came of it, and loudly what needs somebody."""
         session, usd = self._session, self._session.usd()
         money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
         if usd is not None and session.settings.max_usd is not None:

@@ -18,8 +18,6 @@ MARGIN = 1.5
 
 
 class PaidSession(Record, frozen=True, kw_only=True):
-    """A stretch of paid time, as Unix times."""
-
     start_s: float
     end_s: float
     usd_per_hour: float
@@ -65,7 +63,6 @@ class Meter:
         self.usd_before = sum((s.usd() for s in earlier), 0.0)
 
     def usd(self, *, ahead_s: float = 0.0) -> float:
-        """Return what is spent by now, or will be in a while."""
         return self.usd_before + self._paid_s(ahead_s) / 3600 * self._session.usd_per_hour
 
     def lasts_s(self, limit_usd: float) -> float:
@@ -73,7 +70,6 @@ class Meter:
         return max(0.0, limit_usd - self.usd()) / self._session.usd_per_hour * 3600
 
     def note(self) -> None:
-        """Write down what is spent."""
         session = replace(self._session, end_s=self._session.start_s + self._paid_s())
         write_record(self._path, Ledger(sessions=(*self._earlier, session)))
 
@@ -82,7 +78,10 @@ class Meter:
 
 
 class TravellingLedger:
-    """The ledger here and its copy in a store, which several machines may write."""
+    """The ledger here and its copy in a store, which several machines may write.
+
+    Methods raise SyncFailed where the store fails, DataError where what it has is no ledger.
+    """
 
     def __init__(self, own: Path) -> None:
         self.path = own / LEDGER
@@ -96,23 +95,13 @@ class TravellingLedger:
         self._begins_anew = True
 
     def pull(self, store: Store) -> None:
-        """Add what the store knows of earlier sessions.
-
-        Raises:
-            SyncFailed: the store cannot be read.
-            DataError: what it has is no ledger.
-        """
+        """Add what the store knows of earlier sessions."""
         if not self._begins_anew:
             self._merge_from(store, self.path)
         self._judged = read_ledger(self.path)
 
     def send(self, store: Store) -> None:
-        """Bring the store up to date, and keep what other machines have written there.
-
-        Raises:
-            SyncFailed: it is not there.
-            DataError: what the store has is no ledger.
-        """
+        """Bring the store up to date, and keep what other machines have written there."""
         if not self.path.is_file():
             return
         # A copy: the ledger itself is written again while it is sent.

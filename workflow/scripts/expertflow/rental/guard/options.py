@@ -18,8 +18,6 @@ RESULTS, STATE = Path("results"), Path("state")
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """The guard's options, by their names in the parser."""
-
     command: tuple[str, ...]
     usd_per_hour: float | None
     max_usd: float | None

@@ -26,8 +26,6 @@ Timers = dict[Outcome, Callable[[], str | None]]
 
 
 class Guard:
-    """Starts the command, watches it, stops it."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.session = Session(settings)
@@ -38,8 +36,10 @@ class Guard:
         self._starting = True
 
     def run(self) -> int:
-        """Run the command to its end or a stop, and what follows; return the exit code."""
-        self._catch_signals()
+        for number in SIGNALS:
+            # What started this guard with nohup wants it to outlive its terminal.
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
+                signal.signal(number, self._came)
         with self.session.locked():
             self._begin()
             return self._run()
@@ -80,12 +80,6 @@ class Guard:
                 exit_code = finish.run()
         return exit_code
 
-    def _catch_signals(self) -> None:
-        for number in SIGNALS:
-            # What started this guard with nohup wants it to outlive its terminal.
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
-                signal.signal(number, self._came)
-
     def _came(self, number: int, _: object) -> None:
         self.session.add_signal(number)
         if self._starting:
@@ -112,9 +106,7 @@ class Guard:
                 if (why := ask()) is not None:
                     grace_s = settings.notice_s if outcome == "notice" else settings.grace_s
                     return Cause(outcome=outcome, why=why, grace_s=grace_s)
-            self._note()
-            if settings.push is not None:
-                self._push_if_due()
+            self._note_and_push()
             time.sleep(NAP_S)
         return None
 
@@ -140,16 +132,16 @@ class Guard:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
         return self._reserve_s
 
-    def _note(self) -> None:
-        if time.monotonic() - self._noted_s >= NOTE_EVERY_S:
-            self._noted_s = time.monotonic()
+    def _note_and_push(self) -> None:
+        now_s, settings = time.monotonic(), self.settings
+        if now_s - self._noted_s >= NOTE_EVERY_S:
+            self._noted_s = now_s
             self.session.note()
-
-    def _push_if_due(self) -> None:
-        self.copies.check_push()
-        if time.monotonic() - self._pushed_s >= 60 * self.settings.push_minutes:
-            self._pushed_s = time.monotonic()
-            self.copies.push_soon()
+        if settings.push is not None:
+            self.copies.check_push()
+            if now_s - self._pushed_s >= 60 * settings.push_minutes:
+                self._pushed_s = now_s
+                self.copies.push_soon()
 
     def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
         """Have the command save and end; kill what is left after the grace or a repeated signal."""
@@ -170,7 +162,6 @@ class Guard:
 
 
 def _ended(supervisor: Supervisor) -> int:
-    """Wait for what was killed; what cannot be killed is not waited for."""
     deadline_s = time.monotonic() + KILLED_S + MARGIN_S
     while (code := supervisor.poll()) is None:
         if time.monotonic() > deadline_s:

@@ -23,16 +23,12 @@ Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "
 
 
 class Cause(Record, frozen=True, kw_only=True):
-    """Why a run is stopped, and how long it may take to save."""
-
     outcome: Outcome
     why: str
     grace_s: float
 
 
 class Session:
-    """The state that the guard and its end share."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.signals: list[int] = []
@@ -98,7 +94,6 @@ class Session:
         self.meter.note()
 
     def usd(self) -> float | None:
-        """Return what is spent by now; null without a price."""
         return None if self.meter is None else self.meter.usd()
 
     def has_usd_for(self, wait_s: float) -> bool:

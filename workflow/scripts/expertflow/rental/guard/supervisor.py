@@ -60,11 +60,9 @@ class Supervisor:
         return self._code
 
     def stop(self) -> None:
-        """Have the command and all it started told to stop."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Have what is left killed."""
         self._signal(signal.SIGUSR1)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -151,7 +149,6 @@ class _Stop:
         return self._killed_s is not None and time.monotonic() - self._killed_s > KILLED_S
 
     def go_on(self, *, kill: bool) -> None:
-        """Do what is due now."""
         now_s = time.monotonic()
         if self._begun_s is None:
             self._begun_s = now_s
@@ -219,7 +216,6 @@ class _Stop:
 
 
 def _living() -> list[psutil.Process]:
-    """List all processes below this one that still run."""
     found = []
     for process in _below(psutil.Process(), recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -248,6 +244,5 @@ def _identity(process: psutil.Process) -> tuple[str, bool]:
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal, unless the process is gone or somebody else's."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process.send_signal(number)

@@ -40,7 +40,6 @@ class IdleGpu:
         self._busy_s = self._due_s = time.monotonic()
 
     def poll(self) -> str | None:
-        """Return the reason to stop, if there is one."""
         now_s = time.monotonic()
         if not self._devices or now_s < self._due_s:
             return None
@@ -85,7 +84,6 @@ class Stalled:
         self._work_before: dict[psutil.Process, tuple[float, int]] = {}
 
     def poll(self) -> str | None:
-        """Return the reason to stop, if there is one."""
         now_s = time.monotonic()
         passed_s = now_s - self._checked_s
         if not self._limit_s or passed_s < self._limit_s / STALLED_CHECKS:
@@ -146,7 +144,6 @@ class Notice:
         self._due_s = self._asked_s = 0.0
 
     def poll(self) -> str | None:
-        """Return the reason to stop, if there is one; never wait."""
         now_s = time.monotonic()
         if self._asking is not None:
             code = self._asking.poll()

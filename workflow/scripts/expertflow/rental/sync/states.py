@@ -41,15 +41,11 @@ N_FETCHES, FIRST_WAIT_S = 4, 5.0
 
 
 class FileRecord(Record, frozen=True, kw_only=True):
-    """Size and hash of a file."""
-
     n_bytes: int
     sha256: str
 
 
 class PushRecord(Record, frozen=True, kw_only=True):
-    """The contents of a push, by relative name."""
-
     name: str
     files: dict[str, FileRecord]
 

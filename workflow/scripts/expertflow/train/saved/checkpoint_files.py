@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.files import read_json_lines, remove
-from expertflow.staging.copy import hash_files
+from expertflow.staging.store import hash_files
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,10 @@
-"""Collect the contents of a bundle: all that is read from staging to the report."""
+"""Collect what a bundle or an outcome holds.
 
+A bundle has all that is read from staging to the report. An outcome is what a GPU machine hands
+back: results, records and logs, laid out where a run would put them.
+"""
+
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
@@ -8,31 +13,45 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file, sha256_json
-from expertflow.core.records import read_record, to_json
+from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text
+from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names, token_shards
-from expertflow.rental.bundle.provenance import adapt_inputs, provenance_text, read_provenance
+from expertflow.rental.bundle.provenance import (
+    Provenance,
+    adapt_inputs,
+    provenance_text,
+    read_provenance,
+)
 from expertflow.rental.bundle.records import (
+    ABLATION,
     CARRIED,
+    FOLDERS,
     FORMAT,
     MODEL,
+    OPENED,
     PROVENANCE,
+    REPORT,
     TIMESTAMP,
     BundleIndex,
     BundleSpec,
     Member,
+    Opened,
     own_artefact,
     own_tuning,
     sidecar_of,
 )
 from expertflow.rental.bundle.tar import Items, describe
+from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.base import wanted_files, weight_files
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
+# Of an outcome.
+RECORDS = ("*.json", "*.jsonl", "*.html", ".*.fingerprint")
+STAGING = "staging.json"
 
 
 def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
@@ -96,7 +115,6 @@ def _folder_items(folder: Path) -> Items:
 
 
 def _user_items(spec: BundleSpec) -> Items:
-    """Return the user's files: settings, what scoring reads, the tuning behind the plan."""
     items: Items = {}
     for name, file in spec.files.items():
         if sha256_file(Path(file.path)) != file.sha256:
@@ -133,7 +151,8 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     items |= {f"{results}/{MODEL}/{TIMESTAMP}": b"", record.as_posix(): moved}
     if (note := sidecar_of(record)).is_file():
         value = json.loads(note.read_text(encoding="utf-8"))
-        items[note.as_posix()] = _json_text({**value, "sha256": describe({"": moved})[0].sha256})
+        sha256 = hashlib.sha256(moved).hexdigest()
+        items[note.as_posix()] = _json_text({**value, "sha256": sha256})
     return items
 
 
@@ -152,7 +171,7 @@ def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
     record = f"results/{spec.expert}/model.json"
     hashes = {}
     if isinstance(content := items[record], bytes):
-        hashes[record] = f"sha256:{describe({record: content})[0].sha256}"
+        hashes[record] = f"sha256:{hashlib.sha256(content).hexdigest()}"
     outputs = {n for n in items if sidecar_of(Path(n)).as_posix() in items}
     if unrecorded := sorted(outputs - set(records)):
         log.warning(
@@ -186,7 +205,6 @@ def _check_recorded(
 def _recorded_hashes(
     results: Path, lock: ExpertLock, model: ModelRecord
 ) -> Iterator[tuple[Path, Path, str]]:
-    """Yield files, their records, and the hashes there."""
     packing = read_record(PackingRecord, results / "packing.json")
     for split, packed in (("train", packing.train), ("held_out", packing.held_out)):
         yield results / "packed" / split / ROWS_FILE, results / "packing.json", packed.sha256
@@ -197,3 +215,72 @@ def _recorded_hashes(
             record = results / "documents" / source.name / f"{shard}.json"
             yield record.with_suffix(".arrow"), record, read_record(ShardRecord, record).sha256
     yield results / MODEL / "tokenizer.json", results / "model.json", model.tokenizer_sha256
+
+
+def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
+    """Collect what was made from an opened bundle in the working directory.
+
+    Checkpoints of a full fine-tuning stay behind: they hold the weights that ``merged`` holds.
+
+    Raises:
+        DataError: no bundle was opened here, or there is no report yet.
+    """
+    results = Path("results", expert)
+    if not (results / OPENED).is_file():
+        raise DataError(f"{results}: no bundle was opened here; run open_bundle.py first")
+    bundle = read_record(Opened, results / OPENED).index
+    assert bundle.spec is not None
+    if not (results / REPORT).is_file():
+        raise DataError(f"{results / REPORT}: is missing; run snakemake {results / REPORT} first")
+    came = {member.name: member for member in bundle.members}
+    items: Items = {path.as_posix(): path for path in _result_files(results)}
+    known = (name for name in sorted(items) if name in came)
+    brought = tuple(name for name in known if came[name].sha256 == sha256_file(Path(name)))
+    made = set(items).difference(brought)
+    folders = {str(parent) for name in made for parent in Path(name).parents}
+    records = read_provenance(expert, lambda key: key in made or key in folders)
+    items |= _staged_at_home(results, bundle.spec, records)
+    items[f"{results}/{PROVENANCE}"] = provenance_text(records)
+    index = BundleIndex(
+        format=FORMAT,
+        kind="outcome",
+        expert=expert,
+        code=bundle.code,
+        members=describe(items),
+        brought=brought,
+    )
+    return index, items
+
+
+def _result_files(results: Path) -> list[Path]:
+    found = [path for pattern in RECORDS for path in results.glob(pattern)]
+    folders = {*FOLDERS, "logs", ABLATION}
+    if read_part(str, results / "training.json", "method") == "full":
+        folders.remove("checkpoint")
+    for folder in folders:
+        found += results.joinpath(folder).rglob("*")
+    return [path for path in found if path.is_file()]
+
+
+def _staged_at_home(results: Path, spec: BundleSpec, records: Provenance) -> Items:
+    """Let Snakemake find at home the staging settings that the bundle was made with.
+
+    Where this machine copied to decides no result, and with its ``scratch`` home would stage, train
+    and evaluate again. The record itself says what was done here.
+    """
+    used = _spec_text(read_record(StagingRecord, results / STAGING).spec)
+    at_home = _spec_text(spec.staging)
+    if record := records.get(f"{results}/{STAGING}"):
+        # Snakemake keeps params as they are written in Python.
+        params = [repr(at_home) if p == repr(used) else p for p in record["params"] or ()]
+        record["params"] = sorted(params)
+    note = sidecar_of(results / STAGING)
+    if not note.is_file():
+        return {}
+    value = json.loads(note.read_text(encoding="utf-8"))
+    value["spec_sha256"] = sha256_text(at_home)
+    return {note.as_posix(): _json_text(value)}
+
+
+def _spec_text(spec: object) -> str:
+    return canonical_json(to_json(spec))

@@ -1,6 +1,7 @@
-"""Open a bundle: check every byte, then lay it out as if it had been made here."""
+"""Open a bundle or an outcome: check every byte, then lay it out as if it had been made here."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -9,17 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from expertflow.core.errors import ConfigError, DataError, HardwareError
+from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
 from expertflow.core.files import remove, sha256_file, sync, sync_directory
 from expertflow.core.locks import EXPERT_LOCKS, holder, sign, try_lock
 from expertflow.core.records import read_record, write_record
-from expertflow.rental.bundle.model import link_weights
 from expertflow.rental.bundle.provenance import write_provenance
 from expertflow.rental.bundle.records import (
+    ABLATION,
     CARRIED,
+    FOLDERS,
     MODEL,
     OPENED,
     PROVENANCE,
+    REPORT,
+    TIMESTAMP,
     BundleIndex,
     Member,
     Opened,
@@ -27,7 +31,10 @@ from expertflow.rental.bundle.records import (
 from expertflow.rental.bundle.tar import read_bundle
 from expertflow.train.records import ModelRecord
 
+log = logging.getLogger(__name__)
 SPACE_RESERVE = 1.02
+# An outcome of other rows or of another plan is not of these results.
+DECISIVE = ("packing.json", "plan.json")
 
 
 def open_bundle(
@@ -53,7 +60,7 @@ def open_bundle(
     if index.kind != "bundle":
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
     results = directory / "results" / index.expert
-    with hold_expert(directory, index.expert):
+    with _hold_expert(directory, index.expert):
         if _is_open(index, results):
             _complete_model(index, results, model)
             return False
@@ -63,19 +70,49 @@ def open_bundle(
             raise ConfigError(
                 f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
             )
-        with unpack(bundle, index, results) as partial:
+        with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
             opened = Opened(index=index, settings_here=settings_here, other_code=other_code)
             write_record(partial / OPENED, opened)
-            adopt_provenance(partial, directory, index)
+            _adopt_provenance(partial, directory, index)
             remove(results)
             partial.rename(results)
             sync_directory(results.parent)
     return True
 
 
+def land_outcome(
+    outcome: Path, index: BundleIndex, directory: Path, *, may_replace: bool = False
+) -> None:
+    """Lay an outcome, of which the index was read, out in a working directory; checked.
+
+    What came to the GPU machine with its bundle is only laid out where it is missing. The report
+    comes last; stopped half-way, the same command finishes it.
+
+    Raises:
+        ConfigError: other results are there and may not be dropped, or a run makes the expert.
+        DataError: this is no outcome, or it was changed.
+    """
+    if index.kind != "outcome":
+        raise DataError(f"{outcome}: is a {index.kind}; open it without --outcome")
+    results = directory / "results" / index.expert
+    with _hold_expert(directory, index.expert):
+        if not may_replace:
+            _refuse_others(index, directory)
+        with _unpack(outcome, index, results) as partial:
+            _adopt_provenance(partial, directory, index)
+            remove(partial / CARRIED)
+            _move_in(index, partial, results)
+    if (results / f"{ABLATION}.json").is_file():
+        log.info(
+            "%s: its report shows an ablation; keep ablate=true in the configuration here, with the"
+            " same ablation settings, or the report is built again without it",
+            index.expert,
+        )
+
+
 @contextlib.contextmanager
-def hold_expert(directory: Path, expert: str) -> Iterator[None]:
+def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Keep runs and other openings off an expert; nothing is left of a block that fails.
 
     Raises:
@@ -104,7 +141,7 @@ def hold_expert(directory: Path, expert: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
+def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
     """Unpack a bundle beside its place, checked; the folder is gone after the block unless moved.
 
     Only who holds the expert may call this, so that earlier attempts' folders can go.
@@ -144,7 +181,7 @@ def unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
             remove(partial)
 
 
-def adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None:
+def _adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None:
     """Give all files of an unpacked bundle one time, and tell Snakemake how they were made."""
     # None is newer than what was made from it.
     time_s = float(int(time.time()))
@@ -155,23 +192,20 @@ def adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None
     write_provenance(directory, path.read_bytes(), expert=index.expert, time_s=time_s)
 
 
-def is_same(path: Path, n_bytes: int, sha256: str) -> bool:
-    """Return whether a file has this size and hash."""
+def _is_same(path: Path, n_bytes: int, sha256: str) -> bool:
     return path.is_file() and path.stat().st_size == n_bytes and sha256_file(path) == sha256
 
 
 def _is_open(index: BundleIndex, results: Path) -> bool:
-    """Return whether this very bundle was opened here before, and is still as it was."""
     marker, place = results / OPENED, results.parents[1]
     return (
         marker.is_file()
         and read_record(Opened, marker).index == index
-        and all(is_same(place / m.name, m.n_bytes, m.sha256) for m in index.members)
+        and all(_is_same(place / m.name, m.n_bytes, m.sha256) for m in index.members)
     )
 
 
 def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> None:
-    """Link the weights of a base model that came without them."""
     folder = f"results/{index.expert}/{MODEL}/"
     names = [member.name for member in index.members if member.name.startswith(folder)]
     if not any(name.endswith(".safetensors") for name in names):
@@ -190,3 +224,79 @@ def _new_folder(folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 place.rmdir()
         raise
+
+
+def _refuse_others(index: BundleIndex, directory: Path) -> None:
+    for member in index.members:
+        path = directory / member.name
+        name = member.name.split("/", 2)[2]
+        is_free = name.startswith((CARRIED, "logs/")) or name.endswith(TIMESTAMP)
+        is_kept = member.name in index.brought and name not in DECISIVE
+        if is_free or is_kept or not path.exists():
+            continue
+        if not _is_same(path, member.n_bytes, member.sha256):
+            raise ConfigError(
+                f"{path}: is not of this outcome; move it away, use --directory, or drop it with"
+                " --replace"
+            )
+
+
+def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
+    for folder in FOLDERS:
+        if (partial / folder).is_dir():
+            remove(results / folder)
+    files = [path for path in partial.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda file: file.name == REPORT):
+        name = path.relative_to(partial).as_posix()
+        target = results / name
+        if not (f"results/{index.expert}/{name}" in index.brought and target.exists()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    sync_directory(results)
+
+
+def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
+    """Link a model's weights into ``folder``, from ``given``, the manifest's folder or the hub.
+
+    Links that lead to the same weights stay.
+
+    Raises:
+        DataError: the weights found are another model's.
+        TrainingError: there are none.
+    """
+    # Here, as it takes longer to import than most bundles take to open.
+    from expertflow.train.model.base import hash_weights, weight_files
+
+    there = weight_files(folder)
+    if there and all(map(Path.is_file, there)) and hash_weights(folder) == model.weights_sha256:
+        return
+    source = given or _find_folder(model)
+    files = weight_files(source)
+    if not files:
+        raise TrainingError(f"{source}: no *.safetensors; give the model's own folder as --model")
+    log.info("hashing the weights of %s in %s", model.name, source)
+    if (found := hash_weights(source)) != model.weights_sha256:
+        raise DataError(
+            f"{source}: its weights are not those of the bundle (weights_sha256 {found[:12]}… for"
+            f" {model.weights_sha256[:12]}…); give the folder of {model.name}"
+            f" {model.revision or ''} as --model"
+        )
+    for old in there:
+        old.unlink()
+    for file in files:
+        (folder / file.name).symlink_to(file.resolve())
+
+
+def _find_folder(model: ModelRecord) -> Path:
+    if model.kind != "hub":
+        folder = Path(model.name).expanduser()
+        if not folder.is_dir():
+            raise TrainingError(
+                f"model {model.name}: no such folder on this machine; copy it here and give it as"
+                " --model, or pack it with bundle_weights=true"
+            )
+        return folder
+    from expertflow.train.model.base import download_model
+
+    fix = "give a folder as --model, or pack it with bundle_weights=true"
+    return download_model(model.name, model.revision, fix=fix)
