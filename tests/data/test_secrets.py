@@ -144,13 +144,7 @@ def test_what_is_no_credential_passes(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "eyJ" * 30_000,
-            "sk-" * 100_000,
-            "/" * 300_000,
-            "://" * 100_000,
-            "xoxa-" * 60_000,
-        ),
+        *("eyJ" * 30_000, "sk-" * 100_000, "/" * 300_000, "://" * 100_000, "xoxa-" * 60_000),
         *("key" + " " * 300_000 + "x" * 43, "k" * 44 + ("key" + " " * 3000) * 100),
         *(".AKC" * 80_000, "aws key" * 40_000, "a" * 300_000),
     ],
@@ -183,28 +177,21 @@ def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_an_address_is_replaced_and_nothing_else(text: str, around: str) -> None:
-    ann = replace_emails("ann@a.org")[0]
-    assert replace_emails(text) == (around.replace("{}", ann), around.count("{}"))
+    assert replace_emails(text) == around.replace("{}", replace_emails("ann@a.org"))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "@property",
-            "lodash@4.17.21",
-            "git@github.com:a/b",
-            "a @ b.org",
-            "a@b",
-            "x@y.1",
-            "@",
-            "",
-        ),
-        *("user@", "https://medium.com/@ann", "@types/node@1.2.3", ".@a.org", r"\n@a.org"),
+        *("@property", "lodash@4.17.21", "git@github.com:a/b", "a @ b.org", "a@b", "x@y.1", "@"),
+        *("user@", "https://medium.com/@ann", "@types/node@1.2.3", ".@a.org", r"\n@a.org", ""),
+        # Each takes a second at most: time is linear in the length of the text.
+        *("a" * 10**6, "@" * 10**6, "a@" * 500_000, "a." * 500_000 + "@", "a@" + "b." * 500_000),
     ],
+    ids=lambda text: text[:12],
 )
 def test_what_is_no_address_stays(text: str) -> None:
-    assert replace_emails(text) == (text, 0)
+    assert replace_emails(text) == text
 
 
 @pytest.mark.parametrize(
@@ -212,21 +199,13 @@ def test_what_is_no_address_stays(text: str) -> None:
     ["a.b+c@x.co.uk", "o_1%x@a-b.example", "jürgen@müller.de", "x" * 64 + "@a.org", "a@b.museum"],
 )
 def test_addresses_of_all_forms(address: str) -> None:
-    assert replace_emails(f"<{address}>")[1] == 1
-    assert address not in replace_emails(f"<{address}>")[0]
+    assert replace_emails(f"<{address}>").startswith("<person-")
+    assert address not in replace_emails(f"<{address}>")
 
 
 def test_pseudonyms_are_stable_and_differ() -> None:
     # The same in every run, on every machine: it is part of the data.
-    assert replace_emails("ann@a.org") == ("person-771c33a61b99@example.org", 1)
-    named = {replace_emails(f"ann{number}@a.org")[0] for number in range(2000)}
-    assert len(named) == 2000
-    hidden = replace_emails("Ann <ann@a.org>")[0]
-    assert replace_emails(hidden) == (hidden, 0)
-
-
-@pytest.mark.parametrize(
-    "text", ["a" * 10**6, "@" * 10**6, "a@" * 500_000, "a." * 500_000 + "@", "a@" + "b." * 500_000]
-)
-def test_addresses_that_never_end_take_no_time(text: str) -> None:
-    assert replace_emails(text) == (text, 0)
+    assert replace_emails("ann@a.org") == "person-771c33a61b99@example.org"
+    assert len({replace_emails(f"ann{number}@a.org") for number in range(2000)}) == 2000
+    hidden = replace_emails("Ann <ann@a.org>")
+    assert replace_emails(hidden) == hidden

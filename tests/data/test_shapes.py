@@ -21,9 +21,12 @@ SPEC = PrepareSpec(
 )  # fmt: skip
 
 
-def chat_of(turns: Any, **source: Any) -> Body:
-    spec = replace(SPEC, source=SourceSpec(name="s", kind="local", messages="turns", **source))
-    return body_of(spec, {"turns": turns})
+USER = {"role": "user", "content": "a"}
+CHAT = SourceSpec(name="s", kind="local", messages="turns", tools="tools")
+
+
+def chat_of(turns: Any, *, tools: Any = None, **source: Any) -> Body:
+    return body_of(replace(SPEC, source=replace(CHAT, **source)), {"turns": turns, "tools": tools})
 
 
 def body_of(spec: PrepareSpec, record: dict[str, Any]) -> Body:
@@ -144,14 +147,11 @@ def test_tool_calls_as_text_or_object(arguments: Any, key: str) -> None:
 
 
 def test_tools_come_from_their_field() -> None:
-    spec = replace(
-        SPEC, source=SourceSpec(name="s", kind="local", messages="turns", tools="functions")
-    )
     turns = [{"role": "assistant", "content": "a"}]
     wrapped = {"type": "function", "function": {"name": "f"}}
     for tools in ([{"name": "f"}], [wrapped], '[{"name": "f"}]'):
-        assert body_of(spec, {"turns": turns, "functions": tools}).tools == (wrapped,)
-    assert body_of(spec, {"turns": turns}).tools == ()
+        assert chat_of(turns, tools=tools).tools == (wrapped,)
+    assert chat_of(turns).tools == ()
 
 
 def test_other_names_of_keys_and_roles() -> None:
@@ -190,6 +190,12 @@ def test_a_turn_says_whether_it_is_learned() -> None:
         ([{"role": "assistant", "content": "a\0"}], "nul_character"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "part_not_text"),
         ([{"role": "assistant", "content": "a", "weight": 0.5}], "weight_not_0_or_1"),
+        ([{"from": "function_call", "value": None}], "tool_call_without_name"),
+        ([{"role": "assistant", "tool_calls": r'{"name": "\ud800"}'}], "tool_call_not_json"),
+        (
+            [{"role": "assistant", "tool_calls": r'{"name": "f", "id": "\ud800"}'}],
+            "tool_call_not_json",
+        ),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "tool_call_without_name"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
@@ -202,6 +208,92 @@ def test_a_turn_says_whether_it_is_learned() -> None:
     ],
 )
 def test_what_is_no_chat(turns: Any, reason: str) -> None:
-    with pytest.raises(Reject) as caught:
+    with pytest.raises(Reject, match=f"^{reason}: "):
         chat_of(turns)
-    assert caught.value.reason == reason
+
+
+def answer_of(**answer: Any) -> Any:
+    return chat_of([USER, {"role": "assistant", "content": "b", **answer}]).turns[1]
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_thoughts_go_before_the_answer(key: str) -> None:
+    assert answer_of(**{key: "so"}).content == "<think>\nso\n</think>\n\nb"
+    assert answer_of(**{key: "so", "content": "<think>x</think>b"}).content == "<think>x</think>b"
+    assert answer_of(**{key: None}).content == answer_of(**{key: " "}).content == "b"
+    assert answer_of(**{key: "so", **call({})}).content == "<think>\nso\n</think>\n\n"
+    with pytest.raises(Reject) as caught:
+        answer_of(**{key: {"text": 3}})
+    assert (caught.value.reason, caught.value.field) == ("not_text", f"turns.1.{key}")
+
+
+def test_only_an_assistant_thinks() -> None:
+    body = chat_of([{**USER, "reasoning": "so"}, {"role": "assistant", "content": "b"}])
+    assert body.turns[0].content == "a"
+
+
+def test_calls_and_their_answers_keep_their_ids() -> None:
+    calls = [{"id": "call_1", "function": {"name": "f"}}, {"id": 2, "name": "g"}, {"name": "h"}]
+    body = chat_of(
+        [
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "call_1", "content": "x"},
+            {"role": "tool", "content": "y"},
+        ]
+    )
+    assert [call.id for call in body.turns[0].tool_calls] == ["call_1", "2", None]
+    assert [turn.tool_call_id for turn in body.turns] == [None, "call_1", None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ('{"x": 1, "x": 2}', "tool_call_not_json"),
+        ('{"x": NaN}', "tool_call_not_json"),
+        (r'{"x": "\ud800"}', "tool_call_not_json"),
+        (r'{"x": "\u0000"}', "nul_character"),
+        ('{"x": 18446744073709551616}', "integer_over_64_bits"),
+        ({"x": [-(1 << 63) - 1]}, "integer_over_64_bits"),
+        ({"x": float("inf")}, "tool_call_not_json"),
+        ({"x": datetime(2024, 1, 1)}, "tool_call_not_json"),
+        ({"x": Decimal(1)}, "tool_call_not_json"),
+        ({"x": b"y"}, "tool_call_not_json"),
+    ],
+)
+def test_arguments_that_a_document_cannot_hold(arguments: Any, reason: str) -> None:
+    with pytest.raises(Reject, match=f"^{reason}: "):
+        answer_of(**call(arguments))
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ('[{"name": "f", "name": "g"}]', "tools_not_json"),
+        ('[{"name": "f", "x": Infinity}]', "tools_not_json"),
+        ('[{"name": "f", "x": 18446744073709551616}]', "integer_over_64_bits"),
+        ([{"name": "f", "x": 1 << 64}], "integer_over_64_bits"),
+        ([{"name": "f", "x": Decimal(1)}], "tools_not_json"),
+    ],
+)
+def test_tools_that_a_document_cannot_hold(tools: Any, reason: str) -> None:
+    with pytest.raises(Reject, match=f"^{reason}: "):
+        chat_of([{"role": "assistant", "content": "b"}], tools=tools)
+
+
+def test_the_largest_integers_are_kept() -> None:
+    (found,) = answer_of(**call({"x": [-(1 << 63), (1 << 64) - 1]})).tool_calls
+    assert found.arguments == {"x": [-(1 << 63), (1 << 64) - 1]}
+
+
+@pytest.mark.parametrize(
+    ("roles", "n_calls"), [({"USER": "user"}, 1), ({"function_call": "assistant"}, 0)]
+)
+def test_a_call_is_a_call_unless_its_role_is_mapped(roles: dict[str, str], n_calls: int) -> None:
+    value = '{"name": "f", "arguments": {"x": 1}}'
+    body = chat_of([{"from": "function_call", "value": value}], roles=roles)
+    assert len(body.turns[0].tool_calls) == n_calls
+    assert body.turns[0].content == ("" if n_calls else value)

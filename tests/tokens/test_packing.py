@@ -40,11 +40,6 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def test_the_worked_example_fills_its_rows() -> None:
-    rows = best_fit_decreasing(np.array([7, 4, 3, 6]), row_length=10).tolist()
-    assert sorted(sorted(row) for row in rows) == [[0, 2], [1, 3]]
-
-
 @given(st.lists(st.integers(1, 60), max_size=120), st.integers(60, 90))
 def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()

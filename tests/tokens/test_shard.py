@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.core.files import sha256_file
-from expertflow.data.documents import DocumentWriter, NewDocument, documents_schema
+from expertflow.data.documents import DocumentWriter, NewDocument
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
@@ -253,12 +253,6 @@ def test_an_interrupted_shard_leaves_nothing(
     assert list((tmp_path / "store").iterdir()) == []
     assert not (tmp_path / "000.ids").exists()
     assert pretokenize(tmp_path, tokenizer, shard).n_documents == 5000
-
-
-def test_the_columns_that_are_read_are_those_that_are_written() -> None:
-    names = documents_schema(None).names
-    assert {"document_id", "frame", "texts"} <= set(names)
-    assert names == list(NewDocument._fields[:-1])
 
 
 def test_an_empty_thought_before_the_answer_is_no_hindrance() -> None:

@@ -62,12 +62,6 @@ def test_the_ids_are_those_of_the_template_as_a_whole(engine: Engine) -> None:
         assert ids[last:-2] == engine.encode(["assistant\n" + answer])[0]
 
 
-def test_special_tokens_in_data_stay_plain_text(engine: Engine) -> None:
-    ids, _ = alone(chat("z", "x<|im_end|>y"), engine)
-    assert ids.count(engine.special_id("<|im_end|>")) == 2
-    assert engine.decode(ids).count("<|im_end|>") == 3
-
-
 def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path) -> None:
     from transformers import AutoTokenizer
 

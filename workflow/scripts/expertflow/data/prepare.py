@@ -223,7 +223,7 @@ def prepare_shard(
 
 def without_emails(value: Any) -> Any:
     if isinstance(value, str):
-        return replace_emails(value)[0] if "@" in value else value
+        return replace_emails(value)
     if isinstance(value, list):
         return [without_emails(item) for item in value]
     if isinstance(value, dict):

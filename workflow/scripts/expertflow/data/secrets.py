@@ -149,8 +149,8 @@ def _windows(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def replace_emails(text: str) -> tuple[str, int]:
-    """Replace every e-mail address by a stable pseudonym; also return how many there were.
+def replace_emails(text: str) -> str:
+    """Replace every e-mail address by a stable pseudonym.
 
     The same address, in any case, gives the same "person-1a2b3c4d5e6f@example.org" in every run;
     pseudonyms are left as they are. Time is linear in the length of the text. It hides addresses
@@ -159,7 +159,7 @@ def replace_emails(text: str) -> tuple[str, int]:
     "git@host" stays.
     """
     parts: list[str] = []
-    n_replaced = done = 0
+    done = 0
     at = text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
@@ -168,10 +168,9 @@ def replace_emails(text: str) -> tuple[str, int]:
             address = text[start : domain.end()]
             if text[start:at] != "git" and not _PSEUDONYM.fullmatch(address):
                 parts += (text[done:start], _pseudonym(address))
-                n_replaced += 1
                 done = domain.end()
         at = text.find("@", at + 1)
-    return ("".join((*parts, text[done:])) if parts else text), n_replaced
+    return "".join((*parts, text[done:])) if parts else text
 
 
 def _local_start(text: str, first: int, at: int) -> int:

@@ -46,6 +46,7 @@ def build(check: FieldCheck, source: str) -> Check:
 
 def _parse(text: str, check: FieldCheck) -> "exp.Expr":
     import sqlglot
+    from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
     def unparsable(detail: str) -> Filtered:
@@ -61,25 +62,20 @@ def _parse(text: str, check: FieldCheck) -> "exp.Expr":
     except RecursionError as error:
         raise unparsable("nested too deeply") from error
     # A statement that holds but a comment is none.
-    statements = [s for s in parsed if s is not None and not isinstance(s, sqlglot.exp.Semicolon)]
+    statements = [s for s in parsed if s is not None and not isinstance(s, exp.Semicolon)]
     if len(statements) > 1:
         detail = f"{len(statements)} statements, one is wanted"
         raise Filtered("sql_several_statements", detail, field=check.field, value=text)
     if not statements:
         raise unparsable("no statement")
-    if not _is_statement(statements[0]):
-        raise unparsable(f"no statement that sqlglot knows in {check.dialect or 'its own dialect'}")
-    return statements[0]
-
-
-def _is_statement(parsed: "exp.Expr") -> bool:
+    found = statements[0]
     # Not lone expressions: sqlglot reads ``hello world`` as a column with an alias. Nor what it
     # takes over without parsing: ``VACUUM`` is a command whose text it never looked at.
-    from sqlglot import exp
-
     lone = (exp.Command, exp.Condition, exp.Alias, exp.Star, exp.Tuple, exp.Interval)
-    is_bare = isinstance(parsed, exp.Select) and not any(parsed.args.values())
-    return not isinstance(parsed, lone) and not is_bare
+    is_bare = isinstance(found, exp.Select) and not any(found.args.values())
+    if isinstance(found, lone) or is_bare:
+        raise unparsable(f"no statement that sqlglot knows in {check.dialect or 'its own dialect'}")
+    return found
 
 
 def _transpile(statement: "exp.Expr", text: str, check: FieldCheck) -> str:

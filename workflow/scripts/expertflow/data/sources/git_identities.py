@@ -42,7 +42,7 @@ class Contributors:
     def hide(self, text: str, *, is_message: bool = False) -> str:
         if is_message:
             text = _TRAILER.sub(self._hide_trailer, text)
-        return self._hide_names(replace_emails(text)[0], is_message=is_message)
+        return self._hide_names(replace_emails(text), is_message=is_message)
 
     def _hide_trailer(self, match: re.Match[str]) -> str:
         person = Person(match[2].strip(), match[3].strip())

@@ -1,0 +1,220 @@
+"""Texts that each parser takes or refuses, and where it sees the fault."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expertflow.core.strict_json import depth
+from expertflow.data.checks.registry import build_checks
+from expertflow.data.checks.sql import DIALECTS
+from expertflow.data.reject import Filtered
+from expertflow.data.settings import FieldCheck
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def check(kind: Any, **settings: Any) -> Run:
+    return build_checks((FieldCheck(field="q", check=kind, **settings),), source="s")
+
+
+RUN = {
+    "cypher": check("cypher"),
+    "json": check("json"),
+    "sql": check("sql", dialect="sqlite"),
+    "typescript": check("typescript"),
+}
+PASSING: dict[str, list[Any]] = {
+    "cypher": [
+        "MATCH (n) RETURN n",
+        "match (n:A {x: 1})-[r:B|C*1..3]->() where n.y =~ 'a.*' return distinct n.y as y limit 3;",
+        "MATCH (n) WHERE EXISTS { MATCH (n)-->(m) WHERE m.x > 1 } RETURN n",
+        "MATCH (n) WITH n, count{(n)<-[:X]-()} AS k WHERE k > 1 RETURN n",
+        "RETURN COUNT { MATCH (n) WHERE COUNT { (n)-->() } > 1 RETURN n }",
+        "MATCH (n) RETURN COLLECT { MATCH (n)-->(m) RETURN m.name } AS names",
+        "MATCH (n {size: 3}) WHERE n.size = size(n.list) RETURN n.size AS size ORDER BY size",
+        "MATCH (n) RETURN n {.name, .*, .size, other: n.x + 1, n}",
+        "MATCH (n) RETURN collect(n {.a, inner: [x IN n.xs | x {.b}]})",
+        "MATCH (n) SET n.a = 1",
+        "CREATE (n:A) // a comment",
+        "MATCH (n) CALL { WITH n RETURN 1 AS x } RETURN x",
+        "RETURN '\ud800', \"a\x00b\"",
+    ],
+    "json": [
+        *("1", "null", '"x"', "[]", ' {"a": [1.5, true]} ', '"\\ud800"'),
+        *({}, [], {"a": [1, {"b": None}]}),  # parsed before
+    ],
+    "sql": [
+        "SELECT 1",
+        "SELECT a FROM t;",
+        "SELECT 1; -- and a comment",
+        "WITH x AS (SELECT 1) SELECT * FROM x",
+        "SELECT 1 UNION SELECT 2",
+        "(SELECT 1)",
+        "INSERT INTO t VALUES (1)",
+        "CREATE TABLE t (a INT)",
+        "DROP TABLE t",
+        "SELECT 'a; b'",
+    ],
+    "typescript": [
+        "const a: number = 1",
+        "interface A<T> { b?: T }",
+        "// only a comment",
+        "let b = <number>a;",
+        "const f = " + "(" * 5_000 + "1" + ")" * 5_000,
+    ],
+}
+# With a part of what is said about the fault.
+FAILING: dict[str, list[tuple[str, str]]] = {
+    "cypher": [
+        *((text, "") for text in ("", "// nothing", "MATCH (n)", "MATCH (n) RETURN", "\x00")),
+        *((text, "") for text in ("MATCH (n RETURN n", "MTCH (n) RETURN n", "MATCH (n) RETURN 'n")),
+        *((text, "") for text in ("RETURN 1; RETURN 2", "SELECT a FROM t", "RETURN }{")),
+        *((text, "") for text in ("RETURN a.b.", "RETURN 1.5.5e", "MATCH (n:A {.a}) RETURN n")),
+        ("MATCH (n) WHERE n.a = = 1 RETURN n", ""),
+        ("MATCH (n) RETURN COUNT { }", ""),
+        ("MATCH (n) RETURN COUNT { (n)-->( }", ""),
+        ("MATCH (n) RETURN n {.a .b}", ""),
+        ("RETURN " + "[" * 40 + "]" * 40, "40 brackets deep"),
+        ("RETURN " + "1+" * 20_000 + "1", "longer than"),
+        ("MATCH (n)\nRETURN n LIMIT LIMIT", "near line 2, column "),
+        # What would take exponential time.
+        ("RETURN ((((1", "given up"),
+        ("RETURN " + "[x IN " * 6, "given up"),
+        ("RETURN " + "{a: [" * 5, "given up"),
+    ],
+    "json": [
+        *((text, "") for text in ("", "{", "{'a': 1}", "[1,]", "NaN", "[Infinity]", "-Infinity")),
+        *((text, "") for text in ("1e999", "1" * 400, "// no\n1", "1 2", '"\x00"', "01")),
+        *((text, "twice") for text in ('{"a": 1, "a": 2}', '{"x": {"a": 1, "a": 1}}')),
+        *((text, "nested") for text in ("[" * 65 + "]" * 65, "[" * 100_000)),
+    ],
+    "sql": [
+        *((text, "") for text in ("", ";", "-- only a comment", "SELECT", "SELECT a FROM")),
+        *((text, "") for text in ("SELECT * FORM t", "SELECT (1", "SELECT '")),
+        # No statement, or taken over by sqlglot as a command, never parsed.
+        *((text, "") for text in ("hello", "hello world", "1", "a = 1", "(1, 2)", "VACUUM")),
+        ("ALTER TABLE t FOO BAR", ""),
+        ("SHOW TABLES", ""),
+        ("SELECT " + "f(" * 40 + "1" + ")" * 40, "brackets deep"),
+        ("SELECT " + "1," * 150_000 + "1", "longer than"),
+        ("SELECT a\nFROM t WHERE '" + "x" * 5000 + "' 1 2 3", "line 2, column "),
+    ],
+    "typescript": [
+        ("", "no code"),
+        (" \n", "no code"),
+        ("const a = ;", "line 1, column"),
+        ("let a = 1;\nlet é = [f(2];", "line 2, column 13: '\\)' is missing"),
+        ("def f(x):\n    return x", "line 1, column"),
+        ("const \ud800 = 1", "line 1, column"),
+        ("a" * 200_001, "longer than 200,000"),
+        ("function f() { return 1", "line 1, column"),
+    ],
+}
+
+
+def listed(cases: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(kind, case) for kind, own in cases.items() for case in own]
+
+
+@pytest.mark.parametrize(("kind", "value"), listed(PASSING), ids=lambda value: str(value)[:24])
+def test_what_is_well_formed_passes_as_it_is(kind: str, value: Any) -> None:
+    record = {"q": value}
+    assert RUN[kind](record) is record
+
+
+@pytest.mark.parametrize(("kind", "case"), listed(FAILING), ids=lambda case: str(case)[:24])
+def test_what_is_not_is_filtered_and_quoted_little(kind: str, case: tuple[str, str]) -> None:
+    with pytest.raises(Filtered, match=case[1] or "unparsable") as caught:
+        RUN[kind]({"q": case[0]})
+    assert (caught.value.reason, caught.value.field) == (f"{kind}_unparsable", "q")
+    assert "xxx" not in caught.value.detail
+
+
+def test_a_parsed_value_too_deep_is_filtered() -> None:
+    value: list[object] = []
+    for _ in range(5_000):
+        value = [value]
+    with pytest.raises(Filtered, match="5,001 levels"):
+        RUN["json"]({"q": value})
+    assert [depth(v) for v in (1, [], [[]], {"a": [{}]})] == [0, 1, 2, 3]
+
+
+def sql(text: str, dialect: str, transpile_to: str | None = None) -> str:
+    found: str = check("sql", dialect=dialect, transpile_to=transpile_to)({"q": text})["q"]
+    return found
+
+
+def test_the_dialect_counts_and_transpiling_rewrites() -> None:
+    assert sql("SHOW TABLES", "mysql") == "SHOW TABLES"
+    text = "SELECT IFNULL(`a`, 0) FROM `t` LIMIT 3"
+    assert sql(text, "mysql", "tsql") == "SELECT TOP 3 COALESCE([a], 0) FROM [t]"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "reason"),
+    [
+        ("SELECT 1; SELECT 2", ("sqlite",), "sql_several_statements"),
+        ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", ("postgres", "mysql"), "sql_not_transpilable"),
+    ],
+)
+def test_other_reasons_of_sql(text: str, settings: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(Filtered) as caught:
+        sql(text, *settings)
+    assert caught.value.reason == reason
+
+
+def test_sqlglots_warnings_are_silent_and_its_logger_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("sqlglot")
+    before = list(logger.filters), logger.level, logger.disabled
+    with pytest.raises(Filtered, match="sql_unparsable"):
+        RUN["sql"]({"q": "CALL foo()"})
+    assert not caplog.records
+    assert (list(logger.filters), logger.level, logger.disabled) == before
+
+
+def test_the_list_of_dialects_is_sqlglots() -> None:
+    from sqlglot.dialects.dialect import Dialects
+
+    assert {dialect.value for dialect in Dialects} - {""} == DIALECTS
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+@pytest.mark.parametrize("source", ["wikisql", "defog"])
+def test_real_sql_passes(shared_data: Path, source: str) -> None:
+    rows = records(shared_data / "expert-sql" / source / "records.jsonl")
+    for row in rows[:: max(1, len(rows) // 250)]:
+        sql(row["sql"], "sqlite", "postgres")
+
+
+def test_real_cypher(shared_data: Path) -> None:
+    rows = records(shared_data / "expert-neo4j" / "records.jsonl")[::15]
+    n_passed = 0
+    for row in rows:
+        try:
+            RUN["cypher"]({"q": row["cypher"]})
+            n_passed += 1
+        except Filtered:
+            pass
+    # 4,474 of all 4,500 pass; the others are SQL, or use what Neo4j 5 dropped.
+    assert n_passed >= 0.99 * len(rows)
+
+
+def test_real_typescript(shared_data: Path) -> None:
+    """Solutions that are complete parse. Some marked as verified are cut off, which shows here."""
+    n_complete = 0
+    for row in records(shared_data / "expert-typescript" / "mbtsp.jsonl"):
+        code = row["prompt"] + (row["canonical_solution"] or "")
+        if row["verified"] and code.count("{") == code.count("}"):
+            n_complete += 1
+            if row["task_id"] not in {"MBTSP/161", "MBTSP/672", "MBTSP/744"}:  # really broken
+                RUN["typescript"]({"q": code})
+    assert n_complete > 250

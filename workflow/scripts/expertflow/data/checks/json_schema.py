@@ -1,0 +1,214 @@
+"""Validate JSON against a schema within bounds: what would take exponential time is given up."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any
+
+import regex
+from jsonschema import Draft202012Validator, FormatChecker, validators
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
+from jsonschema_specifications import REGISTRY
+from referencing.exceptions import Unresolvable
+
+from expertflow.core.strict_json import parse_json
+from expertflow.data.checks.faults import clip
+
+# Schemas kept compiled: checking one against its draft takes 3 ms.
+N_CACHED = 256
+# References followed for one document: at the least, for each of its values, and at the most. Of
+# 796 documents of SchemaStore 99 % need fewer than 100 and the worst 4,360. 30 definitions of which
+# each refers twice to the next one need 2^30, as do alternatives that nest, at up to 0.3 ms each.
+N_REFERENCES, N_REFERENCES_PER_VALUE, MAX_REFERENCES = 10_000, 10, 100_000
+# A pattern that backtracks without end is given up after this. Not covered: patternProperties that
+# `unevaluatedProperties` looks at once more, by jsonschema itself and without a limit.
+REGEX_TIMEOUT_S = 1.0
+# What jsonschema raises where a reference leads into a part that the draft's own schema did not
+# judge, and that is no schema.
+_BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, TypeError)
+
+_Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
+
+
+class _TooCostly(Exception):
+    pass
+
+
+class SchemaValidators:
+    """Validators by schema, with a budget that bounds each validation."""
+
+    def __init__(self) -> None:
+        self._n_references, self._most_references = 0, 0
+        self._of_text = lru_cache(maxsize=N_CACHED)(self._compile)
+        self._bounded = cache(self._bound)
+
+    def fault(self, instance: Any, schema: Any) -> tuple[str, str] | None:
+        """Return the reason and the detail of the first fault, of the schema or the instance."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * _count_values(instance)
+        self._n_references, self._most_references = 0, min(allowed, MAX_REFERENCES)
+        try:
+            validator, fault = self._of_text(text)
+            if fault is not None:
+                return fault
+            error = next(validator.iter_errors(instance), None)
+        except _TooCostly as given_up:
+            return "schema_too_costly", str(given_up)
+        except MemoryError:
+            return "schema_too_costly", "it needs more memory than there is"
+        except Unresolvable as unresolvable:
+            return "schema_unresolvable", f"nothing is fetched: {clip(unresolvable)}"
+        except RecursionError:
+            return "schema_unresolvable", "it refers to itself without end, or nests too deeply"
+        except regex.error as wrong:
+            return "schema_invalid", f"a pattern: {clip(wrong)}"
+        except UnknownType as wrong:
+            return "schema_invalid", f"there is no type {clip(wrong.type)!r}"
+        except ValueError as wrong:  # urllib's, of what is no address
+            return "schema_unresolvable", f"a reference: {clip(wrong)}"
+        except _BREAKDOWNS as wrong:
+            return "schema_invalid", f"a part of it is no schema: {clip(wrong)}"
+        if error is None:
+            return None
+        broken = "allows nothing" if error.validator is None else f"breaks {error.validator!r}"
+        return "json_schema_violation", f"{clip(error.json_path)} {broken}"
+
+    def _compile(self, text: str) -> tuple[Any, tuple[str, str] | None]:
+        try:
+            schema = parse_json(text)
+        except ValueError as error:
+            return None, ("schema_invalid", clip(error))
+        if not isinstance(schema, dict | bool):
+            return None, ("schema_invalid", "a schema is an object, true or false")
+        draft = _draft(schema)
+        if draft is None:
+            return None, ("schema_unresolvable", "$schema names no draft from 3 to 2020-12")
+        try:
+            draft.check_schema(schema, format_checker=FormatChecker(()))
+        except SchemaError as error:
+            return None, ("schema_invalid", clip(f"{error.json_path}: {error.message}"))
+        except RecursionError:
+            return None, ("schema_invalid", "nested too deeply")
+        # A registry of the drafts' own schemas: without one, jsonschema downloads.
+        return self._bounded(draft)(schema, registry=REGISTRY), None
+
+    def _bound(self, draft: Any) -> Any:
+        """Derive a draft's validator that gives up on what would take exponential time."""
+        bounded: dict[str, _Keyword] = {
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+            "uniqueItems": _unique_items,
+        }
+        known = {name: keyword for name, keyword in bounded.items() if name in draft.VALIDATORS}
+        for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if name in draft.VALIDATORS:
+                known[name] = self._counted(draft.VALIDATORS[name])
+        extend: Any = validators.extend
+        return extend(draft, known)
+
+    def _counted(self, follow: _Keyword) -> _Keyword:
+        def keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
+            self._n_references += 1
+            if self._n_references > self._most_references:
+                raise _TooCostly(f"more than {self._most_references:,} references to follow")
+            return follow(validator, value, instance, schema)
+
+        return keyword
+
+
+def _count_values(instance: Any) -> int:
+    count, left = 0, [instance]
+    while left:
+        value = left.pop()
+        count += 1
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+    return count
+
+
+def _draft(schema: Any) -> Any:
+    if isinstance(schema, bool) or "$schema" not in schema:
+        return Draft202012Validator
+    if not isinstance(schema["$schema"], str):
+        return None
+    validator_for: Any = validators.validator_for
+    return validator_for(schema, default=None)
+
+
+def _pattern(validator: Any, pattern: Any, instance: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
+        yield ValidationError("does not match")
+
+
+def _pattern_properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(instance, "object"):
+        for pattern, schema in schemas.items():
+            for key, value in instance.items():
+                if _matches(pattern, key):
+                    yield from validator.descend(value, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, wanted: Any, instance: Any, schema: Any
+) -> Iterator[Any]:
+    """Judge the properties that no other keyword names, in the document's order.
+
+    jsonschema's own goes by a set, so which error comes first would change from run to run.
+    """
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_matches(pattern, key) for pattern in patterns):
+            continue
+        if validator.is_type(wanted, "object"):
+            yield from validator.descend(value, wanted, path=key)
+        elif not wanted:
+            yield ValidationError("unexpected", path=(key,))
+
+
+def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """Find repeated items by their canonical text: jsonschema compares each with each."""
+    if wanted and validator.is_type(instance, "array"):
+        if len({_canonical(item) for item in instance}) < len(instance):
+            yield ValidationError("repeats an item")
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(_whole_numbers(value), sort_keys=True)
+
+
+def _whole_numbers(value: Any) -> Any:
+    """Write 1.0 as 1, which JSON Schema takes as equal."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    return value
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return _compiled(pattern).search(text, timeout=REGEX_TIMEOUT_S) is not None
+    except TimeoutError as error:
+        raise _TooCostly(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
+
+
+# Escapes, classes and comments, where `(?R)` is plain text; the rest of a pattern may recurse.
+_LITERALS = re.compile(r"\\.|\(\?#[^)]*\)|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> Any:
+    # JSON Schema's patterns know no recursion, and `regex` bounds neither its time nor its memory.
+    if _RECURSION.search(_LITERALS.sub("", pattern)):
+        raise regex.error("it refers to itself; JSON Schema's patterns cannot")
+    # V0 is what `re` understands, and \p{…} besides, which JSON Schema's patterns may use.
+    return regex.compile(pattern, regex.V0)
