@@ -261,10 +261,7 @@ def text(n: int, canary: str) -> Sized:
 def records(database: str) -> dict[str, dict[str, Any]]:
     """Give each task's reference, fields and artefacts."""
     return {
-        "sql_execution": {
-            "reference": SQL_REFERENCE,
-            "artefacts": {"database": database},
-        },
+        "sql_execution": {"reference": SQL_REFERENCE, "artefacts": {"database": database}},
         "json_schema": {
             "reference": '{"a": "aa"}',
             "fields": {"schema": "s"},
@@ -272,11 +269,7 @@ def records(database: str) -> dict[str, dict[str, Any]]:
         },
         "cypher": {"reference": "MATCH (a:P) RETURN a.name"},
         "typescript": {"reference": "f(1)"},
-        "typescript_tests": {
-            "reference": "",
-            "fields": {"tests": "t"},
-            "record": {"t": TESTS},
-        },
+        "typescript_tests": {"reference": "", "fields": {"tests": "t"}, "record": {"t": TESTS}},
         "typescript_tests_asynchronous": {
             "task": "typescript_tests",
             "reference": "",

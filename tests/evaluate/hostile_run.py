@@ -104,10 +104,7 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
     """Score predictions on the task's one record."""
     record: dict[str, Any] = records(str(around.database))[task]
     example = Example(
-        document_id="d0",
-        prompt="?",
-        reference=record["reference"],
-        fields=record.get("record", {}),
+        document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
     )
     return score(
         cast(Task, record.get("task", task)),

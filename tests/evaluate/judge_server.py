@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,12 +33,16 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What the server says: a status, headers and a body, or a verdict."""
+    """What the server says: a status, headers and a body, or a verdict.
+
+    With ``endless`` it sends those bytes again and again, or waits where they are none.
+    """
 
     content: str = '{"winner": "tie"}'
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    endless: bytes | None = None
     usage: dict[str, int] | None = field(
         default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 10}
     )
@@ -48,18 +53,17 @@ Answering = Callable[[Asked], Answer]
 
 @dataclass
 class Stub:
-    """The server's address and what it was asked; ``stop`` is set when it should let go."""
+    """The server's address and what it was asked."""
 
     endpoint: str
     asked: list[Asked]
-    stop: threading.Event
 
 
 @contextmanager
-def judge_server(answering: Answering) -> Iterator[Stub]:
+def judge_server(answering: Answering, certificate: ssl.SSLContext | None = None) -> Iterator[Stub]:
     """Serve until the block ends."""
     asked: list[Asked] = []
-    lock = threading.Lock()
+    lock, stop = threading.Lock(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -68,6 +72,8 @@ def judge_server(answering: Answering) -> Iterator[Stub]:
             with lock:
                 asked.append(request)
             answer = answering(request)
+            while answer.endless is not None and not stop.wait(0.05):
+                self.wfile.write(answer.endless)
             body = answer.body
             if body is None:
                 message = {"role": "assistant", "content": answer.content}
@@ -91,13 +97,15 @@ def judge_server(answering: Answering) -> Iterator[Stub]:
             """Clients that hang up are part of the tests."""
 
     server = Server(("127.0.0.1", 0), Handler)
+    if certificate is not None:
+        server.socket = certificate.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    stub = Stub(f"http://127.0.0.1:{server.server_port}/v1", asked, threading.Event())
+    scheme = "http" if certificate is None else "https"
     try:
-        yield stub
+        yield Stub(f"{scheme}://127.0.0.1:{server.server_port}/v1", asked)
     finally:
-        stub.stop.set()
+        stop.set()
         server.shutdown()
         server.server_close()
         thread.join()

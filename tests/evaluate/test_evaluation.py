@@ -269,13 +269,6 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
     assert "no number" in record.unavailable["n_unusable_references"]
 
 
-def test_few_questions_are_shared_where_there_is_a_choice(tmp_path: Path) -> None:
-    skills = {"base": 2, "checkpoint": 9, "step-00000010": 3}
-    record = evaluate_expert(made(tmp_path, Shelf(skills), max_examples=60))
-    assert record.after.score is not None
-    assert (record.after.score.n_examples, record.published.n_questions) == (40, 20)
-
-
 def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
     asks = evaluation._evaluator(made(tmp_path, Shelf({"base": 2}), task="held_out_loss"))
     split: Any = SimpleNamespace(packing=SimpleNamespace(held_out=packed_split(1, "h")))
@@ -356,18 +349,19 @@ ANSWERS = [
 ]
 
 
-def test_a_question_that_was_not_asked_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("task", "fields", "n_cut_off", "n_tokens"),
+    [("exact_match", {}, 1, 2), ("multiple_choice", FIELDS, None, None)],
+)
+def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch, task: str, fields: Any, n_cut_off: Any, n_tokens: Any
+) -> None:
     monkeypatch.setattr(evaluator.generate, "answers", lambda *_, **__: ANSWERS)
-    said = asker("exact_match", {}).answers(None, questions(3))
-    assert (said.n_cut_off, said.n_tokens) == (1, 2)
-    assert [verdict.kind for verdict in said.verdicts] == ["correct", "correct", "not_asked"]
-
-
-def test_a_choice_that_was_not_asked_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: ANSWERS)
-    said = asker("multiple_choice", FIELDS).answers(None, questions(3))
-    assert (said.n_cut_off, said.n_tokens) == (None, None)
-    assert said.verdicts[2] == Verdict(correct=False, kind="not_asked", detail="no position")
+    found = asker(task, fields).answers(None, questions(3))
+    assert (found.n_cut_off, found.n_tokens) == (n_cut_off, n_tokens)
+    assert [verdict.kind for verdict in found.verdicts] == ["correct", "correct", "not_asked"]
+    assert found.verdicts[2].detail == "no position"
 
 
 def test_the_worst_whose_loss_is_unknown_come_last() -> None:

@@ -210,13 +210,6 @@ def test_what_did_not_fit_is_let_go_before_memory_is_given_back(
     assert held == [None]
 
 
-def test_no_questions_have_no_answers(model: Qwen3ForCausalLM) -> None:
-    assert generate.answers(
-        model, [], engine=ENGINE, end_id=END, pad_id=PAD, decoding=Decoding(),
-        max_new_tokens=1, batch_size=1, seed=0,
-    ) == []  # fmt: skip
-
-
 def test_a_family_that_sdpa_does_not_know_answers_too() -> None:
     torch.manual_seed(0)
     config = Gemma2Config(

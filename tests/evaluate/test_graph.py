@@ -116,8 +116,7 @@ def test_a_bad_reference_names_its_document(script: Path) -> None:
 
 @needs_engine
 @pytest.mark.parametrize(
-    "query",
-    ["RETURN " + "[" * 700 + "1" + "]" * 700, "RETURN '\ud800'", "RETURN '\\ud800' AS x"],
+    "query", ["RETURN " + "[" * 700 + "1" + "]" * 700, "RETURN '\ud800'", "RETURN '\\ud800' AS x"]
 )
 def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphServer) -> None:
     assert server.ask("RETURN 1").rows

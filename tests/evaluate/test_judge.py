@@ -3,9 +3,11 @@
 import json
 import logging
 import random
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +145,6 @@ def test_tokens_and_dollars_come_from_usage_and_prices() -> None:
     assert judged(prefers("good"), pairs(1), usd_per_million_input_tokens=None)[0].usd is None
 
 
-def test_without_usage_tokens_are_unknown() -> None:
-    result, _ = judged(lambda _: Answer(usage=None), pairs(2))
-    assert (result.n_input_tokens, result.n_output_tokens, result.usd) == (None, None, None)
-
-
 def test_a_busy_server_is_asked_again() -> None:
     seen: dict[str, int] = {}
     lock = threading.Lock()
@@ -166,8 +163,7 @@ def test_a_busy_server_is_asked_again() -> None:
 def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
     result, asked = judged(lambda _: Answer(status=429, headers={"Retry-After": "86400"}), pairs(1))
     assert (result.n_failed, len(asked)) == (1, 2)
-    assert result.reason is not None
-    assert result.reason.startswith("HTTP 429, to be tried again in 86400 s")
+    assert str(result.reason).startswith("HTTP 429, to be tried again in 86400 s")
 
 
 @pytest.mark.parametrize(
@@ -186,17 +182,7 @@ def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
 def test_a_failure_costs_its_pairs_and_says_why(answer: Answer, reason: str) -> None:
     result, _ = judged(lambda _: answer, pairs(2))
     assert (result.n_pairs, result.n_failed, result.win_fraction) == (2, 2, None)
-    assert result.reason is not None
-    assert result.reason.startswith(reason)
-
-
-def test_one_unreadable_pair_leaves_the_others() -> None:
-    def answering(asked: Asked) -> Answer:
-        return Answer("?") if "question 1\n" in asked.text else prefers("good")(asked)
-
-    result, _ = judged(answering, pairs(4))
-    assert (result.n_wins, result.n_failed) == (3, 1)
-    assert result.reason == "a reply without a verdict (2 of 2 requests that came to nothing)"
+    assert str(result.reason).startswith(reason)
 
 
 @pytest.mark.parametrize("status", [401, 404, 302])
@@ -205,57 +191,37 @@ def test_what_will_not_get_better_is_asked_once_a_thread(status: int) -> None:
     result, asked = judged(lambda _: Answer(status=status, headers=headers), pairs(20))
     assert result.n_failed == 20
     assert len(asked) <= 4
-    assert result.reason is not None
-    assert result.reason.startswith(f"HTTP {status}")
+    assert str(result.reason).startswith(f"HTTP {status}")
 
 
 def test_failures_in_a_row_end_the_asking() -> None:
-    with judge_server(lambda _: Answer("?", status=418)) as stub:
-        result = judge_pairs(make_spec(stub.endpoint), pairs(40), seed=0, patience=QUICK)
-    assert result.n_failed == 40
-    assert len(stub.asked) < 20
+    result, asked = judged(lambda _: Answer("?", status=418), pairs(40))
+    assert result.n_failed == 40 and len(asked) < 20
 
 
-def test_an_endpoint_that_hangs_or_drips_ends() -> None:
-    for drips in (False, True):
-        with hanging_server(drips) as endpoint:
-            result = judge_pairs(
-                make_spec(endpoint, timeout_s=0.3), pairs(30), seed=0, patience=QUICK
-            )
-        assert (result.n_failed, result.usd) == (30, None)
-        assert result.reason is not None
-        assert "no reply within 0.3 s" in result.reason
+@pytest.mark.parametrize("endless", [b"", b"H"])
+def test_an_endpoint_that_hangs_or_drips_ends(endless: bytes) -> None:
+    result, _ = judged(lambda _: Answer(endless=endless), pairs(30), timeout_s=0.3)
+    assert (result.n_failed, result.usd) == (30, None)
+    assert "no reply within 0.3 s" in str(result.reason)
 
 
-def hanging_server(drips: bool) -> Any:
-    """Serve one byte of a header after the other, or none."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def serve() -> Iterator[str]:
-        server, stop = socket.create_server(("127.0.0.1", 0)), threading.Event()
-
-        def drip(connection: socket.socket) -> None:
-            with connection, contextlib.suppress(OSError):
-                while not stop.wait(0.05):
-                    connection.sendall(b"H" if drips else b"")
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=drip, args=server.accept()[:1], daemon=True).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        finally:
-            stop.set()
-            server.shutdown(socket.SHUT_RDWR)
-            server.close()
-            thread.join()
-
-    return serve()
+def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate, and is not there")
+    # The machine's own settings may be absent.
+    (tmp_path / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-config", str(tmp_path / "openssl.cnf")]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run([*command, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with judge_server(prefers("good"), context) as stub:
+        result = judge_pairs(make_spec(stub.endpoint), pairs(2), seed=0, patience=QUICK)
+    assert (result.n_failed, stub.asked) == (2, [])
+    assert "certificate is not to be trusted" in str(result.reason)
 
 
 def test_nobody_at_home_is_a_failure() -> None:
@@ -264,19 +230,7 @@ def test_nobody_at_home_is_a_failure() -> None:
         spec = make_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
         result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     assert result.n_failed == 2
-    assert result.reason is not None
-    assert "no connection (ConnectionRefusedError)" in result.reason
-
-
-def test_newer_models_are_asked_in_their_own_words(caplog: pytest.LogCaptureFixture) -> None:
-    def answering(asked: Asked) -> Answer:
-        return Answer(status=400) if "max_tokens" in asked.body else prefers("good")(asked)
-
-    result, asked = judged(answering, pairs(4))
-    assert (result.n_wins, result.n_failed) == (4, 0)
-    assert asked[-1].body["max_completion_tokens"] == 64
-    assert "temperature" not in asked[-1].body
-    assert "max_completion_tokens" in caplog.text
+    assert "no connection (ConnectionRefusedError)" in str(result.reason)
 
 
 def test_the_key_is_sent_and_is_nowhere_else(
@@ -324,47 +278,8 @@ def test_what_would_give_the_key_away_is_refused_without_repeating_it(
     spec = make_spec(endpoint, api_key_env="A_JUDGE_KEY")
     result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
     assert (result.n_failed, result.n_input_tokens) == (2, None)
-    assert result.reason is not None
-    assert reason in result.reason
+    assert reason in str(result.reason)
     assert KEY not in caplog.text + repr(result)
-
-
-def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None:
-    result = tls_result(tmp_path)
-    assert result.n_failed == 2
-    assert result.reason is not None
-    assert "certificate is not to be trusted" in result.reason
-
-
-def tls_result(folder: Path) -> JudgeResult:
-    import shutil
-    import ssl
-    import subprocess
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl makes the certificate, and is not there")
-    # The machine's own settings may be absent.
-    (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-config", str(folder / "openssl.cnf")]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run([*command, *files], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        spec = make_spec(f"https://127.0.0.1:{server.server_port}/v1")
-        return judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.mark.parametrize(

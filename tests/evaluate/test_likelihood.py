@@ -17,7 +17,6 @@ from expertflow.evaluate.likelihood import choose_options, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Decoding, Example
 from expertflow.evaluate.tasks.choice import wordings
-from expertflow.evaluate.tasks.registry import score
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import causal_lm
 
@@ -132,16 +131,6 @@ def test_the_option_most_likely_a_token_is_chosen() -> None:
     assert choose(asked, batch_size=20) == found
 
 
-def test_a_choice_is_judged_as_a_prediction() -> None:
-    asked = [held(prompts(3)[0], ["Ga", "Ha"], "B", "Ha")]
-    chosen = choose(asked)
-    examples = [question.example for question in asked]
-    verdict = score(
-        "multiple_choice", examples=examples, predictions=chosen, fields=FIELDS, artefacts={}
-    )[0]
-    assert verdict.kind == ("correct" if chosen == ["Ha"] else "wrong_choice")
-
-
 def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
     fields = {"options": {"Aa": "Ga", "Ba": "Ha"}}
     for reference, wanted in (
@@ -149,14 +138,6 @@ def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
     ):  # fmt: skip
         example = Example(document_id="d", prompt="q", reference=reference, fields=fields)
         assert wordings(example, FIELDS) == wanted
-
-
-def test_questions_may_have_different_numbers_of_options() -> None:
-    asked = [
-        held(prompts(4)[0], ["Ga", "Ha"], 0, "Ga"),
-        held(prompts(6)[0], ["Ga", "Ha", "Ia", "Ja"], 3, "Ja"),
-    ]
-    assert choose(asked) == [choose(asked[:1])[0], choose(asked[1:])[0]]
 
 
 @pytest.mark.parametrize("options", [["GaHaIaJa", "Ga"], ["GaHaIa", "HaIaGa"]])

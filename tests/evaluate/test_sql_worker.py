@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from expertflow.evaluate.isolation import rows, sql_worker, worker
 from expertflow.evaluate.isolation.rows import same_rows
-from expertflow.evaluate.isolation.sql_worker import Limits, Reader, clean_query, is_ordered
+from expertflow.evaluate.isolation.sql_worker import Limits, Reader, is_ordered
 
 
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
@@ -107,20 +107,6 @@ def test_each_query_has_a_budget_of_its_own(item: Path) -> None:
 )
 def test_is_ordered_looks_at_the_outermost_select(query: str, ordered: bool) -> None:
     assert is_ordered(query) == ordered
-
-
-@pytest.mark.parametrize(
-    ("query", "clean"),
-    [
-        ("  SELECT 1 ; ", "SELECT 1"),
-        ("SELECT/**/1--x", "SELECT 1"),
-        ("SELECT '--', \"/*\"; -- end", "SELECT '--', \"/*\""),
-        ("SELECT 1 /* open", "SELECT 1"),
-        ("SELECT 'it''s; fine'", "SELECT 'it''s; fine'"),
-    ],
-)
-def test_clean_query(query: str, clean: str) -> None:
-    assert clean_query(query) == clean
 
 
 @pytest.mark.parametrize(

@@ -129,38 +129,6 @@ def test_what_is_missing_is_named(task: Task, extra: dict[str, Any], message: st
         _score(task, "x", "let let =", **extra)
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "right", "wrong"),
-    [
-        (["red", "blue"], "B", "blue", "red"),
-        (["red", "blue"], 1, "B", "A"),
-        ({"1": "red", "2": "dark  blue"}, "dark blue", "dark blue", "green"),
-        ({"label": ["x", "y"], "text": ["red", "blue"]}, "y", "blue", "x"),
-    ],
-)
-def test_multiple_choice_takes_an_option_by_its_text_or_label(
-    choices: Any, answer: Any, right: str, wrong: str
-) -> None:
-    extra: dict[str, Any] = {
-        "fields": {"choices": "c", "answer": "a"},
-        "record": {"c": choices, "a": answer},
-    }
-    assert _score("multiple_choice", right, "", **extra).correct
-    assert not _score("multiple_choice", wrong, "", **extra).correct
-
-
-@pytest.mark.parametrize(("choices", "answer"), [(["a"], 0), ("ab", 0), (["a", "b"], "c")])
-def test_choices_that_cannot_be_read_name_their_document(choices: Any, answer: Any) -> None:
-    with pytest.raises(EvaluationError, match="document d7: "):
-        _score(
-            "multiple_choice",
-            "a",
-            "",
-            fields={"choices": "c", "answer": "a"},
-            record={"c": choices, "a": answer},
-        )
-
-
 def test_code_runs_only_where_the_manifest_allows_it() -> None:
     found = TASKS["typescript_tests"].unavailable_reason(spec(task="typescript_tests"))
     assert "allow_code_execution is false" in str(found)

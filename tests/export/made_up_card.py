@@ -10,7 +10,7 @@ from support import ROOT
 
 from expertflow.evaluate.records import Decoding
 from expertflow.export.card import CardInputs, Exported
-from expertflow.export.merge_check import Comparison
+from expertflow.export.merge import Comparison
 from expertflow.export.records import ExportSpec
 
 # The made-up run of the report's tests is also told in cards.

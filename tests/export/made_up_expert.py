@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.evaluate.records import Decoding
-from expertflow.export.merge_files import set_decoding
+from expertflow.export.model_files import set_decoding
 from expertflow.train.model.base import save_tokenizer, train_tokenizer
 
 N_POSITIONS = 120

@@ -7,14 +7,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from made_up_card import (
-    HOSTILE,
-    card_inputs,
-    exported,
-    make_cpu_inputs,
-    make_gpu_inputs,
-    parts,
-)
+from made_up_card import HOSTILE, card_inputs, exported, make_cpu_inputs, make_gpu_inputs, parts
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 

@@ -10,7 +10,7 @@ from made_up_expert import SAMPLING, export
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from expertflow.evaluate.records import Decoding
-from expertflow.export.merge_files import set_decoding
+from expertflow.export.model_files import set_decoding
 
 PROMPT = torch.tensor([[5, 9, 40, 77]])
 

@@ -20,7 +20,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_directory, sha256_file
 from expertflow.core.records import read_record
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.merge_files import published_folder, read_system_prompt
+from expertflow.export.model_files import published_folder, read_system_prompt
 from expertflow.tokens.arrow import read_rows
 from expertflow.train.records import Candidate, TrainingRecord
 

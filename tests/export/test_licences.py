@@ -68,7 +68,7 @@ def test_terms_are_read_off_a_licences_name(licence: str | None, terms: list[str
 def test_each_line_says_what_it_means() -> None:
     [line] = conflicts(made_from("mit", "cc-by-nc-4.0"))
     assert line == f"non-commercial: s0 (cc-by-nc-4.0) - {MEANINGS['non-commercial']}."
-    assert TERMS.keys() == MEANINGS.keys()
+    assert TERMS.keys() < MEANINGS.keys()
 
 
 def test_the_base_models_licence_counts_as_well() -> None:

@@ -24,16 +24,16 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from expertflow.core.errors import TrainingError
-from expertflow.export import merge, merge_check
-from expertflow.export.merge_check import (
+from expertflow.export import merge
+from expertflow.export.merge import (
     MAX_LOSS_DIFFERENCE,
-    Said,
+    RowOutputs,
     ask,
     compare,
     probes,
     sample_rows,
 )
-from expertflow.export.merge_files import written_dtype
+from expertflow.export.model_files import written_dtype
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_base
 
@@ -130,7 +130,7 @@ def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Pat
 def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_path: Path) -> None:
     needs("qlora")
     folder, sha256 = write_adapter(base, tmp_path / "adapter", method="qlora")
-    what = trained(folder, base, sha256, load_model=lambda: load(folder, base, "qlora", "bf16"))
+    what = trained(folder, base, sha256, method="qlora", precision="bf16")
     record = export(what, tmp_path / "merged")
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == record.dtype == "float32"
@@ -204,7 +204,7 @@ def test_a_damaged_merge_is_not_published(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    monkeypatch.setattr(merge_check, limit, -1.0)
+    monkeypatch.setattr(merge, limit, -1.0)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
         export(trained(folder, base, sha256), tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
@@ -219,8 +219,8 @@ def test_other_weights_than_those_that_were_scored_are_not_published(
     assert not (tmp_path / "merged").exists() and sha256 != "0" * 64
 
 
-def said(loss: float, *values: float, n_targets: int = 100) -> Said:
-    return Said(loss, n_targets, (torch.tensor([list(values)]),))
+def said(loss: float, *values: float, n_targets: int = 100) -> RowOutputs:
+    return RowOutputs(loss, n_targets, (torch.tensor([list(values)]),))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def said(loss: float, *values: float, n_targets: int = 100) -> Said:
         (said(2.0, float("inf"), -20.0), "bfloat16", False),
     ],
 )
-def test_the_bounds_are_those_that_are_stated(after: Said, dtype: str, holds: bool) -> None:
+def test_the_bounds_are_those_that_are_stated(after: RowOutputs, dtype: str, holds: bool) -> None:
     before = said(2.0, 10.0, -20.0)
     assert compare(before, after, n_rows=1, dtype=dtype).holds == holds
 
@@ -262,16 +262,16 @@ def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.Monk
         config = SimpleNamespace(model_type="nested", get_text_config=lambda: model.config)
         return SimpleNamespace(config=config)
 
-    monkeypatch.setattr(merge_check, "causal_lm", nested)
+    monkeypatch.setattr(merge, "causal_lm", nested)
     model = load_base(str(base), dtype=torch.float32, attention_name="sdpa")
     assert ask(model, sample_rows(held_out_rows())).n_targets > 0
 
 
 def test_the_sample_is_bounded_by_rows_and_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sample_rows(held_out_rows(50))) == 32
-    monkeypatch.setattr(merge_check, "MAX_TOKENS", 24 * 3 + 5)
+    monkeypatch.setattr(merge, "MAX_TOKENS", 24 * 3 + 5)
     assert len(sample_rows(held_out_rows(50))) == 3
-    monkeypatch.setattr(merge_check, "MAX_TOKENS", 5)
+    monkeypatch.setattr(merge, "MAX_TOKENS", 5)
     assert len(sample_rows(held_out_rows(50))) == 1
 
 

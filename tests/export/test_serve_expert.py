@@ -17,7 +17,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.records import Turn
 from expertflow.evaluate.generate import answers
 from expertflow.evaluate.records import Decoding
-from expertflow.export.merge_files import write_system_prompt
+from expertflow.export.model_files import write_system_prompt
 from expertflow.export.serve import Expert, answer_once, chat, find_model, load_expert, visible
 
 

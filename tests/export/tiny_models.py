@@ -1,6 +1,5 @@
 """Tiny models to export: a base with its tokenizer, adapters on it, and what is told of them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ from support import LORA
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Layout
 from expertflow.evaluate.records import Decoding, Published
-from expertflow.export.merge import Trained, export_model
-from expertflow.export.merge_check import ATTENTION
+from expertflow.export.merge import ATTENTION, Trained, export_model
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
@@ -91,24 +88,19 @@ def load(folder: Path, base: Path, method: str = "lora", precision: str = "fp32"
 
 
 def trained(
-    folder: Path,
-    base: Path,
-    sha256: str,
-    *,
-    method: str = "lora",
-    load_model: Callable[[], Any] | None = None,
-    layout: Layout = LAYOUT,
+    folder: Path, base: Path, sha256: str, *, method: str = "lora", precision: str = "fp32"
 ) -> Trained:
     """Tell the export what was trained and published."""
     return Trained(
-        load=load_model or (lambda: load(folder, base, method)),
         folder=folder,
         published=Published(
             step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
         ),
         base=base,
-        layout=layout,
+        layout=LAYOUT,
         rows=held_out_rows(),
+        method=method,
+        precision=precision,
     )
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Write the model that people load: merged, checked, with tokenizer and model card."""
 
+from pathlib import Path
+
 from expertflow.core import cli
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.card import CardInputs, Exported, model_card
 from expertflow.export.merge import Trained, export_model
-from expertflow.export.merge_files import hide_cards, published_folder
+from expertflow.export.model_files import hide_cards, published_folder
 from expertflow.export.records import ExportSpec
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
@@ -34,12 +36,14 @@ def main() -> None:
     published = inputs.evaluation.published
     record = export_model(
         spec=inputs.spec,
-        trained=Trained.of(
-            inputs.training,
+        trained=Trained(
             folder=published_folder(job.checkpoint, published, inputs.training),
             published=published,
-            model=inputs.model,
+            base=Path(inputs.model.path),
+            layout=inputs.model.layout,
             rows=read_rows(job.rows / "held_out"),
+            method=inputs.training.method,
+            precision=inputs.training.precision,
         ),
         card=lambda *found: model_card(inputs, Exported(*found)),
         output=job.directory,

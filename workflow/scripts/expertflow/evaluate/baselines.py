@@ -40,11 +40,7 @@ class Baseline(Record, frozen=True, kw_only=True):
 
 
 def make_baselines(
-    judge: Judge,
-    training: Sequence[Example],
-    seed: int,
-    *,
-    max_judgements: int = MAX_JUDGEMENTS,
+    judge: Judge, training: Sequence[Example], seed: int, *, max_judgements: int = MAX_JUDGEMENTS
 ) -> list[Baseline]:
     """Learn ``constant``, ``template``, ``nearest`` and ``nearest_filled`` from examples.
 
@@ -73,11 +69,9 @@ class _Probes:
         self._n_judgements = max(n_judgements, 2)
 
     def most_candidates(self) -> int:
-        """Tell how many candidates leave each about twice as many probes."""
         return max(isqrt(self._n_judgements // 2), 2)
 
     def best(self, candidates: Sequence[Answer]) -> int:
-        """Give the candidate with most right answers; of equals the first."""
         if len(candidates) == 1:
             return 0
         asked = self._examples[: max(self._n_judgements // len(candidates), 1)]

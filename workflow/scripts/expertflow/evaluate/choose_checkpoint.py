@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import (
-    CandidateScore,
-    EvaluationSpec,
-    Published,
-    TaskScore,
-)
+from expertflow.evaluate.records import CandidateScore, EvaluationSpec, Published, TaskScore
 from expertflow.train.records import Candidate, TrainingRecord
 
 # With fewer, the interval of a score is 40 points wide, and chance would choose.
@@ -31,7 +26,7 @@ CHOSEN_BY_LOSS = (
 def no_choice(
     spec: EvaluationSpec, training: TrainingRecord, n_questions: int, unavailable_reason: str | None
 ) -> str | None:
-    """Say why there is nothing to choose; nothing if there is."""
+    """Return why there is nothing to choose; null if there is."""
     if spec.task == TASK_WITHOUT_METRIC:
         return "the task has no metric beside the held-out loss"
     if unavailable_reason is not None:
@@ -78,7 +73,6 @@ def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> 
 
 
 def published_by_training(training: TrainingRecord) -> Candidate:
-    """Give the candidate that training itself would hand over."""
     return next(c for c in training.candidates if c.step == training.published_step)
 
 
@@ -92,7 +86,12 @@ def chosen(
     training: TrainingRecord, scores: Sequence[tuple[Candidate, TaskScore]], n_questions: int
 ) -> Published:
     """Take the best score; of equal ones the lowest held-out loss, then the latest step."""
-    best, score = max(scores, key=lambda pair: _rank(*pair))
+
+    def rank(scored: tuple[Candidate, TaskScore]) -> tuple[int, float, int]:
+        loss = scored[0].held_out_loss
+        return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
+
+    best, score = max(scores, key=rank)
     equal = [c for c, other in scores if other.n_correct == score.n_correct]
     return Published(
         step=best.step,
@@ -119,19 +118,13 @@ def check_there(training: TrainingRecord, checkpoint: Path) -> None:
         EvaluationError: one is missing.
     """
     for candidate in training.candidates:
-        if (
-            not (checkpoint / candidate.path / "config.json").is_file()
-            and not (checkpoint / candidate.path / "adapter_config.json").is_file()
-        ):
+        folder = checkpoint / candidate.path
+        names = ("config.json", "adapter_config.json")
+        if not any((folder / name).is_file() for name in names):
             raise EvaluationError(
-                f"{checkpoint / candidate.path}: the weights after step {candidate.step} are"
+                f"{folder}: the weights after step {candidate.step} are"
                 " missing; run train_expert again, which lays them out from its state"
             )
-
-
-def _rank(candidate: Candidate, score: TaskScore) -> tuple[int, float, int]:
-    loss = candidate.held_out_loss
-    return score.n_correct, -(math.inf if loss is None else loss), candidate.step
 
 
 def _reason(best: Candidate, score: TaskScore, *, n_scores: int, n_equal: int) -> str:

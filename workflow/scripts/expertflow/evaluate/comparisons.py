@@ -43,7 +43,6 @@ class Comparison:
         self.unavailable: dict[str, str] = {}
 
     def changes(self) -> tuple[PairedChange, ...]:
-        """Compare both sides by question and by held-out document."""
         before, after = self.before.losses, self.after.losses
         n_D = before.n_targets_D
         there = n_D > 0
@@ -60,7 +59,6 @@ class Comparison:
         return (self._change_from(self.before.verdicts), loss)
 
     def baselines(self, training: Sequence[Document], layout: Layout) -> tuple[BaselineScore, ...]:
-        """Score answers without a model on the same questions."""
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
         if not self.after.verdicts:
@@ -86,7 +84,6 @@ class Comparison:
         return tuple(lm_eval_hook.paired(before, after))
 
     def judged(self) -> JudgeResult | None:
-        """Let a judge compare the answers of both sides."""
         spec = self.spec
         if spec.judge is None or not self.after.verdicts:
             unset = "evaluation.judge is not set"
@@ -211,7 +208,6 @@ class Comparison:
         )
 
     def _change_from(self, verdicts: Sequence[Verdict]) -> PairedChange:
-        """Compare the expert's verdicts with others on the same questions."""
         assert self.evaluator.metric is not None, "verdicts without a metric"
         return paired_change(
             self.evaluator.metric,
@@ -222,7 +218,6 @@ class Comparison:
         )
 
     def _no_answers(self) -> str:
-        """Return why no answers were asked for."""
         if self.evaluator.metric is None:
             return f"task {self.spec.task} generates nothing"
         return self.evaluator.unavailable_reason or NO_EXAMPLES

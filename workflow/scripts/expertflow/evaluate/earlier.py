@@ -65,7 +65,6 @@ def noted(
 
 
 def question_hash(example: Example, fields: Mapping[str, str]) -> str:
-    """Name a question by what it says, its reference, and what its record gives the scorer."""
     given = {argument: example.fields.get(name) for argument, name in sorted(fields.items())}
     said = [example.prompt, example.reference, given]
     return sha256_text(canonical_json(said))[:HASH_CHARS]
@@ -118,7 +117,7 @@ def note(now: Noted, path: Path) -> None:
         with path.with_suffix(".lock").open("a") as lock:
             try_lock(lock, wait=True)
             known = read(path)
-            if known and _same(known[-1], now):
+            if known and replace(known[-1], evaluated_at=now.evaluated_at) == now:
                 return
             lines = (canonical_json(to_json(run)) for run in (*known, now)[-N_KEPT:])
             write_text(path, "".join(f"{line}\n" for line in lines))
@@ -128,22 +127,12 @@ def note(now: Noted, path: Path) -> None:
 
 
 def read(path: Path) -> list[Noted]:
-    """Read the evaluations so far, oldest first; damaged lines are left out, logged."""
     if not path.is_file():
         return []
     found: list[Noted] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(from_json(Noted, _object(line)))
+            found.append(from_json(Noted, json.loads(line)))
         except (ValueError, DataError) as error:
             log.warning("%s, line %d is left out: %.120s", path, number, error)
     return found
-
-
-def _object(line: bytes) -> Mapping[str, object]:
-    value: Mapping[str, object] = json.loads(line)
-    return value
-
-
-def _same(one: Noted, other: Noted) -> bool:
-    return replace(one, evaluated_at=other.evaluated_at) == other

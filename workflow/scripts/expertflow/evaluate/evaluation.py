@@ -168,7 +168,6 @@ def _outcome(
 def _published(
     inputs: EvalInputs, evaluator: ModelEvaluator, selection: list[EvalExample]
 ) -> Published:
-    """Let the candidates answer the questions of the choice, where there is one."""
     training = inputs.training
     why = no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
     if why is not None:
@@ -190,7 +189,6 @@ def _published(
 
 
 def _run_harness(evaluator: ModelEvaluator, place: Place, tokenizer: Path) -> lm_eval_hook.Figures:
-    """Run the tasks of lm-evaluation-harness on one model, if any are set and it is installed."""
     spec = evaluator.spec.lm_eval
     if spec is None:
         return {}
@@ -198,10 +196,7 @@ def _run_harness(evaluator: ModelEvaluator, place: Place, tokenizer: Path) -> lm
         log.warning("evaluation.lm_eval: %s", why)
         return {}
     return lm_eval_hook.measure(
-        evaluator.models.get(place),
-        spec,
-        tokenizer=tokenizer,
-        batch_size=evaluator.spec.batch_size,
+        evaluator.models.get(place), spec, tokenizer=tokenizer, batch_size=evaluator.spec.batch_size
     )
 
 
@@ -212,7 +207,6 @@ def _noted(
     after: Outcome,
     published: Published,
 ) -> earlier.Noted | None:
-    """Sum up what later evaluations are compared with; null where no answers were asked for."""
     if evaluator.metric is None or not after.verdicts:
         return None
     spec = inputs.spec

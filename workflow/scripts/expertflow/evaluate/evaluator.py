@@ -67,7 +67,6 @@ class Models:
         return "the base model" if place is None else str(self._checkpoint / place)
 
     def release(self) -> None:
-        """Free the memory for the next model."""
         if self._loaded is None:
             return
         self._loaded = None
@@ -77,8 +76,6 @@ class Models:
 
 
 class PromptCodec(Record, frozen=True):
-    """What turns ids into text and ends an answer."""
-
     engine: Engine
     layout: Layout
 
@@ -152,7 +149,6 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 
     def outcome(self, place: Place, asked: list[EvalExample]) -> Outcome:
-        """Ask one model everything."""
         log.info("%s: %d questions", self.models.name(place), len(asked))
         losses = self.losses(place)
         asked = asked if self.can_answer else []
@@ -188,7 +184,6 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         )
 
     def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        """Judge one answer to each question."""
         return score(
             self.spec.task,
             examples=examples,

@@ -187,17 +187,6 @@ def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Ite
         lm.train(training)
 
 
-def pad_left(prompts: Sequence[list[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask, both [B, longest], prompts flush right."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), longest), pad_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask
-
-
 def _continued(
     lm: PreTrainedModel,
     prompts: list[list[int]],
@@ -209,11 +198,15 @@ def _continued(
 ) -> list[list[int]]:
     """Return the ids that follow each prompt, at most its room; padded where others go on."""
     config = lm.generation_config
-    ids, mask = pad_left(prompts, pad_id=config.pad_token_id)
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), config.pad_token_id, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        mask[row, longest - len(prompt) :] = 1
     processors = LogitsProcessorList()
     if decoding.temperature > 0:
         processors.append(Draws(decoding, prompts, seed))
-    start = ids.shape[1]
     out = lm.generate(
         input_ids=ids.to(lm.device),
         attention_mask=mask.to(lm.device),
@@ -221,9 +214,9 @@ def _continued(
             **{**config.to_diff_dict(), "max_new_tokens": max(rooms)}
         ),
         logits_processor=processors,
-        stopping_criteria=StoppingCriteriaList([Endings(start, rooms, engine, decoding.stop)]),
+        stopping_criteria=StoppingCriteriaList([Endings(longest, rooms, engine, decoding.stop)]),
     )
-    rows = out[:, start:].tolist()
+    rows = out[:, longest:].tolist()
     return [row[:room] for row, room in zip(rows, rooms, strict=True)]
 
 

@@ -91,11 +91,7 @@ def _owners(rows: PackedRows, batch: Batch) -> NDArray[np.int64]:
 
 
 def log_likelihoods(
-    model: Any,
-    pairs: Sequence[Pair],
-    *,
-    pad_id: int,
-    batch_size: int,
+    model: Any, pairs: Sequence[Pair], *, pad_id: int, batch_size: int
 ) -> list[tuple[float, int]]:
     """Return ln p of each continuation after its prompt, and its number of tokens.
 

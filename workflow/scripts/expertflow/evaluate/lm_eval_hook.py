@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,14 +44,12 @@ Figures = dict[tuple[str, str], Figure]
 
 
 def unavailable_reason() -> str | None:
-    """Return why no task can be run; null if they can."""
     if importlib.util.find_spec("lm_eval") is None:
         return "lm_eval is not installed; see envs/requirements-lm-eval.lock"
     return None
 
 
 def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
-    """Put the figures of two models side by side, sorted by task and metric."""
     nothing = Figure(None, None)
     return [
         LmEvalScore(
@@ -75,31 +73,38 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
         EvaluationError: a task is not known, its data is not on this machine, or one text alone
             does not fit into memory.
     """
+    from transformers import AutoTokenizer
+
     lm = causal_lm(model)
     with _offline():
         evaluator: Any = importlib.import_module("lm_eval.evaluator")
         models: Any = importlib.import_module("lm_eval.models.huggingface")
         manager, names = _tasks(spec)
-        words = _tokenizer(tokenizer)
+        words = AutoTokenizer.from_pretrained(
+            tokenizer, local_files_only=True, trust_remote_code=False
+        )
         pad = words.eos_token_id if words.pad_token_id is None else words.pad_token_id
         ends = end_ids(lm.generation_config, words.eos_token_id, pad)
+        options: dict[str, Any] = {
+            "tasks": names,
+            "num_fewshot": spec.n_shots,
+            "limit": spec.limit,
+            "bootstrap_iters": N_BOOTSTRAP,
+            "log_samples": False,
+            "task_manager": manager,
+        }
+        results = None
         try:
             with generating(lm, ends=ends, pad_id=pad):
-                results = _in_batches(
-                    batch_size,
-                    lambda size: evaluator.simple_evaluate(
-                        model=models.HFLM(
-                            pretrained=lm, tokenizer=words, batch_size=size,
-                            softmax_dtype=SOFTMAX_DTYPE,
-                        ),
-                        tasks=names,
-                        num_fewshot=spec.n_shots,
-                        limit=spec.limit,
-                        bootstrap_iters=N_BOOTSTRAP,
-                        log_samples=False,
-                        task_manager=manager,
-                    ),
-                )  # fmt: skip
+                while results is None:
+                    wrapped = models.HFLM(
+                        pretrained=lm, tokenizer=words, batch_size=batch_size,
+                        softmax_dtype=SOFTMAX_DTYPE,
+                    )  # fmt: skip
+                    try:
+                        results = evaluator.simple_evaluate(model=wrapped, **options)
+                    except RuntimeError as error:
+                        batch_size = halved(batch_size, error)
         # What a task's data may be missing by: all of these are what its loaders raise.
         except (OSError, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[:200]
@@ -108,15 +113,6 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
                 " download their data before"
             ) from error
     return figures(results["results"], names)
-
-
-def _in_batches(batch_size: int, evaluate: Callable[[int], Any]) -> Any:
-    """Evaluate in batches of a size, or of the largest half of it that fits."""
-    while True:
-        try:
-            return evaluate(batch_size)
-        except RuntimeError as error:
-            batch_size = halved(batch_size, error)
 
 
 def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
@@ -135,12 +131,11 @@ def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
 
 
 def _known(value: Any) -> float | None:
-    """Give a number; what is not one, such as N/A, is not known."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
-    """Make what finds the tasks, and give their names.
+    """Return what finds the tasks, and their names.
 
     Raises:
         EvaluationError: a YAML file names no task.
@@ -167,12 +162,6 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
     by_name = len(folders) < len(names)
     folders = list(dict.fromkeys(folders))
     return tasks.TaskManager(include_path=folders or None, include_defaults=by_name), names
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 @contextmanager

@@ -218,7 +218,6 @@ def _rendered(
 
 
 def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Segment, ...]]:
-    """Cut a document into what a model is given and what it should write last."""
     prompt, answer = question_of(renderer, document.body)
     example = Example(
         document_id=document.document_id,

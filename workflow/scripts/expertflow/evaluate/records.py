@@ -101,7 +101,6 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 def wrong_verdict(kind: str, detail: str = "") -> Verdict:
-    """Return the verdict on a prediction that failed for this kind of reason."""
     return Verdict(correct=False, kind=kind, detail=detail)
 
 

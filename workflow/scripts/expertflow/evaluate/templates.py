@@ -64,7 +64,6 @@ class Finder:
         return found
 
     def _after_marks(self, found: Places, prompt: str, words: list[re.Match[str]]) -> None:
-        """Name the word after each mark, and all that comes after it."""
         end = len(prompt.rstrip(" \n\t.?!\"'"))
         last = {match[0].lower(): i for i, match in enumerate(words)}
         for mark in self._marks:
@@ -171,7 +170,6 @@ class TemplateMaker:
 
 
 def _pieces(answer: str, slots: dict[str, list[Slot]]) -> list[str]:
-    """Cut an answer into pieces; put together they are the answer."""
     pieces: list[str] = []
     for match in PIECE.finditer(answer):
         whole = match[0]

@@ -17,7 +17,7 @@ from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
 from expertflow.export.licences import Licensed, conflicts, hub_licence, only_licence, remarks
-from expertflow.export.merge_check import Comparison
+from expertflow.export.merge import Comparison
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.cost import billed_hours
@@ -55,14 +55,12 @@ class CardInputs(Record, frozen=True, kw_only=True):
 
     @property
     def made_from(self) -> list[Licensed]:
-        """List the base model and the sources with their licenses."""
         base = Licensed(name=self.model.name, licence=self.model.licence, is_base=True)
         sources = (Licensed(name=s.name, licence=s.licence) for s in self.datasets.sources)
         return [base, *sources]
 
     @property
     def is_demo(self) -> bool:
-        """Return whether the demo preset made it."""
         return self.datasets.preset == "demo"
 
 
@@ -102,7 +100,6 @@ def plain(value: object) -> Markdown:
 
 
 def paragraph(value: object) -> Markdown:
-    """Return a value as a paragraph."""
     text = _OPENING.sub(lambda m: f"\\{m[1]}" if m[1] else f"{m[2]}\\{m[3]}", plain(value))
     return Markdown(text)
 

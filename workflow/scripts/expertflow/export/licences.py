@@ -21,19 +21,21 @@ TERMS = {
     "weak copyleft": re.compile(r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b"),
     "own terms": re.compile(r"llama|\bgemma|rail\b"),
 }
+# Gravest first.
 MEANINGS = {
     "non-commercial": "it allows no commercial use; a model that learned from it may be bound too",
     "no-derivatives": "it allows no adaptations to be passed on; a model may count as one",
     "reserved": "it permits nothing by itself; ask its holder before you use the model",
+    "not stated": "no licence is stated, which by itself permits nothing",
+    "unknown terms": "its name says nothing that is known about the terms; read them before you use"
+    " the model",
+    "own terms": "it sets conditions of its own, such as forbidden uses and names to give; read it"
+    " before you pass the model on",
     "share-alike": "adaptations are to be passed on under the same licence; a model may count as"
     " one",
     "weak copyleft": "changed files stay under the same licence, what is built with them need not;"
     " whether a model is the one or the other is open",
-    "own terms": "it sets conditions of its own, such as forbidden uses and names to give; read it"
-    " before you pass the model on",
 }
-UNKNOWN = "its name says nothing that is known about the terms; read them before you use the model"
-UNSTATED = "no licence is stated, which by itself permits nothing"
 # None of these asks more of a model than to name whom it came from.
 PERMISSIVE = frozenset({
     "apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "isc",
@@ -68,7 +70,6 @@ class Licensed(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Name it with its licence."""
         what = "base model " if self.is_base else ""
         return f"{what}{self.name} ({self.licence or 'not stated'})"
 
@@ -80,22 +81,23 @@ def normal(name: str) -> str:
 
 
 def conflicts(made_from: list[Licensed]) -> list[str]:
-    """Say what stands against using or passing on the model, gravest first, one line each."""
-    lines = []
-    for term in ("non-commercial", "no-derivatives", "reserved"):
-        lines += _line(term, _with_term(made_from, term), MEANINGS[term])
-    unstated = [item for item in made_from if not item.parts]
-    lines += _line("not stated", unstated, UNSTATED)
-    unknown = [item for item in made_from if not all(map(_is_known, item.parts))]
-    lines += _line("unknown terms", unknown, UNKNOWN)
-    for term in ("own terms", "share-alike", "weak copyleft"):
-        lines += _line(term, _with_term(made_from, term), MEANINGS[term])
-    lines += _unlike(_with_term(made_from, "share-alike"), made_from)
-    return lines
+    """Return what stands against using or passing on the model, gravest first, one line each."""
+    found = {
+        term: [item for item in made_from if any(map(pattern.search, item.parts))]
+        for term, pattern in TERMS.items()
+    }
+    found["not stated"] = [item for item in made_from if not item.parts]
+    found["unknown terms"] = [item for item in made_from if not all(map(_is_known, item.parts))]
+    lines = [
+        f"{term}: {', '.join(item.words for item in found[term])} - {meaning}."
+        for term, meaning in MEANINGS.items()
+        if found[term]
+    ]
+    return lines + _incompatible(found["share-alike"], made_from)
 
 
 def remarks(made_from: list[Licensed]) -> list[str]:
-    """Say what else follows from the licences, and stands against nothing."""
+    """Return what else follows from the licences, and stands against nothing."""
     data = [item for item in made_from if not item.is_base]
     lines = []
     if len({item.parts for item in data}) > 1:
@@ -111,7 +113,7 @@ def remarks(made_from: list[Licensed]) -> list[str]:
 
 
 def hub_licence(made_from: list[Licensed]) -> str | None:
-    """Give the licence to declare on the hub: the base's, where nothing stands against it.
+    """Return the licence to declare on the hub: the base's, where nothing stands against it.
 
     ``other`` where something does, and null, nothing to declare, where the base states none.
     """
@@ -123,7 +125,7 @@ def hub_licence(made_from: list[Licensed]) -> str | None:
 
 
 def only_licence(made_from: list[Licensed]) -> str | None:
-    """Give the base's licence where it has one, which the data's leave as it is."""
+    """Return the base's licence where it has one, which the data's leave as it is."""
     base = next(item for item in made_from if item.is_base)
     data = [part for item in made_from if not item.is_base for part in item.parts]
     clear = all(item.parts for item in made_from) and set(data) <= PERMISSIVE | set(base.parts)
@@ -134,16 +136,7 @@ def _is_known(part: str) -> bool:
     return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
 
 
-def _line(term: str, items: list[Licensed], meaning: str) -> list[str]:
-    return [f"{term}: {', '.join(item.words for item in items)} - {meaning}."] if items else []
-
-
-def _with_term(made_from: list[Licensed], term: str) -> list[Licensed]:
-    return [item for item in made_from if any(TERMS[term].search(part) for part in item.parts)]
-
-
-def _unlike(shared: list[Licensed], made_from: list[Licensed]) -> list[str]:
-    """Say which licences cannot be kept at once: one asks for itself, and another one differs."""
+def _incompatible(shared: list[Licensed], made_from: list[Licensed]) -> list[str]:
     lines = []
     for item in shared:
         others = [

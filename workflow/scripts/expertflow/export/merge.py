@@ -2,26 +2,20 @@
 
 import gc
 import logging
+import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.records import Published
-from expertflow.export.merge_check import (
-    ATTENTION,
-    Comparison,
-    ask,
-    check,
-    compare,
-    sample_rows,
-)
-from expertflow.export.merge_files import (
+from expertflow.export.model_files import (
     cast,
     check_weights,
     copy_texts,
@@ -34,57 +28,83 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
 from expertflow.train.model.load import load_base, load_for_export, mergeable
-from expertflow.train.model.packed import causal_lm
-from expertflow.train.records import ModelRecord, TrainingRecord
+from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 log = logging.getLogger(__name__)
 
 MergedInto = Literal["base", "dequantised base"] | None
 # Larger models are written as several files, which can be copied and read one by one.
 MAX_SHARD = "5GB"
-CARD = "README.md"
+# Attention of the comparison: it takes plain text as well as packed rows.
+ATTENTION = "sdpa"
+# As much as both bounds allow, rows are compared.
+MAX_ROWS = 32
+MAX_TOKENS = 4_096
+# Of so many documents the first tokens are asked for their logits, each by itself.
+N_PROBES = 4
+PROBE_TOKENS = 64
+# Merging changes the order of fp32 sums and nothing else; more than this is a damaged merge.
+MAX_LOSS_DIFFERENCE = 1e-3  # nats a target
+MAX_LOGIT_DIFFERENCE = 1e-2  # of the largest logit
+# Weights that are cast to 16 bits are off by up to 2^-9 of themselves, which moves each target's
+# loss either way. Spread a target and largest logit difference, measured on trained models of 2 to
+# 16 layers: docs/exporting.md. Both bounds are several times what was seen.
+ROUNDING_SPREAD = 0.1  # nats, over the square root of the number of targets
+ROUNDING_LOGIT_DIFFERENCE = 0.1  # of the largest logit
+HALF_TYPES = ("bfloat16", "float16")
 
 
 class Trained(Record, frozen=True, kw_only=True):
-    """The weights to export, and what they were trained on.
+    """The weights to export and what they were trained on; ``rows`` are held out."""
 
-    ``load`` gives the model in fp32, and ``folder`` holds its files; ``rows`` are held out.
-    """
-
-    load: Callable[[], Any]
     folder: Path
     published: Published
     base: Path
     layout: Layout
     rows: PackedRows
+    method: str
+    precision: str
 
-    @classmethod
-    def of(
-        cls,
-        training: TrainingRecord,
-        *,
-        folder: Path,
-        published: Published,
-        model: ModelRecord,
-        rows: PackedRows,
-    ) -> "Trained":
-        """Load the published weights as training had them."""
-        load = partial(
-            load_for_export,
-            folder,
-            base=model.path,
-            method=training.method,
-            precision=training.precision,
+    def load(self) -> Any:
+        """Load the model in fp32 as training had it."""
+        return load_for_export(
+            self.folder,
+            base=str(self.base),
+            method=self.method,
+            precision=self.precision,
             attention_name=ATTENTION,
         )
-        base = Path(model.path)
-        return cls(
-            load=load,
-            folder=folder,
-            published=published,
-            base=base,
-            layout=model.layout,
-            rows=rows,
+
+
+class RowOutputs(Record, frozen=True):
+    """What a model computes on the same rows; one tensor of logits [T, V] for each probe."""
+
+    loss: float
+    n_targets: int
+    logits: tuple[torch.Tensor, ...]
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """How far the written files are from the trained model, and how far they might have been.
+
+    Losses are in nats a target; differences of logits are absolute.
+    """
+
+    loss_before: float
+    loss_after: float
+    n_rows: int
+    n_targets: int
+    allowed_loss_difference: float
+    max_logit_difference: float
+    allowed_logit_difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether both stay within their bounds; what is not a number does not."""
+        moved = abs(self.loss_after - self.loss_before)
+        return (
+            moved <= self.allowed_loss_difference
+            and self.max_logit_difference <= self.allowed_logit_difference
         )
 
 
@@ -125,19 +145,25 @@ def export_model(
             weights_sha256=sha256_json([sha256_file(path) for path in weights]),
             n_bytes=sum(path.stat().st_size for path in weights),
         )
-        (folder / CARD).write_text(card(record, comparison, licences), encoding="utf-8")
+        (folder / "README.md").write_text(card(record, comparison, licences), encoding="utf-8")
     return record
 
 
 def _write_weights(
     spec: ExportSpec, trained: Trained, dtype: torch.dtype, folder: Path
 ) -> tuple[MergedInto, Comparison]:
-    """Write the merged weights and hold them against the trained model."""
     sample = sample_rows(trained.rows)
     model = trained.load()
     check_weights(model, trained.published, trained.folder)
     before = ask(model, sample)
-    plain, merged_into = merge(model, trained.folder)
+    merged_into: MergedInto = None
+    if hasattr(model, "merge_and_unload"):
+        whole = mergeable(model, trained.folder)
+        merged_into = "base" if whole is model else "dequantised base"
+        plain = whole.merge_and_unload()
+        del whole
+    else:
+        plain = causal_lm(model)
     engine, layout = Engine(trained.base), trained.layout
     text_end_id = engine.special_id(layout.text_end)
     end_id = engine.special_id(layout.turn_end or layout.text_end)
@@ -147,7 +173,9 @@ def _write_weights(
     # Only one of the two models is in memory at a time.
     del model, plain
     gc.collect()
-    after = ask(load_written(folder), sample)
+    # The files as anyone loads them, computing in fp32: what is left is what they lost.
+    written = load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION).eval()
+    after = ask(written, sample)
     name = str(dtype).removeprefix("torch.")
     comparison = compare(before, after, n_rows=len(sample), dtype=name)
     check(spec.expert, comparison, checkpoint=str(trained.folder))
@@ -158,14 +186,74 @@ def _write_weights(
     return merged_into, comparison
 
 
-def load_written(folder: Path) -> Any:
-    """Load the files as anyone does, computing in fp32: what is left is what the files lost."""
-    return load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION).eval()
+def sample_rows(rows: PackedRows) -> PackedRows:
+    """Take the first rows that hold something to predict, up to the bounds of the sample."""
+    n = min(MAX_ROWS, max(1, MAX_TOKENS // rows.length))
+    chosen = np.flatnonzero(rows.spans.lengths)[:n]
+    return PackedRows(
+        (rows.take_ids(chosen),), rows.seq_lengths.take(chosen), rows.spans.take(chosen)
+    )
 
 
-def merge(model: Any, checkpoint: Path) -> tuple[Any, MergedInto]:
-    """Give the plain model and what its adapter was merged into."""
-    if not hasattr(model, "merge_and_unload"):
-        return causal_lm(model), None
-    whole = mergeable(model, checkpoint)
-    return whole.merge_and_unload(), "base" if whole is model else "dequantised base"
+def probes(rows: PackedRows) -> list[torch.Tensor]:
+    """Take the beginnings of documents, [1, T] each: first those that begin the rows."""
+    ids_NL = rows.take_ids(np.arange(min(len(rows), N_PROBES)))
+    places = []
+    for i, ids in enumerate(ids_NL):
+        lengths = [int(n) for n in rows.seq_lengths[i]][:N_PROBES]
+        starts = np.cumsum([0, *lengths])
+        for nth, n in enumerate(lengths):
+            places.append((nth, i, ids[starts[nth] :][: min(n, PROBE_TOKENS)]))
+    places.sort(key=lambda place: place[:2])
+    return [torch.from_numpy(ids[None].astype(np.int64)) for _, _, ids in places[:N_PROBES]]
+
+
+def ask(model: Any, rows: PackedRows) -> RowOutputs:
+    loss, n_targets = held_out_loss(PackedLoss(model).eval(), rows, micro_batch_size=1)
+    lm = causal_lm(model)
+    logits = tuple(model(input_ids=ids, use_cache=False).logits[0].float() for ids in probes(rows))
+    config = lm.config.get_text_config()
+    if not all(tensor.shape[-1] == config.vocab_size for tensor in logits):
+        raise TrainingError(
+            f"{lm.config.model_type}: its config says {config.vocab_size} tokens, its head has"
+            f" {logits[0].shape[-1]}; correct vocab_size in the base model's config.json"
+        )
+    return RowOutputs(loss, n_targets, logits)
+
+
+def compare(trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str) -> Comparison:
+    half = dtype in HALF_TYPES
+    loss, logits = MAX_LOSS_DIFFERENCE, MAX_LOGIT_DIFFERENCE
+    largest = max(float(said.abs().max()) for said in trained.logits)
+    differences = [
+        (now - then).abs().max() for then, now in zip(trained.logits, written.logits, strict=True)
+    ]
+    return Comparison(
+        loss_before=trained.loss,
+        loss_after=written.loss,
+        n_rows=n_rows,
+        n_targets=trained.n_targets,
+        allowed_loss_difference=loss
+        + (ROUNDING_SPREAD / math.sqrt(trained.n_targets) if half else 0.0),
+        # torch's maximum keeps what is not a number, Python's may lose it.
+        max_logit_difference=float(torch.stack(differences).max()),
+        allowed_logit_difference=(ROUNDING_LOGIT_DIFFERENCE if half else logits)
+        * max(1.0, largest),
+    )
+
+
+def check(expert: str, comparison: Comparison, *, checkpoint: str) -> None:
+    """Let only files pass that say what the trained model says.
+
+    Raises:
+        TrainingError: loss or logits moved by more than rounding moves them.
+    """
+    if comparison.holds:
+        return
+    raise TrainingError(
+        f"{expert}: merging moved the held-out loss from {comparison.loss_before:.6g} to"
+        f" {comparison.loss_after:.6g} ({comparison.allowed_loss_difference:.2g} allowed) and the"
+        f" logits by {comparison.max_logit_difference:.3g}"
+        f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 rounds nothing,"
+        f" and the adapter stays unmerged in {checkpoint}"
+    )

@@ -17,7 +17,7 @@ from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, question_of
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
-from expertflow.export.merge_files import end_ids, read_system_prompt
+from expertflow.export.model_files import end_ids, read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base
@@ -107,7 +107,7 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt first, then each token."""
+        """Take the prompt at the first call, then each token."""
         if self._ids is None:
             self._ids = []
             return
@@ -115,7 +115,6 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._emit(final=False)
 
     def end(self) -> None:
-        """Show what was held back."""
         self._emit(final=True)
 
     def _emit(self, *, final: bool) -> None:

@@ -69,7 +69,6 @@ def _projects_all(tokens: Tokens) -> bool:
 
 
 def _with_conditions_outside(tokens: Tokens) -> Tokens:
-    """Move the maps of each MATCH into its WHERE."""
     result, n_new = list(tokens), 0
     for start in reversed([i for i, token in enumerate(tokens) if token == _MATCH]):
         end = _end_of_clause(result, start + 1)
@@ -110,7 +109,6 @@ def _all_paths(tokens: Tokens) -> list[Path] | None:
 
 
 def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, list[Tokens], int]:
-    """Take the maps out of a pattern that holds nothing but paths, and give them as conditions."""
     pattern: Tokens = []
     conditions: list[Tokens] = []
     position = 0
@@ -215,7 +213,6 @@ def _turn_paths(tokens: Tokens) -> Tokens:
 
 
 def _turned(tokens: Tokens, path: Path) -> Tokens:
-    """Write a path from its end to its start."""
     minus, left, right = (Token("operator", text) for text in "-<>")
     result = list(tokens[path.nodes[-1].start : path.nodes[-1].end])
     pairs = zip(path.nodes[:-1], path.relationships, strict=True)
@@ -231,7 +228,6 @@ def _turned(tokens: Tokens, path: Path) -> Tokens:
 
 
 def _without_column_names(tokens: Tokens) -> Tokens:
-    """Drop the names of the last RETURN's columns where nothing depends on them."""
     tokens = [t for t in tokens if t.kind != "keyword" or t.text not in ("ASC", "ASCENDING")]
     closes, returns, index = closing_brackets(tokens), [], 0
     while index < len(tokens):

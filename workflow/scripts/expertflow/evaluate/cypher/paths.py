@@ -29,24 +29,19 @@ class Entity(Record, frozen=True, kw_only=True):
 
 
 class Path(Record, frozen=True, kw_only=True):
-    """Nodes and the relationships between them, in the order written."""
-
     nodes: tuple[Entity, ...]
     relationships: tuple[Entity, ...]
 
     @property
     def start(self) -> int:
-        """The first token."""
         return self.nodes[0].start
 
     @property
     def end(self) -> int:
-        """The token after the last one."""
         return self.nodes[-1].end
 
 
 def closing_brackets(tokens: Sequence[Token]) -> dict[int, int]:
-    """Map the position of each bracket that is closed to that of its closing one."""
     pairs, closes = {}, {")": "(", "]": "[", "}": "{"}
     opened: list[int] = []
     for index, token in enumerate(tokens):
@@ -61,7 +56,6 @@ def closing_brackets(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 def has_closed_brackets(tokens: Sequence[Token]) -> bool:
-    """Say whether each bracket has its partner."""
     n_brackets = sum(is_operator(token, *"()[]{}") for token in tokens)
     return n_brackets == 2 * len(closing_brackets(tokens))
 
@@ -91,7 +85,6 @@ def find_paths(tokens: Sequence[Token]) -> list[Path]:
 
 
 def read_path(tokens: Sequence[Token], start: int, closes: dict[int, int]) -> Path | None:
-    """Read the longest path from a position on, or nothing where no node stands there."""
     node = _node(tokens, start, closes)
     if node is None:
         return None
@@ -138,7 +131,6 @@ def _entity(
     closes: dict[int, int],
     direction: str,
 ) -> Entity | None:
-    """Read what the brackets hold: variable, labels or types, length, keys, condition."""
     index, end = body
     variable = None
     if index < end and tokens[index].kind in VARIABLES:

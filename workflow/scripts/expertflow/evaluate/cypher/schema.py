@@ -65,8 +65,6 @@ def read_schema(text: str) -> GraphSchema | None:
 
 
 class _Lines:
-    """Goes through a schema's lines and knows in which section and below which label it is."""
-
     def __init__(self) -> None:
         self.schema = GraphSchema()
         self._section: Properties | None = None

@@ -107,7 +107,6 @@ def _fold_case(token: Token) -> Token:
 
 
 def _map_keys(tokens: Sequence[Token]) -> set[int]:
-    """Find the words that are keys of a map, ``{key: value}``."""
     keys: set[int] = set()
     in_map = [False]  # for each open bracket, after a first entry for none
     for index, token in enumerate(tokens):

@@ -36,8 +36,6 @@ _OK, _DENY = 0, 1
 
 
 class _Graph:
-    """A graph in memory that can be asked, but not changed."""
-
     def __init__(self, script: Path) -> None:
         import apsw
 
@@ -127,7 +125,6 @@ def _authorize(action: int, first: str | None, second: str | None, *_: str | Non
 
 
 def _message(error: Exception) -> str:
-    """Take what the engine says out of its JSON."""
     text = str(error)
     with suppress(ValueError, TypeError, KeyError):
         text = str(json.loads(text)["error"])
@@ -136,7 +133,6 @@ def _message(error: Exception) -> str:
 
 
 def main() -> None:
-    """Build a graph at the first message, say so, and answer that one and what follows."""
     script = Path(json.loads(sys.argv[2])["script"])
     graph: _Graph | None = None
 

@@ -75,7 +75,6 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Remove the copy of the program, if one was needed."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -128,7 +127,6 @@ def find_tool(name: str, package: str) -> str:
 
 
 def bubblewrap_version() -> str:
-    """Return bubblewrap's version, as ``0.8.0``."""
     command = [find_tool("bwrap", "bubblewrap"), "--version"]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return said.split()[-1] if said.split() else "unknown"
@@ -173,7 +171,6 @@ def _prlimit(limits: SandboxLimits) -> list[str]:
 
 
 def _n_threads_of(uid: int) -> int:
-    """Count a user's threads; processes that end meanwhile do not count."""
     n = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -123,7 +123,6 @@ class Reader:
 
 
 def clean_query(query: str) -> str:
-    """Drop comments, blanks around the query, and semicolons at its end."""
     parts = (" " if found["comment"] else found[0] for found in _TOKEN.finditer(query))
     # SQLite passes over a byte order mark, so what follows one is the first word.
     return "".join(parts).rstrip("; \t\r\n").lstrip(_BLANKS)
@@ -143,7 +142,6 @@ def is_ordered(query: str) -> bool:
 
 
 def _refuse(query: str) -> Answer | None:
-    """Refuse what need not, or must not, reach SQLite."""
     if not query:
         return Answer(kind="empty")
     if NO_TEXT.search(query):
@@ -157,7 +155,6 @@ def _refuse(query: str) -> Answer | None:
 
 
 def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
-    """Open a database so that nothing but reading is left."""
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
     # Stored text need not be UTF-8, and two equal bytes should still compare as equal.
@@ -174,8 +171,6 @@ def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
 
 
 def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) -> None:
-    """Give one query its budget and a guard; ``denied`` collects what it tried."""
-
     def authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
         is_refused_function = action == sqlite3.SQLITE_FUNCTION and second in _REFUSED_FUNCTIONS
         if action in _ACTIONS and not is_refused_function:
@@ -212,7 +207,6 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> Answer:
 
 
 def main() -> None:
-    """Judge pairs of queries until the other side hangs up."""
     limits = Limits(**json.loads(sys.argv[2]))
     reader = Reader(limits)
 

@@ -40,7 +40,6 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """False before the first message, and once the process was ended."""
         return self._running is not None
 
     def send(self, message: Mapping[str, str | None]) -> None:
@@ -63,7 +62,6 @@ class Worker:
         return "timed_out", detail
 
     def close(self) -> None:
-        """End the process; the next message starts another one."""
         if self._running is not None:
             process, pipe = self._running
             self._running = None

@@ -47,8 +47,6 @@ class Patience(Record, frozen=True, kw_only=True):
 
 
 class Reply(Record, frozen=True, kw_only=True):
-    """A judge's text, and the tokens that its endpoint counted."""
-
     text: str
     n_input_tokens: int | None
     n_output_tokens: int | None
@@ -186,7 +184,6 @@ class JudgeClient:
         return json.dumps(body).encode("ascii")
 
     async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
-        """Post a body and return status, ``Retry-After`` and content within a time limit."""
         try:
             # Time-outs of a socket are for one read each: a server that drips needs an end too.
             async with (

@@ -51,8 +51,6 @@ _WINNERS: dict[str, Winner] = {
 
 
 class JudgedPair(Record, frozen=True, kw_only=True):
-    """What both models wrote on one question."""
-
     prompt: str
     reference: str
     before: str
@@ -68,11 +66,7 @@ class _Opinion(Record, frozen=True):
 
 
 def judge_pairs(
-    spec: JudgeSpec,
-    questions: Sequence[JudgedPair],
-    *,
-    seed: int,
-    patience: Patience | None = None,
+    spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int, patience: Patience | None = None
 ) -> JudgeResult:
     """Ask the judge about ``spec.n_examples`` of the questions, chosen by the seed.
 
@@ -201,7 +195,6 @@ def _interval(n_wins: int, n_losses: int, n_ties: int) -> tuple[float, float] | 
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """Add up; unknown where one is."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 

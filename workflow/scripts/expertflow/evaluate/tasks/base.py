@@ -55,12 +55,10 @@ class Case(Record, frozen=True, kw_only=True):
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """Read a text; null where the manifest does not name its field."""
         return self.text(name) if name in self.fields else None
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Add the document's name to an error about its record."""
         try:
             yield
         except EvaluationError as error:

@@ -135,7 +135,6 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Ve
 
 
 def _words(query: str) -> list[Token] | None:
-    """Name the words of a query without its fence and final semicolons."""
     tokens = tokenise(strip_code_fence(query))
     if tokens is None:
         return None
@@ -233,7 +232,6 @@ def _compare(prediction: str, reference: str, ask: Callable[[str], Answer]) -> V
 
 
 def _orders_rows(query: str) -> bool:
-    """Say whether ORDER stands behind the last RETURN."""
     words = _words(query) or []
     last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
     return _ORDER in words[last:]

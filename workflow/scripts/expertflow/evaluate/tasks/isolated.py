@@ -53,7 +53,6 @@ class IsolatedTask(ScoringTask):
 
 
 def main() -> None:
-    """Judge predictions until the other side hangs up."""
     options = json.loads(sys.argv[2])
 
     def answer(texts: dict[str, Any], reply: Reply) -> None:

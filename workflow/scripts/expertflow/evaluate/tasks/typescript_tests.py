@@ -20,12 +20,7 @@ from typing import NamedTuple
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
-from expertflow.evaluate.isolation.sandbox import (
-    Ended,
-    Sandbox,
-    SandboxLimits,
-    bubblewrap_version,
-)
+from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
 from expertflow.evaluate.records import EvaluationSpec, Example, Verdict, wrong_verdict
 from expertflow.evaluate.tasks.base import Case, ScoringTask
 from expertflow.evaluate.tasks.node_runner import RUNNER
@@ -218,7 +213,6 @@ def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
 
 
 def _death(ended: Ended) -> tuple[str, str]:
-    """Tell how a program ended that did not fail by an error in its tests."""
     code = ended.exit_code or 0
     if code == _CODE_OF_SIGNAL + signal.SIGXCPU:
         return "timed_out", "ran out of processor time"

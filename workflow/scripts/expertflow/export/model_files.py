@@ -74,7 +74,7 @@ def check_weights(model: Any, published: Published, folder: Path) -> None:
 
 
 def written_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
-    """Give the type of the merged weights; ``auto`` is that of most of the base's own.
+    """Return the type of the merged weights; ``auto`` is that of most of the base's own.
 
     Raises:
         TrainingError: the base's weights are of no type that can be kept.
@@ -110,7 +110,7 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
     """Put tokenizer, chat template and the base's licence beside the weights.
 
-    Gives the names of the licence's files.
+    Return the names of the licence's files.
     """
     for pattern in (*TOKENIZER_FILES, *LICENCE_FILES):
         for path in sorted(tokenizer.glob(pattern)):
@@ -132,7 +132,7 @@ def write_system_prompt(folder: Path, system_prompt: str | None) -> None:
 
 
 def read_system_prompt(folder: Path) -> str | None:
-    """Give the system prompt that a model was trained with, if it was with one.
+    """Return the system prompt that a model was trained with, if it was with one.
 
     Raises:
         ConfigError: the file is not UTF-8.
