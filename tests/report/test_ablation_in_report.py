@@ -14,10 +14,14 @@ from expertflow.core.records import from_json, to_json
 from expertflow.hardware.probe import probe_machine
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
+from expertflow.report.findings.hardware import (
+    ONE_PROCESS,
+    OTHER_HARDWARE,
+    recomputed_s,
+    switch_costs,
+)
 from expertflow.report.inputs import ReportInputs, ReportPaths, read_inputs
 from expertflow.report.page import render_page
-from expertflow.report.rules.ablation import ONE_PROCESS, OTHER_HARDWARE, switch_costs
-from expertflow.report.rules.time import recomputed_s
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord
 

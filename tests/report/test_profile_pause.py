@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from expertflow.report.bottleneck import time_shares
 from expertflow.report.diagnose import find
+from expertflow.report.findings.evidence import time_shares
 
 Report = dict[str, Any]
 

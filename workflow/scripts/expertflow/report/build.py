@@ -242,7 +242,6 @@ def _cost(inputs: ReportInputs) -> r.Cost:
 
 
 def _staging(inputs: ReportInputs) -> dict[str, Any]:
-    """Join what was staged before training with what training found where it ran."""
     staging, used = inputs.staging, inputs.preflight.get("staging")
     found: Any = Missing("the preflight of this run did not note where it read from")
     if used is not None:
@@ -269,7 +268,6 @@ def _staged(note: Staged) -> Any:
 
 
 def _profile(inputs: ReportInputs) -> Any:
-    """Return the longest kernels and all kinds."""
     profile = inputs.profile
     if not profile.n_steps or profile.wall_s is None:
         return Missing(profile.reason or "the profiler watched no step")

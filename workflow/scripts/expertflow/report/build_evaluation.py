@@ -157,7 +157,6 @@ def _earlier(record: EvaluationRecord) -> Any:
 
 
 def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
-    """Repeat what bars of a manifest point at: after minus before, with the paired intervals."""
     loss = next((c for c in record.changes if c.quantity == "held_out_loss"), None)
     metric = next((c for c in record.changes if c.quantity not in LOSSES), None)
     before, after = (_value(side.score) for side in (record.before, record.after))

@@ -55,7 +55,6 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
 
 
 def _rate(n_tokens: int, hours: float | None) -> float | None:
-    """Return the tokens a second that so many hours of stepping imply."""
     return n_tokens / hours / 3600 if hours is not None and hours > 0 else None
 
 

@@ -12,10 +12,10 @@ from expertflow.core.records import from_json
 from expertflow.plan.cost import billed_hours
 from expertflow.report import records
 from expertflow.report.derive import n_epochs_started
+from expertflow.report.findings.evidence import steps_per_epoch, why_rows_differ
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.learned import BETTER, LOSSES, NO_CHANGE, WORSE
 from expertflow.report.measured import null_paths
-from expertflow.report.rows import steps_per_epoch, why_rows_differ
 
 Report = dict[str, Any]
 
@@ -143,7 +143,6 @@ def check_tokens(report: Report) -> None:
 
 
 def _check_worth(report: Report) -> None:
-    """Check that all fixes together save at most what the run cost."""
     worth = sum(finding["worth_usd"] or 0.0 for finding in report["findings"])
     usd = report["cost"]["usd"]
     if worth > (usd or 0.0) * (1 + ROUNDING):
@@ -165,7 +164,6 @@ def _adds_up(name: str, whole: float, parts: list[float]) -> None:
 
 
 def _check_scores(report: Report) -> None:
-    """Check that verdicts add up to the answers, and fractions lie inside their intervals."""
     for place, scored in _scored(report["evaluation"]):
         _check_counts(place, scored)
         _check_inside(f"{place}.value_fraction", scored["value_fraction"], scored["ci95"])
@@ -210,7 +208,6 @@ def _check_inside(place: str, value: float | None, ci95: list[float] | None) -> 
 
 
 def _check_changes(report: Report) -> None:
-    """Check that changes are the differences of what stands beside them, in the right word."""
     evaluation = report["evaluation"]
     before, after = evaluation["before"], evaluation["after"]
     for index, change in enumerate(evaluation["changes"]):
@@ -250,7 +247,6 @@ def _check_word(place: str, change: Report) -> None:
 
 
 def _check_published(report: Report) -> None:
-    """Check that the weights that are exported are those that were chosen and evaluated."""
     published = report["evaluation"]["published"]
     candidates = published["candidates"]
     marked = [candidate["step"] for candidate in candidates if candidate["published"]]
@@ -274,7 +270,6 @@ def _check_published(report: Report) -> None:
 
 
 def _check_judge(report: Report) -> None:
-    """Check that a judge's verdicts add up to the pairs, and to its win fraction."""
     judge = report["evaluation"]["judge"]
     if judge is None:
         return

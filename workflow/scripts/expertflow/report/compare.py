@@ -27,7 +27,6 @@ FIGURES = {
 
 
 def build_index(reports: list[Report]) -> dict[str, Any]:
-    """Give one row an expert, in the order given; a null keeps the reason its report gives."""
     return {"schema_version": SCHEMA_VERSION, "experts": [_row(report) for report in reports]}
 
 
@@ -64,7 +63,6 @@ def _row(report: Report) -> dict[str, Any]:
 
 
 def _shown(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Give what is beyond chance: the change, the best answer without a model, an earlier run."""
     change, best = deciding_change(evaluation), best_baseline(evaluation)
     earlier = evaluation["earlier"]
     return {
@@ -85,7 +83,6 @@ def _licences(sources: list[dict[str, Any]]) -> list[str]:
 
 
 def render_index(index: dict[str, Any]) -> str:
-    """Render the page that links to each expert's own report (``{expert}/report.html``)."""
     rows = index["experts"]
     return (
         templates()
@@ -95,7 +92,6 @@ def render_index(index: dict[str, Any]) -> str:
 
 
 def _cell(row: dict[str, Any], name: str, show: str) -> view.Cell:
-    """Show one figure of a row, or the reason why it is missing."""
     if row[name] is None:
         reason = row["unavailable"].get(name, "no reason was recorded")
         return view.Cell(text=view.NOT_MEASURED, reason=reason)
@@ -103,7 +99,6 @@ def _cell(row: dict[str, Any], name: str, show: str) -> view.Cell:
 
 
 def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say of each comparison whether it is beyond chance: (colour, words)."""
     best = row["best_baseline"]
     named = [("the untrained model", row["change"])]
     if best is not None:

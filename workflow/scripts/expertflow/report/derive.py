@@ -204,7 +204,6 @@ def span_s(sampled: SampledSteps) -> float:
 
 
 def _by_shares(time: TimeSpent, sampled: SampledSteps) -> TimeSpent:
-    """Share out the seconds of the steps; copies leave ``train_s``, so that parts stay disjoint."""
     steps_s = time.train_s + (time.h2d_s or 0.0)
     share_s = steps_s / span_s(sampled)
     return replace(

@@ -11,18 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
+from expertflow.report.findings import data, hardware, learned, run
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Finding
-from expertflow.report.rules import (
-    ablation,
-    answers,
-    card,
-    compared,
-    data,
-    learned,
-    plan,
-    run,
-    time,
-)
 
 Report = dict[str, Any]
 MISSING = object()
@@ -34,54 +24,13 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     "==": operator.eq,
 }
-RULES: tuple[Callable[[Report], Finding | None], ...] = (
-    data.leak,
-    learned.regression,
-    learned.not_scored,
-    compared.no_baseline,
-    learned.baseline_not_beaten,
-    learned.no_change,
-    compared.chosen_by_loss,
-    answers.cut_off,
-    answers.not_asked,
-    answers.one_kind_of_error,
-    answers.shared_questions,
-    answers.judge_disagrees,
-    answers.judge_inconsistent,
-    answers.judge_failed,
-    learned.export_moved,
-    learned.another_checkpoint,
-    compared.checkpoints_not_compared,
-    run.short_memory,
-    run.not_staged,
-    time.recomputation,
-    ablation.switch_costs,
-    card.memory_bound_kernels,
-    card.many_small_kernels,
-    card.idle_card,
-    card.throttled,
-    card.spilled,
-    card.room_for_more,
-    data.no_licence,
-    data.left_out,
-    data.padding,
-    data.few_steps,
-    data.long_rows,
-    plan.plan_missed,
-    plan.memory_missed,
-    run.slow_tokeniser,
-    run.measured_peak,
-    run.busy_monitor,
-    run.lost_monitor,
-    run.other_rows,
-)
 WEIGHT = {"problem": 0, "warning": 1, "info": 2}
 
 
 def find(report: Report) -> tuple[Finding, ...]:
     """Run all rules; what weighs most comes first, then what cost most."""
-    found = [*time.lost_times(report), *(rule(report) for rule in RULES)]
-    found += plan.false_claims(report)
+    rules = (*learned.RULES, *hardware.RULES, *data.RULES, *run.RULES)
+    found = [*run.lost_times(report), *(rule(report) for rule in rules), *run.false_claims(report)]
     findings = [finding for finding in found if finding is not None]
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
 

@@ -50,28 +50,23 @@ def percent(fraction: float) -> str:
 
 
 def tenths(fraction: float) -> str:
-    """Write a fraction as a percentage with one decimal: figures that are compared."""
     return f"{100 * fraction:.1f}{NBSP}%"
 
 
 def signed_percent(fraction: float) -> str:
-    """Write a relative difference with its sign: plan against actual."""
     return signed(100 * fraction, 0 if abs(fraction) >= 0.0995 else 1) + f"{NBSP}%"
 
 
 def points(fraction: float) -> str:
-    """Write a difference of two fractions in percentage points, with its sign."""
     return signed(100 * fraction, 1)
 
 
 def signed(value: float, digits: int) -> str:
-    """Write a number with its sign; a rounded zero has none."""
     text = f"{value:+.{digits}f}"
     return text.replace("-", MINUS) if float(text) else text[1:]
 
 
 def loss(value: float) -> str:
-    """Write a loss, in nats a token."""
     return f"{value:.3f}".replace("-", MINUS)
 
 
@@ -117,17 +112,14 @@ def factor(value: float) -> str:
 
 
 def flops(flops_per_s: float) -> str:
-    """Write a rate of arithmetic in TFLOP/s."""
     return f"{_three_digits(flops_per_s / 1e12)}{NBSP}TFLOP/s"
 
 
 def hours(value: float) -> str:
-    """Write a time given in hours."""
     return duration(3600 * value)
 
 
 def size(n_bytes: float) -> str:
-    """Write bytes in decimal units, as card makers do."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n_bytes >= 0.9995 * scale:
             return f"{_three_digits(n_bytes / scale)}{NBSP}{unit}"
@@ -135,7 +127,6 @@ def size(n_bytes: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Write energy in watt-hours, or kilowatt-hours from one tenth of them on."""
     hours = joules / 3600
     if hours >= 100:
         return f"{_two_digits(hours / 1000)}{NBSP}kWh"
@@ -143,12 +134,10 @@ def energy(joules: float) -> str:
 
 
 def words(name: str) -> str:
-    """Turn a key into words: ``execution_accuracy`` reads better in a sentence without the bar."""
     return name.replace("_", " ")
 
 
 def sentence(text: str) -> str:
-    """Start with a capital and leave the rest alone: names keep theirs."""
     return text[:1].upper() + text[1:]
 
 
@@ -162,7 +151,6 @@ def hold(text: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """Write a value of unknown type shortly: settings, acceptance values, provenance."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -182,7 +170,6 @@ def short_hash(text: str) -> str:
 
 
 def clip(text: str, n_chars: int) -> str:
-    """Cut a long text, and say how much is gone; say so when there is nothing to see."""
     if not text.strip():
         return f"({len(text):,} blanks and line breaks)" if text else "(nothing)"
     gone = len(text) - n_chars

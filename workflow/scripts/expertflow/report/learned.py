@@ -18,13 +18,11 @@ SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
 
 
 def metric_change(evaluation: Evaluation) -> Change | None:
-    """Give the paired change of the task's metric; null where it was not scored."""
     found = (c for c in evaluation["changes"] if c["quantity"] not in LOSSES)
     return next(found, None)
 
 
 def loss_change(evaluation: Evaluation) -> Change | None:
-    """Give the paired change of the held-out loss; null where it has no interval."""
     found = (c for c in evaluation["changes"] if c["quantity"] == "held_out_loss")
     return next(found, None)
 
@@ -56,7 +54,6 @@ def is_chosen_by_loss(report: Report) -> bool:
 
 
 def n_choices(report: Report) -> int:
-    """Count the losses that training could choose by; the untrained model's is none of them."""
     points = report["training_report"]["training"]["eval_points"]
     return sum(1 for point in points if point["step"] > 0)
 
@@ -73,7 +70,6 @@ def why_no_baseline(evaluation: Evaluation) -> str | None:
 
 
 def best_baseline(evaluation: Evaluation) -> dict[str, Any] | None:
-    """Give the baseline that scores highest; of equals the one that the expert beats least."""
     scored = [b for b in evaluation["baselines"] if b["value_fraction"] is not None]
     return max(scored, key=_strength, default=None)
 
@@ -84,7 +80,6 @@ def _strength(baseline: dict[str, Any]) -> tuple[float, float]:
 
 
 def size(change: Change) -> str:
-    """Write a difference with its sign and unit."""
     if change["quantity"] in LOSSES:
         unit = LOSSES[change["quantity"]]
         return f.signed(change["difference"], 3) + (f" {unit}" if unit else "")
@@ -92,7 +87,6 @@ def size(change: Change) -> str:
 
 
 def interval(change: Change) -> str:
-    """Write the ends of a change's interval in the unit of ``size``."""
     low, high = change["ci95"]
     if change["quantity"] in LOSSES:
         return f"{f.signed(low, 3)} to {f.signed(high, 3)}"
@@ -100,7 +94,6 @@ def interval(change: Change) -> str:
 
 
 def spelled(change: Change) -> str:
-    """Write a change as a sentence holds it."""
     return f"{size(change)}, 95 % interval {interval(change)}"
 
 
@@ -122,12 +115,10 @@ def n_more_to_see(change: Change) -> int | None:
 
 
 def n_not_asked(evaluation: Evaluation) -> int:
-    """Count the questions that left the expert no position to answer in."""
     return int((evaluation["after"]["n_by_kind"] or {}).get(NOT_ASKED, 0))
 
 
 def errors(evaluation: Evaluation) -> list[tuple[str, int]]:
-    """List the expert's wrong answers by kind, most first."""
     kinds = evaluation["after"]["n_by_kind"] or {}
     wrong = [(kind, n) for kind, n in kinds.items() if kind != "correct" and n]
     return sorted(wrong, key=lambda item: (-item[1], item[0]))

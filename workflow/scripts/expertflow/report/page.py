@@ -26,7 +26,6 @@ MAX_PAGE_BYTES = 400_000
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
-    """Render the report with its charts; the series for them come from the inputs."""
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
     data = chart_data(report, inputs)
@@ -89,7 +88,6 @@ def _learned(report: Report) -> dict[str, Any]:
 
 
 def _ends(epochs: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Give the first and last epochs with their places; the middle of many says little."""
     numbered = list(enumerate(epochs))
     return numbered if len(numbered) <= N_EPOCHS else [*numbered[:3], *numbered[3 - N_EPOCHS :]]
 
@@ -99,7 +97,6 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _pieces(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    """Shorten the stretches of a decoded document: the ends of long ones say most."""
     return [{**piece, "text": _middle_out(piece["text"])} for piece in sample["pieces"]]
 
 

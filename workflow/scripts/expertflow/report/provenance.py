@@ -91,7 +91,6 @@ def stages(results: Path, token_shards: TokenShards) -> list[dict[str, str]]:
 
 
 def _named(results: Path, token_shards: TokenShards) -> set[str]:
-    """List the records of sources, documents and tokens that belong to the expert's data."""
     path = results / "datasets.json"
     if not path.is_file():
         return set()
@@ -105,7 +104,6 @@ def _named(results: Path, token_shards: TokenShards) -> set[str]:
 
 
 def _notes(results: Path, pattern: str, named: set[str]) -> dict[tuple[str, str], dict[str, str]]:
-    """Read the sidecars of records that match; give hashes by record, by stage and code."""
     found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for record in sorted(results.glob(pattern)):
         sidecar = record.with_name(f".{record.name}.fingerprint")

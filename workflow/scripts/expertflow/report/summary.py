@@ -19,7 +19,6 @@ COLOURS = {"good": "green", "mixed": "yellow", "bad": "red"}
 
 
 def print_summary(report: Report, *, html_path: Path, console: Console | None = None) -> None:
-    """Print the verdict, what was learned, what it took, and where the whole report is."""
     console = console or Console()
     rows = summary_rows(report, html_path=html_path)
     if not console.is_terminal:  # a line a figure, for logs and grep
@@ -37,7 +36,6 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
 
 
 def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
-    """Give the lines as (label, text)."""
     verdict = report["verdict"]
     return [
         ("expert", view.subject(report)),
@@ -50,7 +48,6 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
 
 
 def _compared(report: Report) -> list[tuple[str, str]]:
-    """Say what the change is beyond chance: against no training, no model, and an earlier run."""
     evaluation = report["evaluation"]
     change, best, earlier = (
         deciding_change(evaluation),
@@ -70,7 +67,6 @@ def _compared(report: Report) -> list[tuple[str, str]]:
 
 
 def _label(text: str) -> str:
-    """Start in lower case, but for an abbreviation: MFU."""
     return text if text.isupper() else text[:1].lower() + text[1:]
 
 

@@ -83,7 +83,6 @@ def _learned(report: Report) -> Answer:
 
 
 def _against_baseline(evaluation: dict[str, Any], change: dict[str, Any]) -> Answer:
-    """Join the change of the metric with what answering without a model reaches."""
     learned, sentence = LEARNED[change["change"]], _metric_sentence(evaluation, change)
     best = best_baseline(evaluation)
     if (why := why_no_baseline(evaluation)) is not None:
@@ -134,7 +133,6 @@ def _loss_sentence(evaluation: dict[str, Any]) -> str:
 
 
 def _not_compared(report: Report) -> Answer:
-    """Say why nothing decides: the task was not scored, or the sides were not compared."""
     evaluation, reasons = report["evaluation"], report["unavailable"]
     if evaluation["task"] == "held_out_loss":
         why = reasons.get("evaluation.delta.held_out_loss_ci95", "")

@@ -9,7 +9,6 @@ from expertflow.studies.records import AblationRecord
 
 
 def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give what the page shows of each ablation; none where none was asked for."""
     return [
         {
             "verdict": words.verdict(record),
@@ -22,7 +21,6 @@ def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def ladder_parts(record: AblationRecord) -> dict[str, Any]:
-    """Give the waterfalls, and the rungs that are not in them, for the page and for the report."""
     from expertflow.report.ablation import waterfall as charts_waterfall
 
     ladders = facts.ladders(record)

@@ -52,7 +52,6 @@ def _subject(record: AblationRecord) -> str:
 
 
 def _groups(record: AblationRecord) -> list[tuple[str, tuple[view.Line, ...]]]:
-    """Give the lines of the table: each ladder in its order, then single changes."""
     bars = {bar.name: bar for bar in record.bars}
     found = [
         (f"ladder {names[0] if not (of := bars[names[0]].of) else of}", view.lines(
@@ -67,7 +66,6 @@ def _groups(record: AblationRecord) -> list[tuple[str, tuple[view.Line, ...]]]:
 def _columns(
     groups: list[tuple[str, tuple[view.Line, ...]]],
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Part the columns into those with a figure, and those that have only a reason."""
     measured = [line for _, lines in groups for line in lines if not line.reason]
     cells = [cell for line in measured for cell in line.cells]
     shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))

@@ -46,7 +46,6 @@ class ClaimLine(Record, frozen=True, kw_only=True):
 
 
 def lines(bars: tuple[Bar, ...], record: AblationRecord) -> tuple[Line, ...]:
-    """Lay the figures of variants out for a table."""
     return tuple(_line(bar, record) for bar in bars)
 
 
@@ -80,7 +79,6 @@ def _line(bar: Bar, record: AblationRecord) -> Line:
 
 
 def _loss(bar: Bar) -> str:
-    """Say how the loss lies to the plan's after the same tokens."""
     if bar.is_sane is None:
         return "not compared"
     difference = "" if bar.loss_differs is None else f.signed_percent(bar.loss_differs)
@@ -91,7 +89,6 @@ def _loss(bar: Bar) -> str:
 
 
 def claim_lines(record: AblationRecord) -> tuple[ClaimLine, ...]:
-    """Lay the ledger out for a table, in the order of the files."""
     return tuple(_claim(claim) for claim in record.claims)
 
 

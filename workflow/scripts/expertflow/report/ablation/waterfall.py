@@ -47,7 +47,6 @@ TIMES = "'×' + format(datum.value, '~g') + (datum.value === 1 ? ' the plan' : '
 
 
 def waterfall_chart(ladder: Ladder) -> Chart:
-    """Draw useful tokens a second from the first rung up to the plan, on an axis from zero."""
     steps = ladder.steps
     most = max(step.tokens_per_s or 0.0 for step in steps)
     top = min(max(step.high or 0.0 for step in steps), LEAST_REACH * most)
@@ -71,7 +70,6 @@ def waterfall_chart(ladder: Ladder) -> Chart:
 
 
 def changes_chart(bars: tuple[Bar, ...]) -> Chart | None:
-    """Draw the speed of single changes over the plan's, on a logarithmic axis around 1."""
     drawn = [(bar, bar.ratio) for bar in bars if bar.ratio]
     if not drawn:
         return None
@@ -124,7 +122,6 @@ def _y(name: str, n_rows: int) -> alt.Y:
 
 
 def _frame(n_rows: int, x: alt.X, at: float = 0.0) -> list[alt.Chart]:
-    """Draw the line that all rows are measured from; at zero, where bars begin, it only holds x."""
     base = alt.Chart(rows([{"x": at, "y": 0, "y2": n_rows}]))
     line = base.mark_rule(color=RULE, strokeWidth=1 if at else 0)
     return [line.encode(x=x, y=_y("y", n_rows), y2="y2:Q")]
@@ -150,7 +147,6 @@ Rows = list[dict[str, Any]]
 
 
 def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows], Rows]:
-    """Give what was there before each step, what moved by colour, and the intervals."""
     held: Rows = []
     moved: dict[str, Rows] = {}
     spread: Rows = []
@@ -179,7 +175,6 @@ def _colour(step: Step) -> str:
 
 
 def _may_be_none(factor: Estimate | None) -> bool:
-    """Tell that a step is not decided: its interval holds 1."""
     return factor is not None and factor.low <= 1 <= factor.high
 
 
@@ -210,7 +205,6 @@ def _dots(
 
 
 def _by_colour(drawn: list[tuple[Bar, Estimate]]) -> dict[str, list[int]]:
-    """Part the rows by colour; red is what does not learn as the plan does, however fast."""
     found: dict[str, list[int]] = {}
     for i, (bar, ratio) in enumerate(drawn):
         colour = ORANGE if ratio.low > NOTABLE else BLUE if ratio.high < 1 else GREY
@@ -229,7 +223,6 @@ def _figures(texts: list[str]) -> list[alt.Chart]:
 
 
 def _texts(labels: list[str], x: Any, *, color: str, **mark: Any) -> list[alt.Chart]:
-    """Write one text a row, over a rim in the page's colour: the line at 1 may run below."""
     values = [{"y": i + NAME, "label": label} for i, label in enumerate(labels)]
     base = alt.Chart(rows(values)).encode(x=x, y=_y("y", len(labels)), text="label:N")
     mark |= {"baseline": "middle", "fontSize": 12}

@@ -26,7 +26,6 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 def verdict(record: AblationRecord) -> Verdict:
-    """Judge the plan against the first ladder and against single changes of it."""
     single, ladders = facts.changes(record), facts.telling_ladders(record)
     faster = [bar for bar in single if facts.is_faster(bar)]
     measured = [bar for bar in single if bar.ratio and bar.metric == "tokens_per_s"]
@@ -71,7 +70,6 @@ def _worth(record: AblationRecord, ladders: tuple[facts.Ladder, ...]) -> list[st
 
 
 def _helps(measured: Sequence[Bar], ladders: tuple[facts.Ladder, ...]) -> list[str]:
-    """Name the largest step of the ladder, and the change that costs most."""
     said = []
     if ladders and (steps := facts.steps_that_count(ladders[0])) and steps[0][1].low > 1:
         label, worth = steps[0]
@@ -102,7 +100,6 @@ def _why_nothing(record: AblationRecord) -> str:
 
 
 def named(labels: Sequence[str]) -> str:
-    """List some names, and count the rest."""
     return ", ".join(quoted(label) for label in labels[:N_NAMED]) + _more(labels)
 
 
@@ -120,7 +117,6 @@ def ledger_counts(record: AblationRecord) -> str:
 
 
 def tiles(record: AblationRecord) -> tuple[Tile, ...]:
-    """Give the four figures at the top."""
     ladder = next(iter(facts.telling_ladders(record)), None)
     why = "every rung is the plan" if facts.ladders(record) else "no rung of a ladder was measured"
     none = Cell(text=NOT_MEASURED, reason=why)
@@ -166,7 +162,6 @@ def _cell(record: AblationRecord, name: str, value: float | None, show: Show) ->
 
 
 def in_a_line(record: AblationRecord) -> str:
-    """Sum an ablation up for a terminal."""
     found = verdict(record)
     ladders = facts.telling_ladders(record)
     faster = [bar for bar in facts.changes(record) if facts.is_faster(bar)]

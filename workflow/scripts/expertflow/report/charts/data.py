@@ -107,14 +107,12 @@ class ChartData(Record, frozen=True, kw_only=True):
 
 
 def chart_data(report: Report, inputs: ReportInputs) -> ChartData:
-    """Collect the data of every chart of a report."""
     return ChartData(
         loss=_loss(inputs), timeline=_timeline(report, inputs), lengths=_lengths(inputs.packing)
     )
 
 
 def as_json(data: ChartData) -> dict[str, Any]:
-    """Give the data as plain values, points as columns, numbers to five digits."""
     plain: dict[str, Any] = _rounded(to_json(data))
     if plain["loss"]:
         plain["loss"]["train"] = _columns(plain["loss"]["train"])
@@ -151,7 +149,6 @@ def _loss(inputs: ReportInputs) -> LossData | None:
 
 
 def _timeline(report: Report, inputs: ReportInputs) -> TimelineData | None:
-    """Draw what has at least one reading; null where nothing has."""
     panels = [panel for panel in (_speed(inputs), *_hardware(inputs)) if panel.points]
     if not panels:
         return None
@@ -201,7 +198,6 @@ def _hardware(inputs: ReportInputs) -> list[Panel]:
 
 
 def _complete(panel: Panel, bands: Sequence[dict[str, Any]], end_s: float) -> Panel:
-    """Add what others call normal, and the chart in words."""
     stripes = tuple(
         Stripe(low=band["low"] * scale, high=band["high"] * scale, label=str(band["system"]))
         for band in bands

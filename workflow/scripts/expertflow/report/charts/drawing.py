@@ -40,18 +40,15 @@ CENTRE = 0.45  # labels right of it run to the left
 
 
 def loss_chart(data: ChartData) -> Chart | None:
-    """Draw training loss with its spread, and held-out loss as points."""
     return _loss(data.loss) if data.loss else None
 
 
 def timeline_charts(data: ChartData) -> list[Chart]:
-    """Draw speed and hardware over time, all on one clock."""
     timeline = data.timeline
     return [_panel(panel, timeline) for panel in timeline.panels] if timeline else []
 
 
 def length_chart(data: ChartData) -> Chart:
-    """Draw how long the documents are, and where a row ends."""
     return _lengths(data.lengths)
 
 
@@ -125,7 +122,6 @@ def _reference(panel: Panel) -> str:
 
 
 def _stripes(panel: Panel, axes: Axes, end: float) -> list[alt.Chart]:
-    """Shade what others call normal, behind all else."""
     if not panel.reference:
         return []
     values = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
@@ -157,7 +153,6 @@ def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
 
 
 def _lengths(lengths: LengthData) -> Chart:
-    """Bins of equal width have a linear axis, bins that grow a logarithmic one."""
     edges = lengths.edges
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
@@ -213,7 +208,6 @@ def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]
 
 
 def _outside_in(places: list[float]) -> list[int]:
-    """Order cuts so that no label lies under the line of a cut further out."""
     right = [i for i, place in enumerate(places) if place > CENTRE]
     return [*reversed(right), *(i for i in range(len(places)) if i not in right)]
 
@@ -225,13 +219,11 @@ def _share(value: float, start: float, end: float, *, log: bool) -> float:
 
 
 def _powers(start: float, end: float, n_max: int) -> list[float]:
-    """Give powers of two inside, every second or third where there are too many."""
     powers = [2.0**i for i in range(math.ceil(math.log2(start)), math.floor(math.log2(end)) + 1)]
     return powers[:: -(-len(powers) // n_max)] if powers else [start]
 
 
 def _dozens(end: float, n_max: int) -> list[float]:
-    """Give multiples of a power of two: row lengths are."""
     step = 2.0 ** max(0, math.floor(math.log2(end)) - 4)
     while end / step >= n_max:
         step *= 2

@@ -84,7 +84,6 @@ def both_sizes(
     height_px: int,
     note: str = "",
 ) -> Chart:
-    """Draw a chart for a page and for a phone; ``label`` says in words what it shows."""
     wide, narrow = (_svg(draw(form), form, height_px, label) for form in (WIDE, NARROW))
     return Chart(title=title, unit=unit, wide=wide, narrow=narrow, note=note)
 
@@ -107,7 +106,6 @@ def round_ticks(
 
 
 def rounded_up(high: float, n_max: int) -> float:
-    """Give the first round number from ``high`` on that a tick would stand at."""
     ticks = round_ticks(0.0, high, n_max)
     if len(ticks) < 2 or ticks[-1] >= high * (1 - 1e-9):
         return high
@@ -115,21 +113,18 @@ def rounded_up(high: float, n_max: int) -> float:
 
 
 def time_unit(end_s: float) -> tuple[str, float]:
-    """Choose the unit that a stretch of time reads best in, with its seconds."""
     return next(
         (unit, scale) for least_s, unit, scale in TIME_UNITS if end_s > least_s or not scale
     )
 
 
 def x_axis(values: Sequence[float], unit: str, scale: alt.Scale) -> alt.X:
-    """Make an x axis that writes its unit beside the first label alone."""
     first = values[0] if values else 0
     axis = _axis(values, f"{NUMBER} + (datum.value === {first:g} ? ' {unit}' : '')")
     return alt.X("x:Q", axis=axis, scale=scale)
 
 
 def y_axis(values: Sequence[float], scale: alt.Scale) -> alt.Y:
-    """Make a y axis; from ten thousand on it counts in thousands."""
     short = max(values, default=0.0) >= 10_000
     return alt.Y("y:Q", axis=_axis(values, THOUSANDS if short else NUMBER), scale=scale)
 
@@ -140,7 +135,6 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
 
 
 def curve(points: Sequence[Point], colour: str, axes: Axes) -> list[alt.Chart]:
-    """Make a line of means over a band from least to greatest."""
     base = alt.Chart(rows([asdict(point) for point in points])).encode(x=axes.x)
     line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=axes.y)
     if all(point.low == point.high for point in points):
@@ -152,14 +146,12 @@ def curve(points: Sequence[Point], colour: str, axes: Axes) -> list[alt.Chart]:
 
 
 def lettering(base: alt.Chart, y: Any = alt.Undefined, **mark: Any) -> list[alt.Chart]:
-    """Write the ``label`` of each row, over a rim in the page's colour: lines may run below."""
     rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
     text = base.mark_text(color=LIMIT, **mark)
     return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
 
 
 def rows(values: list[dict[str, Any]]) -> alt.InlineData:
-    """Wrap rows as the data of a layer."""
     return alt.InlineData(values=values)
 
 
@@ -205,6 +197,5 @@ def _lean(tag: str) -> str:
 
 
 def _as_one(paths: re.Match[str]) -> str:
-    """Join rectangles that look alike into one path: hundreds of bands would fill the page."""
     places = "".join(re.findall(r'd="([^"]+)"', paths[0]))
     return f'<path d="{places}"{paths[2]}/>'

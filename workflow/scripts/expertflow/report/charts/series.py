@@ -30,7 +30,6 @@ class Span(Record, frozen=True, kw_only=True):
 
 
 def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
-    """Reduce (x, y) pairs, ordered by x, to ``n_bins`` bins of equal counts; nulls are left out."""
     known = [(x, y) for x, y in values if y is not None]
     return [
         Point(
@@ -44,12 +43,10 @@ def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS)
 
 
 def training_loss(steps: Sequence[StepRecord]) -> list[Point]:
-    """Give the loss over steps."""
     return envelope((step.step, step.loss) for step in steps)
 
 
 def tokens_per_s(steps: Sequence[StepRecord]) -> list[Point]:
-    """Give useful tokens a second over elapsed seconds; pauses between steps count as time."""
     points = []
     for part in _parts(list(zip(steps, durations_s(steps), strict=True)), N_BINS):
         seconds = sum(took_s for _, took_s in part)
@@ -75,7 +72,6 @@ def durations_s(steps: Sequence[StepRecord]) -> list[float]:
 
 
 def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Span]:
-    """Place each held-out evaluation behind the step that it followed, or before the first one."""
     end_s = {step.step: step.elapsed_s for step in steps}
     if steps and steps[0].step == 1:
         before_s = sum(point.eval_s for point in points if point.step == 0)
@@ -88,12 +84,10 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
 
 
 def save_spans(points: Sequence[SavePoint]) -> list[Span]:
-    """Give the stretches in which training stood still for a checkpoint."""
     return [Span(start_s=p.elapsed_s, end_s=p.elapsed_s + p.save_s) for p in points]
 
 
 def halved(points: Sequence[Point]) -> list[Point]:
-    """Join neighbours: half as many bins, for half the width."""
     return [
         Point(
             x=sum(point.x for point in part) / len(part),
@@ -106,7 +100,6 @@ def halved(points: Sequence[Point]) -> list[Point]:
 
 
 def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
-    """Give one field of the hardware samples over elapsed seconds."""
     readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
     return envelope((x, None if y is None else y * scale) for x, y in readings)
 

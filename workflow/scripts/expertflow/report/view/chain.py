@@ -51,7 +51,6 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 def chain_rows(chain: list[dict[str, Any]]) -> tuple[Row, ...]:
-    """Place the stages that there are."""
     known = {stage for stages in (*DOCUMENTS, *TOKENS, *TRUNK) for stage in stages}
     others = dict.fromkeys(item["stage"] for item in chain if item["stage"] not in known)
     left, right, trunk = (
@@ -90,7 +89,6 @@ def _box(chain: list[dict[str, Any]], stages: Stages) -> Box | None:
 
 
 def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
-    """Name the lines between two rows; an elbow leads from the left box to the right one."""
     if not above or len(above) == len(boxes) == 1:
         return "straight" if above else ""
     if len(boxes) == 1:

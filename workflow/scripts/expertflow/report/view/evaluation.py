@@ -72,7 +72,6 @@ class Shown(Record, frozen=True, kw_only=True):
 
 
 def ranges(report: Report) -> list[Range]:
-    """Give what the picture of the scores holds: both sides, then answers without a model."""
     evaluation = report["evaluation"]
     named = [
         ("Before", evaluation["before"], "grey", True),
@@ -93,7 +92,6 @@ def ranges(report: Report) -> list[Range]:
 
 
 def lines(report: Report) -> list[Line]:
-    """Answer in a minute: did it learn, is it more than trivial, which weights, what goes wrong."""
     evaluation = report["evaluation"]
     best, earlier = best_baseline(evaluation), evaluation["earlier"]
     found = [_changed("Against the untrained model", deciding_change(evaluation))]
@@ -154,7 +152,6 @@ def _wrong(evaluation: dict[str, Any]) -> list[Line]:
 
 
 def score_rows(report: Report) -> list[ScoreRow]:
-    """Give metric, loss and perplexity of both sides."""
     evaluation = report["evaluation"]
     before, after = evaluation["before"], evaluation["after"]
     rows = []
@@ -190,7 +187,6 @@ def _row(
 
 
 def kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """List the kinds of verdicts with their counts before and after, correct ones first."""
     before = evaluation["before"]["n_by_kind"] or {}
     after = evaluation["after"]["n_by_kind"] or {}
     names = sorted({*before, *after}, key=lambda k: (k != "correct", -after.get(k, 0), k))
@@ -198,7 +194,6 @@ def kinds(evaluation: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def judge_text(report: Report) -> str:
-    """Say what the judge preferred, how it counted, and what it took."""
     judge = report["evaluation"]["judge"]
     if judge is None:
         return ""
@@ -217,7 +212,6 @@ def judge_text(report: Report) -> str:
 
 
 def left_out(report: Report) -> list[tuple[str, str]]:
-    """List the parts that are missing against expectation: not those that no one asked for."""
     evaluation, reasons = report["evaluation"], report["unavailable"]
     if evaluation["task"] == "held_out_loss":
         return []
@@ -233,7 +227,6 @@ def left_out(report: Report) -> list[tuple[str, str]]:
 
 
 def how(report: Report) -> str:
-    """Say in one line how answers were written and scored."""
     evaluation, decoding = report["evaluation"], report["evaluation"]["decoding"]
     if evaluation["after"]["n_examples"] in (None, 0):
         return ""
@@ -248,7 +241,6 @@ def how(report: Report) -> str:
 
 
 def samples(evaluation: dict[str, Any]) -> Shown:
-    """Choose the samples of the page: the worst, and some right ones, else what there is."""
     worst, kept = evaluation["worst"], evaluation["samples"]
     if not worst:
         return Shown(worst=[], folded=[], others=kept[:N_OTHERS], others_title="Answers")

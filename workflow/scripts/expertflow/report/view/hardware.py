@@ -9,7 +9,6 @@ Report = dict[str, Any]
 
 
 def rows(report: Report) -> list[tuple[str, str]]:
-    """Give (name, text) for what the charts do not show."""
     hardware = report["training_report"]["hardware"]
     found = [
         ("Energy", _energy(report)),
@@ -25,7 +24,6 @@ def rows(report: Report) -> list[tuple[str, str]]:
 
 
 def machine(report: Report) -> list[tuple[str, str]]:
-    """Give (name, text) for the machine that trained, as it described itself before it began."""
     facts = report["training_report"]["hardware"]["machine"] or {}
     cores = [
         f"{facts[key]} {name}"

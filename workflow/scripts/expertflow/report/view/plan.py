@@ -65,7 +65,6 @@ class Option(Record, frozen=True, kw_only=True):
 
 
 def plan_rows(report: Report) -> tuple[PlanRow, ...]:
-    """Lay every prediction beside the measurement that answers it."""
     return tuple(_row(report, i) for i in range(len(report["plan_against_actual"])))
 
 
@@ -95,7 +94,6 @@ def _band(low: float | None, high: float | None, show: Show) -> str:
 
 
 def memory(report: Report) -> Memory | None:
-    """Draw the predicted peak and the one that came to one scale; null without card or plan."""
     planned = look_up(report, "plan.memory")
     if planned is None or look_up(report, "training_report.hardware.gpu.name") is None:
         return None
@@ -118,7 +116,6 @@ def memory(report: Report) -> Memory | None:
 
 
 def options(report: Report) -> tuple[Option, ...]:
-    """List what the same work should take on other hardware, cheapest first as the plan has it."""
     planned, n = report["plan"]["hardware"], report["training_parameters"]["world_size"]
     return tuple(
         _option(item, is_planned=(item["name"], item["n_gpus"]) == (planned, n))

@@ -59,7 +59,6 @@ class Kernels(Record, frozen=True, kw_only=True):
 
 
 def kernels(report: Report) -> Kernels | None:
-    """Lay the profile out; null where there is none."""
     profile = report["profile"]
     if profile is None:
         return None
@@ -108,7 +107,6 @@ def _busy(report: Report) -> str:
 
 
 def _cost(profile: dict[str, Any]) -> str:
-    """Say what watching cost, as the report's other figures hold it."""
     before, overhead = profile["neighbour_step_s"], profile["overhead_fraction"]
     text = f"Watched, a step took {_short_time(profile['step_s'])}"
     if before is not None and overhead is not None:

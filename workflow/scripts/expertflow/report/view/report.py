@@ -40,7 +40,6 @@ class Part(Record, frozen=True, kw_only=True):
 
 
 def cell(report: Report, path: str, show: Show, *, blank: str = NOT_MEASURED) -> Cell:
-    """Show the value at a dotted path, or say why there is none."""
     value = look_up(report, path)
     if value is None:
         return Cell(text=blank, reason=report["unavailable"].get(path, "no reason was recorded"))
@@ -48,7 +47,6 @@ def cell(report: Report, path: str, show: Show, *, blank: str = NOT_MEASURED) ->
 
 
 def tiles(report: Report) -> tuple[Tile, ...]:
-    """Give the eight figures that say most: learned, spent, and how well."""
     n_devices = report["training_parameters"]["world_size"]
     speed = "no padding" if n_devices == 1 else f"no padding, {n_devices} devices"
     return (
@@ -156,7 +154,6 @@ def time_parts(report: Report) -> tuple[Part, ...]:
 
 
 def split_note(report: Report) -> str:
-    """Say where the split of a step comes from, unless the host timed every part itself."""
     time, sampled = report["time"], report["training_report"]["training"]["sampled_steps"]
     if time["split_source"] != "sampled steps" or sampled is None:
         return ""
@@ -167,7 +164,6 @@ def split_note(report: Report) -> str:
 
 
 def subject(report: Report) -> str:
-    """Name the run in one line: expert, model, method, preset."""
     run, model = report["run"], report["model"]
     lora = f" r{model['lora']['r']}" if model["lora"] else ""
     method = METHODS.get(model["method"], model["method"])
@@ -176,7 +172,6 @@ def subject(report: Report) -> str:
 
 
 def preset_note(report: Report) -> str:
-    """Warn of what a preset's figures cannot show."""
     if report["run"]["preset"] != "demo":
         return ""
     return (

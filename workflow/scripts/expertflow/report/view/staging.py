@@ -14,7 +14,6 @@ ACTIONS = {
 
 
 def staging(report: Report) -> list[tuple[str, str]]:
-    """Give (name, text) by what training did; where it noted nothing, by what was planned."""
     section = report["staging"]
     planned = {"rows": section, "weights": section["weights"]}
     notes = planned if section["used"] is None else section["used"]

@@ -1,6 +1,8 @@
-"""Rules over the data: what it may be used for, what was lost of it, and how it fills the rows."""
+"""Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
-from expertflow.report.finding import NO_LOSS, Report, finding
+from collections.abc import Callable
+
+from expertflow.report.findings.evidence import NOT_TIMED, Report, finding
 from expertflow.report.format import percent
 from expertflow.report.records import Finding
 
@@ -13,24 +15,7 @@ LONG_FACTOR = 1.25
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
-def leak(report: Report) -> Finding | None:
-    """Find held-out documents that were trained on."""
-    shared = report["evaluation"]["documents_shared_with_training"]
-    if shared == 0:
-        return None
-    return finding(
-        "held-out-leak",
-        severity="problem",
-        evidence=f"{shared} held-out documents were also trained on",
-        threshold="none",
-        origin="definition of held-out",
-        recommendation="prepare the data again; figures of this evaluation mean nothing",
-        worth=(None, NO_LOSS),
-    )
-
-
 def no_licence(report: Report) -> Finding | None:
-    """Find sources without a licence."""
     names = [source["name"] for source in report["data"]["sources"] if source["licence"] is None]
     if not names:
         return None
@@ -40,7 +25,6 @@ def no_licence(report: Report) -> Finding | None:
         threshold="one for each source",
         origin="the model inherits the duties of its data",
         recommendation="state the licence in the manifest, or leave the source out",
-        worth=(None, NO_LOSS),
     )
 
 
@@ -64,16 +48,12 @@ def left_out(report: Report) -> Finding | None:
         "data-left-out",
         evidence=f"rejected, filtered or dropped as duplicates: at least {listed}",
         threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
-        recommendation=(
-            "see the reasons in data.rejected_by_reason, filtered_by_reason and dropped_by_reason;"
-            " many near duplicates may be one template with other values"
-        ),
-        worth=(None, NO_LOSS),
+        recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
+        " dropped_by_reason; many near duplicates may be one template with other values",
     )
 
 
 def padding(report: Report) -> Finding | None:
-    """Find rows that are padded where they could be packed."""
     share = report["data"]["padding_fraction"]
     if share is None or share <= PADDING_LIMIT:
         return None
@@ -82,27 +62,11 @@ def padding(report: Report) -> Finding | None:
         evidence=f"{percent(share)} of the token positions in training were padding",
         threshold=f"at most {percent(PADDING_LIMIT)}",
         recommendation="pack several documents into a row (packing: bfd)",
-        worth=(None, "how much faster the steps would be without it was not measured"),
-    )
-
-
-def long_rows(report: Report) -> Finding | None:
-    """Find rows that no document fills, where rows are not packed."""
-    data = report["data"]
-    length, longest = data["seq_len"], data["length_histogram"]["max"]
-    if data["packing"] != "none" or length <= LONG_FACTOR * longest:
-        return None
-    return finding(
-        "rows-too-long",
-        severity="info",
-        evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
-        threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not packed",
-        recommendation=f"max_seq_length: {longest:,} would hold every document",
+        worth="how much faster the steps would be without it was not measured",
     )
 
 
 def few_steps(report: Report) -> Finding | None:
-    """Find runs that end before their learning rate has settled."""
     parameters = report["training_parameters"]
     n_steps, n_warmup = parameters["total_steps"], parameters["warmup_steps"]
     if n_steps >= MIN_GOOD_STEPS and n_warmup < WARMUP_LIMIT * n_steps:
@@ -113,5 +77,24 @@ def few_steps(report: Report) -> Finding | None:
         evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
         threshold=f"at least {MIN_GOOD_STEPS} steps, warm-up below {percent(WARMUP_LIMIT)}",
         recommendation="fewer tokens a step (gradient_accumulation_steps), or more epochs",
-        worth=(None, NO_LOSS),
     )
+
+
+def long_rows(report: Report) -> Finding | None:
+    data = report["data"]
+    length, longest = data["seq_len"], data["length_histogram"]["max"]
+    if data["packing"] != "none" or length <= LONG_FACTOR * longest:
+        return None
+    return finding(
+        "rows-too-long",
+        worth=NOT_TIMED,
+        severity="info",
+        evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
+        threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not packed",
+        recommendation=f"max_seq_length: {longest:,} would hold every document",
+    )
+
+
+RULES: tuple[Callable[[Report], Finding | None], ...] = (
+    no_licence, left_out, padding, few_steps, long_rows,
+)  # fmt: skip

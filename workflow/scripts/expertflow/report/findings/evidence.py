@@ -1,0 +1,151 @@
+"""What findings share: when there is evidence enough, what counters and times say, and a price."""
+
+from typing import Any
+
+from expertflow.report.derive import NO_PRICE
+from expertflow.report.format import NBSP
+from expertflow.report.profile import judged_time
+from expertflow.report.records import Finding, Severity
+
+Report = dict[str, Any]
+
+ORIGIN = "our judgement, not yet calibrated on runs"
+MIN_STEPS = 20  # fewer steps say little about waiting: the first ones start workers
+MIN_WALL_S = 60.0  # in a shorter run every fixed cost looks large
+MIN_SAMPLES = 20  # readings of the monitor
+NOT_TIMED = "what it cost in time was not measured"
+NO_LOSS = "no time is lost by it"
+# Our judgement, but for the first: DCGM's guidance calls streaming multiprocessors that are active
+# 80 % of the time or more a necessary sign of good use.
+SM_BUSY_PERCENT = 80.0
+TENSOR_LOW_PERCENT = 25.0
+KERNEL_BUSY_PERCENT = 90.0
+POWER_LOW_FRACTION = 0.60
+
+
+def finding(
+    code: str,
+    *,
+    evidence: str,
+    threshold: str,
+    recommendation: str,
+    severity: Severity = "warning",
+    origin: str = ORIGIN,
+    worth: str | tuple[float | None, str] = NO_LOSS,
+) -> Finding:
+    """Make a finding; ``worth`` is its price and how that was reckoned, or why there is none."""
+    worth_usd, worth_reason = (None, worth) if isinstance(worth, str) else worth
+    return Finding(
+        code=code,
+        severity=severity,
+        # report.json is searched with plain spaces, the page ties its own
+        evidence=evidence.replace(NBSP, " "),
+        threshold=threshold.replace(NBSP, " "),
+        threshold_origin=origin,
+        recommendation=recommendation,
+        worth_usd=worth_usd,
+        worth_reason=worth_reason,
+    )
+
+
+def price(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
+    """Price time that was measured as lost, the most that a fix can save; say how."""
+    rate = report["cost"]["usd_per_hour"]
+    if rate is None:
+        return None, NO_PRICE
+    return rate * lost_s / 3600, f"{what}, at ${rate:g} an hour; the most that a fix can save"
+
+
+def lasted(report: Report) -> bool:
+    """Return whether the run was long enough to judge how its time was spent."""
+    steps, wall_s = report["training_report"]["training"]["steps"], report["time"]["wall_s"]
+    return bool(steps >= MIN_STEPS and wall_s >= MIN_WALL_S)
+
+
+def watched(report: Report) -> bool:
+    return lasted(report) and bool(report["training_report"]["hardware"]["samples"] >= MIN_SAMPLES)
+
+
+def broken(report: Report) -> bool:
+    """Return whether work was thrown away: a kill or short memory led back to a checkpoint."""
+    training = report["training_report"]["training"]
+    return bool(training["sessions"] > 1 or training["memory_retries"])
+
+
+def median(report: Report, name: str) -> float | None:
+    """Return the median of a sampled quantity: what was so most of the time, pauses aside."""
+    stats = report["training_report"]["hardware"][name]
+    return None if stats is None else float(stats["p50"])
+
+
+def power_fraction(report: Report) -> float | None:
+    power = median(report, "power_w")
+    limit_w = report["training_report"]["hardware"]["gpu"]["power_limit_w"]
+    return None if power is None or not limit_w else power / limit_w
+
+
+def memory_bound(report: Report) -> bool:
+    """Return whether multiprocessors are busy while tensor cores are not."""
+    tensor, sm = median(report, "tensor_active_percent"), median(report, "sm_active_percent")
+    if tensor is None or sm is None:
+        return False
+    return tensor < TENSOR_LOW_PERCENT and sm > SM_BUSY_PERCENT
+
+
+def small_kernels(report: Report) -> bool:
+    """Return whether some kernel always runs and the card still draws little power.
+
+    Where counters show busy multiprocessors the kernels are not small, whatever the power.
+    """
+    kernel, power = median(report, "any_kernel_percent"), power_fraction(report)
+    if kernel is None or power is None:
+        return False
+    if (median(report, "sm_active_percent") or 0) > SM_BUSY_PERCENT:
+        return False
+    return kernel > KERNEL_BUSY_PERCENT and power < POWER_LOW_FRACTION
+
+
+def time_shares(report: Report) -> dict[str, float]:
+    """Return the shares of wall time by what they are spent on; empty for a run without time.
+
+    The wait for a profile is left out.
+    """
+    time = judged_time(report)
+    seconds = {
+        "step": time["train_s"],
+        "data": time["data_wait_s"] + (time["h2d_s"] or 0.0),
+        "checkpoint": time["checkpoint_s"],
+        "evaluation": time["eval_s"],
+        "start-up": time["startup_s"],
+    }
+    tail = "lost-work" if broken(report) else "start-up"
+    seconds[tail] = seconds.get(tail, 0.0) + time["other_s"]
+    wall_s = sum(seconds.values())
+    return {name: s / wall_s for name, s in seconds.items()} if wall_s > 0 else {}
+
+
+def steps_per_epoch(report: Report) -> int:
+    """Return the steps that take every packed row once."""
+    batch = report["training_parameters"]["global_batch_sequences"]
+    return max(1, -(-int(report["data"]["sequences"]) // int(batch)))
+
+
+def why_rows_differ(report: Report) -> str | None:
+    """Say why the run's epochs are not passes over the packed rows; null where they are.
+
+    A run by hand may have its own batch, or documents that are tokenised as they are needed.
+    """
+    training = report["training_report"]["training"]
+    if training["on_the_fly"]:
+        return (
+            "the run tokenised its documents on the fly: its rows are not the packed ones; its"
+            " tokens were not held against packing.json"
+        )
+    planned = steps_per_epoch(report)
+    if abs(training["steps"] / planned - training["epochs"]) <= 1e-6:
+        return None
+    return (
+        f"{training['steps']:,} steps are {training['epochs']:.4g} epochs of this run and"
+        f" {training['steps'] / planned:.4g} of the packed rows: it had settings of its own;"
+        " its tokens were not held against packing.json"
+    )
