@@ -7,8 +7,8 @@ from made_up_ablation import LADDER, PLAN_TOKENS_PER_S, estimate, make_ablation,
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.report.ablation.view import lines
 from expertflow.report.ablation_facts import Ladder, changes, is_faster, ladders
+from expertflow.report.ablation_page import lines
 from expertflow.studies.records import AblationRecord, Bar
 
 

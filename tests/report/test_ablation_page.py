@@ -8,11 +8,15 @@ from made_up_ablation import NO_FP8, ONE_DISK, SHORT, estimate, make_ablation, m
 from msgspec.structs import fields, replace
 from report_reading import check_page_is_safe
 
-from expertflow.report.ablation import waterfall as charts_waterfall
-from expertflow.report.ablation.page import render_ablation
-from expertflow.report.ablation.view import claim_lines
-from expertflow.report.ablation.words import in_a_line, tiles, verdict
 from expertflow.report.ablation_facts import changes, ladders
+from expertflow.report.ablation_page import (
+    claim_lines,
+    in_a_line,
+    render_ablation,
+    tiles,
+    verdict,
+)
+from expertflow.report.charts import waterfall as charts_waterfall
 from expertflow.report.page import MAX_PAGE_BYTES
 from expertflow.studies.records import AblationRecord
 
@@ -76,7 +80,7 @@ def test_every_claim_has_who_said_it_and_what_came(page: str) -> None:
     text = _text(page)
     assert "1 as claimed, 2 more, 1 less, 2 no change, 1 not measurable." in text
     assert "compile system E 1.2 to 2 times \u00d71.20 to 2.00 \u00d71.28 1.26 to 1.30" in text
-    tones = {line.claim: line.tone for line in claim_lines(make_ablation())}
+    tones = {line["claim"]: line["tone"] for line in claim_lines(make_ablation())}
     assert tones["compile"] == "pass" and tones["half the saves"] == "fail"
     assert tones["8 workers against 4"] == "na"  # nothing was said in figures
 

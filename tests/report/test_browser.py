@@ -11,7 +11,7 @@ from made_up_ablation import make_ablation
 from made_up_runs import PROVENANCE
 from msgspec.structs import replace
 
-from expertflow.report.ablation.page import render_ablation
+from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs

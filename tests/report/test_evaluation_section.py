@@ -8,14 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.evaluate.records import EvaluationRecord
+from expertflow.report import view, view_evaluation
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 from expertflow.report.summary import summary_rows
-from expertflow.report.view import evaluation as view_evaluation
-from expertflow.report.view import report as view
 
 Report = dict[str, Any]
 PAGE = Path("r/report.html")

@@ -13,8 +13,8 @@ from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import MAX_PAGE_BYTES, render_page
-from expertflow.report.sheet import style
-from expertflow.report.view.chain import chain_rows
+from expertflow.report.sheet import TEMPLATES
+from expertflow.report.view_chain import chain_rows
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \x1b[2J \u2028"
 PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
@@ -196,7 +196,7 @@ def test_chain_is_placed_by_stage() -> None:
     ]
     assert [row.link for row in rows] == ["", "left right elbow", "join", "straight", "straight"]
     shards = rows[0].boxes[0]
-    assert shards is not None and [made.sha256 for made in shards.made] == ["ababababab"] * 2
+    assert shards is not None and [made["sha256"] for made in shards.made] == ["ababababab"] * 2
 
 
 def test_many_records_of_one_stage_are_counted() -> None:
@@ -214,7 +214,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_texts_stand_out_from_what_is_behind_them() -> None:
-    css = str(style())
+    css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     themes = css.split("{ box-sizing")[0].split("prefers-color-scheme: dark")
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme)) for theme in themes)
     pairs = [(text, behind) for text in ("text", "muted", "blue", "limit", "good", "red")

@@ -11,7 +11,7 @@ from rich.console import Console
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.summary import print_summary, summary_rows
-from expertflow.report.view.report import time_parts
+from expertflow.report.view import time_parts
 
 Report = dict[str, Any]
 PAGE = Path("r/report.html")

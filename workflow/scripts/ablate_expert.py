@@ -5,7 +5,7 @@ from expertflow.core import cli
 from expertflow.core.files import write_text
 from expertflow.core.records import read_part
 from expertflow.plan.records import TrainPlan
-from expertflow.report.ablation.page import render_ablation
+from expertflow.report.ablation_page import render_ablation
 from expertflow.studies.ablation import Measured, join_ablation
 from expertflow.studies.records import AblationSpec, VariantRecord
 

@@ -91,6 +91,22 @@ def duration(seconds: float) -> str:
     return f"{_two_digits(seconds)}{NBSP}s"
 
 
+def short_time(seconds: float) -> str:
+    """Write seconds in the unit that keeps the number above 1.
+
+    >>> [short_time(s).replace(NBSP, " ") for s in (2.5, 0.0271, 0.00042)]
+    ['2.5 s', '27.1 ms', '420 µs']
+    """
+    for scale, unit in ((1, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g}{NBSP}{unit}"
+    return f"{seconds * 1e6:.3g}{NBSP}\u00b5s"
+
+
+def calls(n_a_step: float) -> str:
+    return count(n_a_step) if n_a_step == int(n_a_step) else f"{n_a_step:,.1f}"
+
+
 def usd_rate(value: float) -> str:
     """Write a price of a unit: two digits below a dollar, since cents are too coarse.
 

@@ -7,104 +7,72 @@ them. Only the charts are trusted; they hold numbers and texts of this package.
 from typing import Any
 
 from expertflow.report import format as f
-from expertflow.report.ablation import comparison as view_comparison
+from expertflow.report import view, view_evaluation, view_hardware
+from expertflow.report.ablation_page import comparisons
 from expertflow.report.charts.data import chart_data
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.sheet import N_CHARS, N_ROWS, style, templates, trusted
-from expertflow.report.view import chain as view_chain
-from expertflow.report.view import evaluation as view_evaluation
-from expertflow.report.view import hardware as view_hardware
-from expertflow.report.view import plan as view_plan
-from expertflow.report.view import profile as profile_view
-from expertflow.report.view import report as view
-from expertflow.report.view import staging as view_staging
+from expertflow.report.sheet import N_CHARS, N_ROWS, render, trusted
+from expertflow.report.view_chain import chain_rows
 
 Report = dict[str, Any]
 
 N_EPOCHS = 8
 MAX_PAGE_BYTES = 400_000
+SHOWN_ELSEWHERE = ("chain", "input_sha256", "versions")
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
+    """Render the report with its charts; the series for them come from the inputs."""
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
-    data = chart_data(report, inputs)
-    evaluation, training = report["evaluation"], report["training_report"]["training"]
-    return (
-        templates()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            unavailable=report["unavailable"],
-            unavailable_rows=list(report["unavailable"].items())[:N_ROWS],
-            style=style(),
-            subject=view.subject(report),
-            preset_note=view.preset_note(report),
-            tiles=view.tiles(report),
-            parts=view.time_parts(report),
-            split_note=view.split_note(report),
-            kernels=profile_view.kernels(report),
-            hardware_rows=view_hardware.rows(report),
-            plan_rows=view_plan.plan_rows(report),
-            memory=view_plan.memory(report),
-            options=view_plan.options(report),
-            chain=view_chain.chain_rows(report["provenance"]["chain"]),
-            cell=lambda path, show="plain", blank=view.NOT_MEASURED: view.cell(
-                report, path, getattr(f, show), blank=blank
-            ),
-            learned=_learned(report),
-            answers=view_evaluation.samples(evaluation),
-            n_samples=len(evaluation["samples"]),
-            pieces=_pieces,
-            epochs=_ends(training["epoch_summaries"]),
-            settings=list(report["training_parameters"].items()),
-            machine=[*view_hardware.machine(report), *view_staging.staging(report)],
-            provenance=_flat(_without(report["provenance"], "chain", "input_sha256", "versions"))[
-                :N_ROWS
-            ],
-            n_rows=N_ROWS,
-            loss_chart=trusted(charts.loss_chart(data)),
-            timeline=[trusted(chart) for chart in charts.timeline_charts(data)],
-            timeline_data=data.timeline,
-            length_chart=trusted(charts.length_chart(data)),
-            cuts=data.lengths.cuts,
-            comparisons=view_comparison.comparisons(report),
-        )
+    data, evaluation = chart_data(report, inputs), report["evaluation"]
+    provenance = report["provenance"]
+    facts = {name: value for name, value in provenance.items() if name not in SHOWN_ELSEWHERE}
+
+    def cell(path: str, show: str = "plain", blank: str = view.NOT_MEASURED) -> view.Cell:
+        return view.cell(report, path, getattr(f, show), blank)
+
+    return render(
+        "page.html.j2",
+        report=report,
+        unavailable=report["unavailable"],
+        subject=view.subject(report),
+        preset_note=view.preset_note(report),
+        tiles=view.tiles(report),
+        parts=view.time_parts(report),
+        split_note=view.split_note(report),
+        kernels=view.KERNELS,
+        kernel_notes=view.kernel_notes(report) if report["profile"] else [],
+        hardware_rows=view_hardware.rows(report),
+        shown=view.SHOWN,
+        memory=view.memory(report),
+        chain=chain_rows(provenance["chain"]),
+        cell=cell,
+        learned=view_evaluation.learned(report),
+        answers=view_evaluation.samples(evaluation),
+        shorten=_middle_out,
+        epochs=_ends(report["training_report"]["training"]["epoch_summaries"]),
+        machine=[*view_hardware.machine(report), *view_hardware.staging(report)],
+        provenance=_flat(facts)[:N_ROWS],
+        loss_chart=trusted(charts.loss_chart(data)),
+        timeline=[trusted(chart) for chart in charts.timeline_charts(data)],
+        timeline_data=data.timeline,
+        length_chart=trusted(charts.length_chart(data)),
+        cuts=data.lengths.cuts,
+        comparisons=comparisons(report),
     )
 
 
-def _learned(report: Report) -> dict[str, Any]:
-    before, after = (report["evaluation"][side]["value_fraction"] for side in ("before", "after"))
-    return {
-        "is_scored": None not in (before, after),
-        "ranges": view_evaluation.ranges(report),
-        "lines": view_evaluation.lines(report),
-        "rows": view_evaluation.score_rows(report),
-        "kinds": view_evaluation.kinds(report["evaluation"]),
-        "judge": view_evaluation.judge_text(report),
-        "how": view_evaluation.how(report),
-        "left_out": view_evaluation.left_out(report),
-    }
-
-
-def _ends(epochs: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+def _ends(epochs: list[Report]) -> list[tuple[int, Report]]:
+    """Return the first and last epochs with their places; the middle of many says little."""
     numbered = list(enumerate(epochs))
     return numbered if len(numbered) <= N_EPOCHS else [*numbered[:3], *numbered[3 - N_EPOCHS :]]
 
 
-def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
-def _pieces(sample: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**piece, "text": _middle_out(piece["text"])} for piece in sample["pieces"]]
-
-
 def _middle_out(text: str) -> str:
-    if len(text) <= N_CHARS:
-        return text
+    """Shorten a stretch of a decoded document: the ends of a long one say most."""
     half = N_CHARS // 2
-    return f"{text[:half]} […] {text[-half:]}"
+    return text if len(text) <= N_CHARS else f"{text[:half]} […] {text[-half:]}"
 
 
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:

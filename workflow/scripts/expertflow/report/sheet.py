@@ -14,10 +14,12 @@ TEMPLATES = Path(__file__).with_name("templates")
 N_ROWS = 60  # longer tables end with a hint at the JSON beside the page
 N_CHARS = 1_200
 N_DETAIL_CHARS = 300
-
-
-def _shown(value: Any) -> Any:
-    return show_hidden(value) if type(value) is str else value
+N_NAME_CHARS = 160
+FILTERS = (
+    "count", "number_of", "short", "percent", "tenths", "points", "loss", "usd", "duration", "size",
+    "energy", "words", "plain", "signed", "sentence", "hold", "hours", "short_hash",
+    "signed_percent", "usd_rate", "short_time", "calls",
+)  # fmt: skip
 
 
 @cache
@@ -26,33 +28,31 @@ def templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=_shown,
+        finalize=lambda value: show_hidden(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("count", "number_of", "short", "percent", "tenths", "points", "loss", "usd",
-             "duration", "size", "energy", "words", "plain", "signed", "sentence", "hold", "hours",
-             "short_hash", "signed_percent", "usd_rate")  # fmt: skip
-    environment.filters |= {name: getattr(f, name) for name in names}
-    environment.filters["clip"] = lambda text: f.clip(str(text), N_CHARS)
-    environment.filters["clip_short"] = lambda text: f.clip(str(text), N_DETAIL_CHARS)
+    environment.filters |= {name: getattr(f, name) for name in FILTERS}
+    for name, n_chars in (
+        ("clip", N_CHARS), ("clip_short", N_DETAIL_CHARS), ("clip_name", N_NAME_CHARS),
+    ):  # fmt: skip
+        environment.filters[name] = lambda text, n_chars=n_chars: f.clip(str(text), n_chars)
     return environment
 
 
-def style() -> Markup:
-    """Read the style sheet that all pages carry inside."""
-    return Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+def render(template: str, **values: Any) -> str:
+    """Render a page, with the style sheet that all of them carry inside."""
+    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    written = lambda value, show: getattr(f, show)(value)  # noqa: E731
+    return templates().get_template(template).render(
+        style=style, n_rows=N_ROWS, written=written, **values
+    )  # fmt: skip
 
 
 def trusted(chart: Any) -> dict[str, Any] | None:
     """Mark the drawings of a chart as safe; its title, unit and note are not."""
     if chart is None:
         return None
-    return {
-        "title": chart.title,
-        "unit": chart.unit,
-        "wide": Markup(chart.wide),
-        "narrow": Markup(chart.narrow),
-        "note": chart.note,
-    }
+    drawn = {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}
+    return {"title": chart.title, "unit": chart.unit, "note": chart.note, **drawn}

@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from expertflow.report import format as f
-from expertflow.report.ablation.words import in_a_line
+from expertflow.report import view
 from expertflow.report.ablation_facts import ablations
+from expertflow.report.ablation_page import in_a_line
 from expertflow.report.learned import best_baseline, deciding_change, spelled
-from expertflow.report.view import report as view
 
 Report = dict[str, Any]
 

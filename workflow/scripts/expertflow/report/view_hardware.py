@@ -83,7 +83,9 @@ def _temperature(hardware: Report) -> str:
     stats, limits = hardware["temperature_c"], hardware["temperature_limits_c"] or {}
     if stats is None:
         return ""
-    own = ", ".join(f"{f.words(k)} {value:.0f}{f.NBSP}\u00b0C" for k, value in sorted(limits.items()))
+    own = ", ".join(
+        f"{f.words(k)} {value:.0f}{f.NBSP}\u00b0C" for k, value in sorted(limits.items())
+    )
     limit = f"; the device's own limits: {own}" if own else ""
     return f"{stats['max']:.0f}{f.NBSP}\u00b0C{limit}"
 
@@ -111,11 +113,14 @@ def staging(report: Report) -> list[tuple[str, str]]:
     section = report["staging"]
     planned = {"rows": section, "weights": section["weights"]}
     notes = planned if section["used"] is None else section["used"]
-    return [(f"{kind} read from", _staged(note, planned[kind])) for kind, note in sorted(notes.items())]
+    return [
+        (f"{kind} read from", _staged(note, planned[kind])) for kind, note in sorted(notes.items())
+    ]
 
 
 def _staged(note: Report, planned: Report) -> str:
-    action = "a fallback" if note["is_fallback"] else ACTIONS.get(note["action"], note["action"])
+    action = ACTIONS.get(note["action"]) or str(note["action"])
+    action = "a fallback" if note["is_fallback"] else action
     facts = [f.size(note["n_bytes"]), action]
     speed = note["copy_bytes_per_s"] or (planned["copy_bytes_per_s"] if note["target"] else None)
     if speed is not None:

@@ -1,0 +1,336 @@
+"""Render ablation.html: what every switch is worth on this machine, beside what was claimed.
+
+Names and sayings come from files that anybody may write: the template escapes them, and in charts
+they are texts of an SVG, which are escaped as it is drawn.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from expertflow.report import ablation_facts as facts
+from expertflow.report import format as f
+from expertflow.report.ablation_facts import bare, interval, quoted
+from expertflow.report.sheet import render, trusted
+from expertflow.report.view import METHODS, NOT_MEASURED, Cell, Tile
+from expertflow.studies.records import PLAN, AblationRecord, Bar, ClaimVerdict
+
+N_NAMED = 4
+VERDICTS = (
+    "as claimed", "more", "less", "no change", "not decided", "measured", "not measurable",
+)  # fmt: skip
+TONES = {"as claimed": "pass", "more": "pass", "less": "fail", "no change": "fail"}
+# Where a record says why it has no dollars.
+NO_PRICE = "usd_per_million_tokens"
+
+
+class Verdict(NamedTuple):
+    """What the default is worth, in a few sentences; ``level`` names a colour."""
+
+    level: str
+    answer: str
+    sentence: str
+
+
+class Line(NamedTuple):
+    """A line of the table of variants. ``reason`` is set exactly where there are no figures.
+
+    ``note`` qualifies figures.
+    """
+
+    label: str
+    note: str | None
+    outcome: str
+    reason: str | None
+    ratio: str
+    interval: str
+    spread: str
+    cells: list[tuple[str, Cell]]
+    loss: str
+    is_sane: bool | None
+
+
+def render_ablation(record: AblationRecord) -> str:
+    """Render the page of an ablation.
+
+    Raises:
+        DataError: the record contradicts itself: a ladder's steps do not multiply to the whole.
+    """
+    from expertflow.report.charts.waterfall import changes_chart  # loads altair, takes a second
+
+    groups = _groups(record)
+    columns, left_out = _columns(groups)
+    method = METHODS.get(record.method, record.method)
+    subject = [record.expert, record.model, method, f"preset {record.preset}"]
+    return render(
+        "ablation.html.j2",
+        record=record,
+        subject=" \u00b7 ".join(subject),
+        tiles=tiles(record),
+        changes=trusted(changes_chart(facts.changes(record))),
+        groups=groups,
+        columns=columns,
+        left_out=left_out,
+        what_was_run=_what_was_run(record, method),
+        **_shared_parts(record),
+    )
+
+
+def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the report's page shows of each ablation; none where none was asked for."""
+    return [_shared_parts(record) for record in facts.ablations(report)]
+
+
+def _shared_parts(record: AblationRecord) -> dict[str, Any]:
+    from expertflow.report.charts.waterfall import waterfall_chart
+
+    ladders = facts.ladders(record)
+    no_ladder = ""
+    if not record.ladders:
+        no_ladder = "No ladder is in the lists that were run (ablation.files)."
+    elif not ladders:
+        rungs = {name for names in record.ladders for name in names}
+        reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.name in rungs]
+        no_ladder = f"No rung was measured. {'; '.join(reasons)}"
+    return {
+        "verdict": verdict(record),
+        "claims": claim_lines(record),
+        "counts": ledger_counts(record),
+        "waterfalls": [trusted(waterfall_chart(ladder)) for ladder in ladders],
+        "missing_rungs": [step for ladder in ladders for step in ladder.missing],
+        "no_ladder": no_ladder,
+    }
+
+
+def verdict(record: AblationRecord) -> Verdict:
+    """Judge the plan against the first ladder and against single changes of it."""
+    single, ladders = facts.changes(record), facts.telling_ladders(record)
+    faster = [bar for bar in single if facts.is_faster(bar)]
+    measured = [bar for bar in single if bar.ratio and bar.metric == "tokens_per_s"]
+    if not ladders and not measured:
+        reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.reason]
+        why = f"{_listed(reasons)}." if reasons else "No variant was run."
+        return Verdict("bad", "Nothing was measured.", why)
+    sentences = [*_worth(record, ladders), *_helps(measured, ladders)]
+    if faster:
+        texts = [f"{quoted(b.label)} ({f.factor(b.ratio.value)})" for b in faster[::-1] if b.ratio]
+        sentences.append(f"Faster than the plan here: {_listed(texts, ', ')}.")
+    same = [quoted(b.label) for b in measured if b.ratio and facts.makes_no_difference(b.ratio)]
+    if same:
+        sentences.append(f"No measurable difference: {_listed(same, ', ')}.")
+    level = "mixed" if faster else "good"
+    if ladders and ladders[0].whole.high < 1:
+        level = "bad"
+    return Verdict(level, _answer(ladders, n_faster=len(faster)), " ".join(sentences))
+
+
+def _answer(ladders: tuple[facts.Ladder, ...], *, n_faster: int) -> str:
+    if not ladders:
+        if n_faster == 0:
+            return "No change is measurably faster."
+        return "One change is faster." if n_faster == 1 else f"{n_faster} changes are faster."
+    whole = ladders[0].whole
+    if facts.makes_no_difference(whole):
+        return "Nothing measurable."
+    return f"{bare(whole.value)} times as fast." if whole.value > 1 else "Slower."
+
+
+def _worth(record: AblationRecord, ladders: tuple[facts.Ladder, ...]) -> list[str]:
+    if not ladders:
+        return []
+    ladder, where = ladders[0], record.gpu_name or record.machine or record.hardware
+    start, end = ladder.start.tokens_per_s, ladder.steps[-1].tokens_per_s
+    assert start is not None and end is not None
+    return [
+        f"On {where} the plan trains {f.short(end)} useful tokens a second,"
+        f" {quoted(ladder.start.label)} {f.short(start)}:"
+        f" {f.factor(ladder.whole.value)} ({interval(ladder.whole)})."
+    ]
+
+
+def _helps(measured: Sequence[Bar], ladders: tuple[facts.Ladder, ...]) -> list[str]:
+    """Name the largest step of the ladder, and the change that costs most."""
+    said = []
+    if ladders and (steps := facts.steps_that_count(ladders[0])) and steps[0][1].low > 1:
+        label, worth = steps[0]
+        said.append(f"The largest step is {quoted(label)} ({f.factor(worth.value)}).")
+    worst = min(measured, key=lambda bar: bar.ratio.value if bar.ratio else 1.0, default=None)
+    if worst and worst.ratio and worst.ratio.high < 1:
+        said.append(
+            f"Of single changes, {quoted(worst.label)} costs most:"
+            f" {f.factor(worst.ratio.value)} of the plan\u2019s speed."
+        )
+    return said
+
+
+def _listed(texts: Sequence[str], between: str = "; ") -> str:
+    """List some, and count the rest."""
+    more = f" and {len(texts) - N_NAMED} more" if len(texts) > N_NAMED else ""
+    return between.join(texts[:N_NAMED]) + more
+
+
+def ledger_counts(record: AblationRecord) -> str:
+    """Count the claims by verdict; verdicts that none has are left out."""
+    counts = Counter[str](claim.verdict for claim in record.claims)
+    return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+
+
+def tiles(record: AblationRecord) -> tuple[Tile, ...]:
+    """Return the four figures at the top."""
+    ladder = next(iter(facts.telling_ladders(record)), None)
+    why = "every rung is the plan" if facts.ladders(record) else "no rung of a ladder was measured"
+    usd, n_claims = record.plan_usd_per_million_tokens, len(record.claims)
+    against, against_note, dearer = Cell(NOT_MEASURED, why), "", ""
+    speed_note = "the plan, no padding"
+    if ladder is not None:
+        start, whole = ladder.start, ladder.whole
+        against = Cell(f.factor(whole.value))
+        against_note = f"95{f.NBSP}% interval {interval(whole)}"
+        dearer = "" if usd is None else f"first rung: {f.usd_rate(usd * whole.value)}"
+        if start.tokens_per_s:
+            speed_note = f"{start.label}: {f.short(start.tokens_per_s)}"
+
+    def cell(name: str, value: float | None, show: Callable[[float], str]) -> Cell:
+        if value is not None:
+            return Cell(show(value))
+        return Cell(NOT_MEASURED, record.unavailable.get(name, "no reason was recorded"))
+
+    speed = cell("plan_tokens_per_s", record.plan_tokens_per_s, f.short)
+    claims = Cell(f"{n_claims}") if n_claims else Cell("none", "no list of claims was asked for")
+    return (
+        Tile("Useful tokens/s", speed, speed_note),
+        Tile("Against the first rung", against, against_note),
+        Tile("A million tokens", cell(NO_PRICE, usd, f.usd_rate), dearer),
+        Tile("Claims", claims, ledger_counts(record)),
+    )
+
+
+def in_a_line(record: AblationRecord) -> str:
+    """Sum an ablation up for a terminal."""
+    ladders = facts.telling_ladders(record)
+    faster = [quoted(bar.label) for bar in facts.changes(record) if facts.is_faster(bar)]
+    parts = [verdict(record).answer.rstrip(".")]
+    if ladders:
+        whole, start = ladders[0].whole, quoted(ladders[0].start.label)
+        parts = [f"plan {f.factor(whole.value)} ({interval(whole)}) beside {start}"]
+    if faster:
+        parts.append(f"faster than the plan: {_listed(faster[::-1], ', ')}")
+    if record.claims:
+        parts.append(f"claims: {ledger_counts(record)}")
+    return "; ".join(parts)
+
+
+def _groups(record: AblationRecord) -> list[tuple[str, list[Line]]]:
+    """Return the lines of the table: each ladder in its order, then single changes."""
+    bars = {bar.name: bar for bar in record.bars}
+    found = [
+        (
+            f"ladder {bars[names[0]].of or names[0]}",
+            lines([bars[name] for name in names if name in bars and name != PLAN], record),
+        )
+        for names in record.ladders
+        if names
+    ]
+    single = lines(facts.changes(record), record)
+    return [*found, ("one change each", single)] if single else found
+
+
+def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Part the columns into those with a figure, and those that have only a reason."""
+    measured = [line for _, lines in groups for line in lines if not line.reason]
+    cells = [cell for line in measured for cell in line.cells]
+    shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))
+    left_out = dict(cells).items()
+    return shown, [(name, c.reason) for name, c in left_out if name not in shown and c.reason]
+
+
+def lines(bars: Sequence[Bar], record: AblationRecord) -> list[Line]:
+    """Lay the figures of variants out for a table."""
+    return [_line(bar, record) for bar in bars]
+
+
+def _line(bar: Bar, record: AblationRecord) -> Line:
+    no_price = record.unavailable.get(NO_PRICE, NOT_MEASURED)
+    no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
+    shown: tuple[tuple[str, float | None, Callable[[float], str], str], ...] = (
+        ("tokens/s", bar.tokens_per_s, f.short, NOT_MEASURED),
+        ("$/M tokens", bar.usd_per_million_tokens, f.usd_rate, no_price),
+        ("peak memory", bar.peak_memory_bytes, f.size,
+         no_memory if record.device == "cpu" else NOT_MEASURED),
+        ("padding", bar.padding_fraction, f.percent, NOT_MEASURED),
+        ("data wait", bar.data_wait_fraction, f.percent, NOT_MEASURED),
+    )  # fmt: skip
+    ratio = bar.ratio
+    return Line(
+        label=facts.label(bar),
+        # The arithmetic of other metrics stands beside their claims.
+        note=bar.reason if ratio and bar.metric == "tokens_per_s" else None,
+        outcome=bar.outcome,
+        reason=None if ratio else bar.reason or NOT_MEASURED,
+        ratio=f.factor(ratio.value) if ratio else "",
+        interval=interval(ratio) if ratio else "",
+        spread=f"{bare(ratio.least)} to {bare(ratio.most)}" if ratio else "",
+        cells=[
+            (name, Cell("\u2013", why) if value is None else Cell(show(value)))
+            for name, value, show, why in shown
+        ],
+        loss=_loss(bar),
+        is_sane=bar.is_sane,
+    )
+
+
+def _loss(bar: Bar) -> str:
+    """Say how the loss lies to the plan's after the same tokens."""
+    if bar.is_sane is None:
+        return "not compared"
+    difference = "" if bar.loss_differs is None else f.signed_percent(bar.loss_differs)
+    allowed = "" if bar.loss_bound is None else f" (\u00b1{f.percent(bar.loss_bound)})"
+    if bar.is_sane:
+        return difference or "as the plan\u2019s"
+    return f"differs: {difference}{allowed}" if difference else "differs"
+
+
+def claim_lines(record: AblationRecord) -> list[dict[str, str]]:
+    """Lay the ledger out for a table, in the order of the files. ``tone`` names a colour."""
+    return [
+        {
+            "claim": claim.claim,
+            "by": claim.by,
+            "said": claim.said,
+            "claimed": _claimed(claim),
+            "measured": f.factor(claim.measured.value) if claim.measured else "",
+            "interval": interval(claim.measured) if claim.measured else "",
+            "verdict": claim.verdict,
+            # Where nothing was said in figures, nothing was wrong.
+            "tone": "na" if claim.low is None else TONES.get(claim.verdict, "na"),
+            "reason": claim.reason or "",
+        }
+        for claim in record.claims
+    ]
+
+
+def _claimed(claim: ClaimVerdict) -> str:
+    low, high = claim.low, claim.high
+    if low is None:
+        return "" if high is None else f"at most {f.factor(high)}"
+    if high is None:
+        return f"at least {f.factor(low)}"
+    return f.factor(low) if low == high else f"{f.factor(low)} to {bare(high)}"
+
+
+def _what_was_run(record: AblationRecord, method: str) -> list[tuple[str, str]]:
+    price = record.price_usd_per_hour
+    as_of = f", as of {record.price_as_of}" if record.price_as_of else ""
+    places = (record.gpu_name, record.machine, record.device, record.hardware)
+    return [
+        ("hardware", ", ".join(dict.fromkeys(part for part in places if part))),
+        ("model", f"{record.model}, {method}"),
+        ("rows", f"{f.count(record.sequence_length_tokens)} tokens"),
+        ("global batch", f.number_of(record.global_batch_sequences, "sequence")),
+        ("repeats", f"{f.number_of(record.n_repeats, 'pair')} a variant, each taking turns with"
+         " the plan"),
+        ("steps", f"{f.count(record.n_timed_steps)} timed, after {f.count(record.n_warmup_steps)}"
+         " to warm up that do not count"),
+        ("price", "none" if price is None else f"{f.usd(price)} an hour{as_of}"),
+        ("versions", ", ".join(f"{name} {text}" for name, text in record.versions.items())),
+    ]  # fmt: skip
