@@ -77,13 +77,6 @@ def test_a_card_states_its_licence(tmp_path: Path, head: str, licence: str | Non
     assert cache.card_licence(cache.front_matter(card)) == licence
 
 
-def test_a_branch_resolves_as_the_cache_last_saw_it(home: Path) -> None:
-    write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
-    assert cache.cached_revision("someone/sums", None) == COMMITS[0]
-    assert cache.cached_revision("someone/sums", COMMITS[1]) == COMMITS[1]
-    assert cache.cached_revision("someone/sums", "v2") is None
-
-
 def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     for commit in COMMITS:
         write_prepared_cache(home, 5, repository="someone/sums", commit=commit)
@@ -97,6 +90,8 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     write_hub_cache(home, {"README.md": CARD}, repository="someone/sums", commit=COMMITS[0])
     newest = cache.find_source(source())
     assert newest is not None and newest.commit == COMMITS[0]
+    revisions = [cache.cached_revision("someone/sums", r) for r in (None, COMMITS[1], "v2")]
+    assert revisions == [*COMMITS, None]
 
 
 def test_a_config_and_options_are_kept_apart(home: Path) -> None:
@@ -120,25 +115,13 @@ def test_the_config_meant_follows_from_the_card(card: dict[str, Any], expected: 
     assert cache.default_config(card) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (
-            ["t-v1-train-00001-of-00002.arrow", "t-v1-train-00000-of-00002.arrow"],
-            ["t-v1-train-00000-of-00002.arrow", "t-v1-train-00001-of-00002.arrow"],
-        ),
-        (["x-train_sft.arrow", "x-train.arrow", "cache-1234.arrow"], ["x-train.arrow"]),
-    ],
-)
-def test_a_splits_files_are_told_by_their_names(
-    tmp_path: Path, names: list[str], expected: list[str]
-) -> None:
-    for name in names:
-        (tmp_path / name).write_bytes(b"")
-    prepared = cache.Prepared(
-        folder=tmp_path, config="c", commit="d", n_records_by_split={}, n_bytes=0
-    )
-    assert [path.name for path in prepared.files("train")] == expected
+def test_a_splits_files_are_told_by_their_names(home: Path) -> None:
+    folder = write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0])
+    (folder / "sums-train.arrow").unlink()
+    parts = [f"t-v1-train-0000{i}-of-00002.arrow" for i in range(2)]
+    for name in (*reversed(parts), "x-train_sft.arrow", "cache-1234.arrow"):
+        (folder / name).write_bytes(b"")
+    assert [path.name for path in cache.read_prepared(folder).files("train")] == parts
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"splits": {"train": {}}}'])

@@ -1,3 +1,5 @@
+"""Sources are described for the report and the model card, and cut into shards."""
+
 from pathlib import Path
 
 import pytest
@@ -15,46 +17,31 @@ def data_file(path: Path, *, n_records: int | None = 2, notes: tuple[str, ...] =
     )  # fmt: skip
 
 
-def lock() -> ExpertLock:
-    source = SourceLock(name="s", kind="hub", n_shards=3, revision=None, identity={}, files=())
-    return ExpertLock(expert="e", sources=(source,))
-
-
-def record(*files: DataFile) -> SourceRecord:
-    return SourceRecord(
-        name="s",
-        preset="demo",
-        kind="hub",
-        revision="c",
-        card_licence="mit",
-        n_shards=3,
-        files=files,
-        artefacts={},
-    )
-
-
 def found(*files: DataFile, stated: str | None = "MIT") -> DatasetManifest:
+    lock = SourceLock(name="s", kind="hub", n_shards=3, revision=None, identity={}, files=())
+    record = SourceRecord(
+        name="s", preset="demo", kind="hub", revision="c", card_licence="mit", n_shards=3,
+        files=files, artefacts={},
+    )  # fmt: skip
+    locks = ExpertLock(expert="e", sources=(lock,))
     return find_datasets(
-        expert="e",
-        preset="demo",
-        licences={"s": stated},
-        lock=lock(),
-        sources=[record(*files)],
+        expert="e", preset="demo", licences={"s": stated}, lock=locks, sources=[record]
     )
 
 
 def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -> None:
-    files = (
-        data_file(tmp_path / "a", notes=("zstd", "odd")),
-        data_file(tmp_path / "b", notes=("odd",)),
-    )
-    manifest = found(*files)
+    a = data_file(tmp_path / "a", notes=("zstd", "odd"))
+    b = data_file(tmp_path / "b", notes=("odd",))
+    manifest = found(a, b)
     (source,) = manifest.sources
     assert (source.n_files, source.n_bytes, source.n_records) == (2, 6, 4)
     assert source.notes == ("odd", "zstd")
     assert [(s.shard, s.index, s.n_shards) for s in manifest.shards] == [
         ("000", 0, 3), ("001", 1, 3), ("002", 2, 3),
     ]  # fmt: skip
+    assert source.sha256 != found(b, a).sources[0].sha256
+    unknown = found(a, data_file(tmp_path / "c", n_records=None))
+    assert unknown.sources[0].n_records is None
 
 
 @pytest.mark.parametrize(
@@ -70,16 +57,6 @@ def test_the_manifests_licence_wins_and_the_card_is_noted(
 ) -> None:
     (source,) = found(data_file(tmp_path / "a"), stated=stated).sources
     assert (source.licence, source.notes) == (licence, notes)
-
-
-def test_one_file_of_unknown_length_leaves_the_sum_unknown(tmp_path: Path) -> None:
-    manifest = found(data_file(tmp_path / "a"), data_file(tmp_path / "b", n_records=None))
-    assert manifest.sources[0].n_records is None
-
-
-def test_the_hash_follows_content_and_order(tmp_path: Path) -> None:
-    a, b = data_file(tmp_path / "a"), data_file(tmp_path / "b")
-    assert found(a, b).sources[0].sha256 != found(b, a).sources[0].sha256
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
+"""What pins a source: content, not time; and the fetching of what was pinned."""
+
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,18 +51,15 @@ def test_hashes_are_remembered_and_a_damaged_memory_is_rebuilt(tmp_path: Path) -
 
 
 def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
-    for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
+    names = ["a#.jsonl", "b c[1].jsonl", "x/y.jsonl/z.jsonl", "ü.jsonl"]
+    for name in reversed(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}\n")
-    found = local.find_files(str(tmp_path / "*.jsonl"))
-    assert [p.name for p in found] == ["a#.jsonl", "b c[1].jsonl", "ü.jsonl"]
-    for name in ("b c[1].jsonl", "a#.jsonl", "ü.jsonl"):
+        # A path that is there is no pattern.
         assert local.find_files(str(tmp_path / name)) == [tmp_path / name]
-    below = tmp_path / "x" / "y.jsonl" / "z.jsonl"
-    below.parent.mkdir(parents=True)
-    below.write_text("{}\n")
-    found = local.find_files(str(tmp_path / "**" / "*.jsonl"))
-    assert found == sorted([tmp_path / "a#.jsonl", tmp_path / "b c[1].jsonl", below, found[-1]])
-    assert len(found) == 4
+    for pattern, wanted in (("*.jsonl", [names[0], names[1], names[3]]), ("**/*.jsonl", names)):
+        found = local.find_files(str(tmp_path / pattern))
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == wanted
 
 
 def test_a_lock_names_format_and_compression(tmp_path: Path) -> None:
@@ -101,32 +101,31 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
     data.write_text("{}\n")
     source = local_source(data)
     pinned = lock(tmp_path, source).sources[0]
-    assert (
-        fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
-        .files[0]
-        .n_bytes
-        == 3
-    )
+    spec = FetchSpec(source=source, preset="demo")
+    assert fetch_source(spec, pinned, tmp_path / "out").files[0].n_bytes == 3
     data.write_text("{  }\n")
     with pytest.raises(DataError, match="changed since the workflow started"):
-        fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
+        fetch_source(spec, pinned, tmp_path / "out")
 
 
 def test_a_generator_writes_its_folder_whole(tmp_path: Path) -> None:
-    source = SourceSpec(
-        name="g", kind="generated", generator="text_to_sql", n_documents=20, seed=1, text="{sql}"
-    )
+    made = {"name": "g", "kind": "generated", "text": "{sql}", "n_documents": 20, "seed": 1}
+    source = SourceSpec(generator="text_to_sql", **made)
     pinned = lock(tmp_path, source).sources[0]
     assert pinned.identity["code"] == "code text_to_sql"
     record = fetch_source(FetchSpec(source=source, preset="demo"), pinned, tmp_path / "out")
     assert record.files[0].n_records == 20
     assert Path(record.artefacts["database"].path).is_file()
-
-
-def test_an_unknown_generator_is_named_with_the_known_ones(tmp_path: Path) -> None:
-    source = SourceSpec(name="g", kind="generated", generator="poems", n_documents=2, text="{x}")
     with pytest.raises(ConfigError, match="no generator 'poems'; use one of arithmetic, facts"):
-        lock(tmp_path, source)
+        lock(tmp_path, SourceSpec(generator="poems", **made))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"), [("locl", "did you mean 'local'"), ("x", "use one of local, hub, git, gener")]
+)
+def test_an_unknown_kind_is_no_other(tmp_path: Path, kind: Any, fix: str) -> None:
+    with pytest.raises(ConfigError, match=f"source s: kind '{kind}' is unknown; {fix}"):
+        lock(tmp_path, SourceSpec(name="s", kind=kind, path="x", text="{x}"))
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 15, 16, 17, 200])

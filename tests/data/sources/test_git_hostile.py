@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from test_git import git
 
 from expertflow.core.errors import DataError
 from expertflow.data.sources.git import extract_commits, head
@@ -17,14 +18,6 @@ from expertflow.data.sources.git_store import BIG_FILE_BYTES
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 ANN = b"Ann <ann@a.org> 1700000000 +0000"
-
-
-def git(place: Path, *arguments: str, stdin: bytes = b"") -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", "-c", "protocol.file.allow=always", "-C", str(place), *arguments]
-    done = subprocess.run(command, env=environment, input=stdin, check=True, capture_output=True)
-    return done.stdout.decode().strip()
 
 
 @pytest.fixture
@@ -263,15 +256,23 @@ def test_links_and_submodules_are_only_named(place: Path) -> None:
     assert "+Subproject commit 1212" in sub["diff"]
 
 
-def test_nothing_that_the_repository_sets_is_obeyed(place: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A program that must not run: it leaves a file."""
+    path = tmp_path / "trap.sh"
+    path.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def test_nothing_that_the_repository_sets_is_obeyed(
+    place: Path, tmp_path: Path, trap: Path
+) -> None:
     first = commit(
         place, {b"a.txt": b"one\n", b".gitattributes": b"* diff=trap filter=trap -text\n"}
     )
     second = commit(place, {b"a.txt": b"two\n"}, first, message=b"Second\n")
     before = extracted(place)
-    trap = tmp_path / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
-    trap.chmod(0o755)
     for key in (
         *("diff.external", "diff.trap.textconv", "diff.trap.command", "filter.trap.smudge"),
         *("filter.trap.clean", "core.fsmonitor", "core.pager", "core.editor", "core.sshCommand"),
@@ -295,14 +296,11 @@ def test_nothing_that_the_repository_sets_is_obeyed(place: Path, tmp_path: Path)
     assert not (tmp_path / "sprung").exists()
 
 
-def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path) -> None:
+def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path) -> None:
     first = commit(place, {b"a": b"one\n"})
     commit(place, {b"a": b"two\n"}, first)
     missing = git(place, "rev-parse", "HEAD:a")
     (place / "objects" / missing[:2] / missing[2:]).unlink()
-    trap = tmp_path / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n", encoding="utf-8")
-    trap.chmod(0o755)
     for key, value in (
         *(("core.repositoryFormatVersion", "1"), ("extensions.partialClone", "origin")),
         *(("remote.origin.url", str(tmp_path)), ("remote.origin.promisor", "true")),
@@ -381,17 +379,6 @@ def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
     commit(place, {b"a": b"b\n"}, first)
     stream = extract_commits(place, options={})
     next(stream)
-    assert any(b"diff-tree" in command for command in commands_of_children())
+    assert any("diff-tree" in child.cmdline() for child in psutil.Process().children())
     stream.close()
-    assert not any(b"diff-tree" in command for command in commands_of_children())
-
-
-def commands_of_children() -> list[bytes]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int(folder.joinpath("stat").read_bytes().rpartition(b")")[2].split()[1])
-            found += [folder.joinpath("cmdline").read_bytes()] if parent == os.getpid() else []
-        except OSError:
-            continue
-    return found
+    assert not any("diff-tree" in child.cmdline() for child in psutil.Process().children())
