@@ -14,74 +14,71 @@ from expertflow.data.formats.streams import open_utf8
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
+Row = list[str] | Reject
+
 
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        rows = _Rows(stream, file, options)
-        names = _header(rows, file.path)
+        rows = _rows(stream, file, options)
+        parse = partial(_value, names=_header(rows, file.path))
         for number, row in rows:
-            fault = rows.faults[0] if rows.faults else None
-            yield read_record(partial(_value, names=names), fault or row, file.path, number)
+            yield read_record(parse, row, file.path, number)
 
 
 def check_header(file: DataFile, *, options: ReadOptions) -> None:
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        _header(_Rows(stream, file, options), file.path)
+        _header(_rows(stream, file, options), file.path)
 
 
-class _Rows:
-    """Rows with the line each starts on, or what is wrong with one; blank rows are left out."""
+def _rows(
+    stream: io.BufferedReader, file: DataFile, options: ReadOptions
+) -> Iterator[tuple[int, Row]]:
+    """Yield rows with the line each starts on, or what is wrong with one; blank ones are left out.
 
-    def __init__(self, stream: io.BufferedReader, file: DataFile, options: ReadOptions) -> None:
-        comma = "\t" if file.format == "tsv" else ","
-        self.faults: list[Reject] = []
-        self._lines = bounded_lines(stream)
-        self._number = 0
-        self._path = file.path
-        csv.field_size_limit(MAX_RECORD_BYTES)
-        # Strict, so that an open quote is an error and does not swallow the rest in silence.
-        self._reader = csv.reader(
-            self._decoded(), delimiter=options.delimiter or comma, strict=True
-        )
+    Raises:
+        DataError: a quote is not closed and swallows all rows below it.
+    """
+    number = 0
+    faults: list[Reject] = []
 
-    def __iter__(self) -> Iterator[tuple[int, list[str] | Reject]]:
-        while True:
-            first = self._number + 1
-            self.faults.clear()
-            try:
-                row = next(self._reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield first, self._fault(first, str(error))
-            else:
-                if row or self.faults:
-                    yield first, row
-
-    def _fault(self, first: int, message: str) -> Reject:
-        # A quote that is not closed swallows all rows below it: that is no matter of one record.
-        if "unexpected end" in message or "field larger" in message:
-            raise DataError(
-                f"{self._path}, line {first}: a quote opens and is not closed by line"
-                f" {self._number}; mend it, or fetch the file again"
-            )
-        return Reject("not_csv", message)
-
-    def _decoded(self) -> Iterator[str]:
-        for line, _ in self._lines:
-            self._number += 1
+    def decode() -> Iterator[str]:
+        nonlocal number
+        for line, _ in bounded_lines(stream):
+            number += 1
             if isinstance(line, Reject):
-                self.faults.append(line)
+                faults.append(line)
                 yield "\n"
                 continue
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                self.faults.append(Reject("not_utf8", str(error.reason), value=repr(line[:60])))
+                faults.append(Reject("not_utf8", str(error.reason), value=repr(line[:60])))
                 text = line.decode("utf-8", "replace")
             if "\0" in text:
-                self.faults.append(Reject("nul_character", "NUL stands in the text", value=text))
+                faults.append(Reject("nul_character", "NUL stands in the text", value=text))
             yield text
+
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
+    # Strict, so that an open quote is an error and does not swallow the rest in silence.
+    reader = csv.reader(decode(), delimiter=delimiter, strict=True)
+    while True:
+        first = number + 1
+        faults.clear()
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end" in str(error) or "field larger" in str(error):
+                raise DataError(
+                    f"{file.path}, line {first}: a quote opens and is not closed by line {number};"
+                    " mend it, or fetch the file again"
+                ) from error
+            yield first, Reject("not_csv", str(error))
+        else:
+            if row or faults:
+                yield first, faults[0] if faults else row
 
 
 def _value(row: list[str], names: list[str]) -> dict[str, str]:
@@ -91,10 +88,10 @@ def _value(row: list[str], names: list[str]) -> dict[str, str]:
     return dict(zip(names, row, strict=True))
 
 
-def _header(rows: _Rows, path: str) -> list[str]:
+def _header(rows: Iterator[tuple[int, Row]], path: str) -> list[str]:
     for number, row in rows:
-        if isinstance(row, Reject) or rows.faults:
-            why = row.detail if isinstance(row, Reject) else rows.faults[0].reason
+        if isinstance(row, Reject):
+            why = row.detail if row.reason == "not_csv" else row.reason
             raise DataError(f"{path}, line {number}: the header cannot be read ({why}); mend it")
         if doubled := [name for name, n in Counter(row).items() if n > 1]:
             raise DataError(
