@@ -92,8 +92,11 @@ def wait_for(what: Callable[[], bool], *, said: str) -> None:
         time.sleep(0.02)
 
 
-def started(folder: Path) -> bool:
-    return (folder / "starts.txt").is_file()
+def start_trainer(folder: Path, *options: str, **settings: Any) -> "subprocess.Popen[str]":
+    """Start a guard, and wait until its trainer is at work."""
+    guard = start(folder, *options, **{"command": trainer(folder), **settings})
+    wait_for((folder / "starts.txt").is_file, said="the trainer did not start")
+    return guard
 
 
 def n_starts(folder: Path) -> int:

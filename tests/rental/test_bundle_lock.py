@@ -29,12 +29,23 @@ def source(tmp_path: Path) -> SourceSpec:
     return SourceSpec(name="s", kind="local", path=str(tmp_path / "*.jsonl"), text="{x}")
 
 
+@pytest.fixture
+def generated() -> SourceSpec:
+    return SourceSpec(
+        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
+    )
+
+
 def test_absent_data_is_read_from_the_bundle(tmp_path: Path, source: SourceSpec) -> None:
     made = lock(tmp_path, source)
     (tmp_path / "d.jsonl").unlink()
     assert lock(tmp_path, source, made) == made
     with pytest.raises(DataError, match="no file at"):
         lock(tmp_path, source)
+    # Links to nothing are no data.
+    (tmp_path / "d.jsonl").symlink_to(tmp_path / "gone")
+    for named in (source, replace(source, path=str(tmp_path / "d.jsonl"))):
+        assert lock(tmp_path, named, made) == made
 
 
 def test_data_that_is_there_has_to_be_the_same(tmp_path: Path, source: SourceSpec) -> None:
@@ -42,17 +53,6 @@ def test_data_that_is_there_has_to_be_the_same(tmp_path: Path, source: SourceSpe
     assert lock(tmp_path, source, made) == made
     (tmp_path / "d.jsonl").write_text('{"x": 1}\n')
     with pytest.raises(DataError, match=r"d\.jsonl differs from what the bundle of e was made of"):
-        lock(tmp_path, source, made)
-
-
-def test_a_repository_may_be_absent_but_no_other(tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
-    made = commit(repository, source, "one")
-    shutil.rmtree(repository)
-    assert lock(tmp_path, source, made) == made
-    commit(repository, source, "two")
-    with pytest.raises(DataError, match="repository differs from what the bundle of e"):
         lock(tmp_path, source, made)
 
 
@@ -67,15 +67,25 @@ def commit(repository: Path, source: SourceSpec, text: str) -> ExpertLock:
     return lock(repository.parent, source)
 
 
-def test_a_changed_generator_is_a_changed_source(tmp_path: Path) -> None:
-    made_by = SourceSpec(
-        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
-    )
-    made = lock(tmp_path, made_by)
-    more = SourceSpec(
-        name="s", kind="generated", generator="text_to_sql", n_documents=8, seed=1, text="{x}"
-    )
-    assert lock(tmp_path, made_by, made) == made
+def test_a_repository_may_be_absent_or_elsewhere_but_no_other(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
+    made = commit(repository, source, "one")
+    repository.rename(tmp_path / "moved")
+    assert lock(tmp_path, source, made) == made
+    moved = replace(source, path=str(tmp_path / "moved"))
+    assert lock(tmp_path, moved, made) == made
+    other = replace(moved, options={"ref": "HEAD"})
+    assert lock(tmp_path, other, made) == lock(tmp_path, other) != made
+    commit(repository, source, "two")
+    with pytest.raises(DataError, match="repository differs from what the bundle of e"):
+        lock(tmp_path, source, made)
+
+
+def test_a_changed_generator_is_a_changed_source(tmp_path: Path, generated: SourceSpec) -> None:
+    made = lock(tmp_path, generated)
+    more = replace(generated, n_documents=8)
+    assert lock(tmp_path, generated, made) == made
     assert lock(tmp_path, more, made) == lock(tmp_path, more) != made
 
 
@@ -90,31 +100,11 @@ def test_the_same_data_may_lie_elsewhere(tmp_path: Path, source: SourceSpec) -> 
     assert lock(tmp_path, more, made).sources == (replace(made.sources[0], n_shards=3),)
 
 
-def test_another_choice_from_the_same_repository_counts(tmp_path: Path) -> None:
-    here = SourceSpec(name="s", kind="git", path=str(tmp_path / "repository"), text="{x}")
-    made = commit(tmp_path / "repository", here, "one")
-    (tmp_path / "repository").rename(tmp_path / "moved")
-    moved = replace(here, path=str(tmp_path / "moved"))
-    assert lock(tmp_path, moved, made) == made
-    other = replace(moved, options={"ref": "HEAD"})
-    assert lock(tmp_path, other, made) == lock(tmp_path, other) != made
-
-
-def test_links_to_nothing_are_no_data(tmp_path: Path, source: SourceSpec) -> None:
-    made = lock(tmp_path, source)
-    (tmp_path / "d.jsonl").unlink()
-    (tmp_path / "d.jsonl").symlink_to(tmp_path / "gone")
-    assert lock(tmp_path, source, made) == made
-    named = replace(source, path=str(tmp_path / "d.jsonl"))
-    assert lock(tmp_path, named, made) == made
-
-
-def test_a_bundled_lock_is_not_written_again_in_another_order(tmp_path: Path) -> None:
-    made_by = SourceSpec(
-        name="s", kind="generated", generator="text_to_sql", n_documents=4, seed=1, text="{x}"
-    )
-    made, path = lock(tmp_path, made_by), tmp_path / "sources.lock.json"
+def test_a_bundled_lock_is_not_written_again_in_another_order(
+    tmp_path: Path, generated: SourceSpec
+) -> None:
+    made, path = lock(tmp_path, generated), tmp_path / "sources.lock.json"
     assert write_lock(path, made)
     from_index = from_json(ExpertLock, json.loads(canonical_json(to_json(made))), where="index")
     assert list(from_index.sources[0].identity) != list(made.sources[0].identity)
-    assert not write_lock(path, lock(tmp_path, made_by, from_index))
+    assert not write_lock(path, lock(tmp_path, generated, from_index))

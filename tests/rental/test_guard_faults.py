@@ -6,14 +6,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from guarded import end, record, run, start, started, trainer, wait_for
+from guarded import end, record, run, start, start_trainer, trainer, wait_for
 from support import SCRIPTS
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard import run as guard_module
 from expertflow.rental.guard.finish import TIMED_OUT, run_hook
 from expertflow.rental.guard.options import Settings, settings_from
-from expertflow.rental.guard.run import Guard
 from expertflow.rental.guard.session import Session
 from expertflow.rental.guard.timers import Notice
 
@@ -42,8 +40,7 @@ def settings(*options: str) -> Settings:
 
 def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
     options = ("--sync-to", str(tmp_path / "there"), *HOOK)
-    first = start(tmp_path, *options, command=trainer(tmp_path))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    first = start_trainer(tmp_path, *options)
     hold = tmp_path / "state" / ".guard" / "hold"
     hold.mkdir()
     code, out = run(tmp_path, *options, command=["false"])
@@ -92,24 +89,6 @@ def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
     assert code == 84 and "could not be written down" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
-
-
-def test_books_that_cannot_be_kept_do_not_end_the_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    guard = Guard(settings("--usd-per-hour", "1", "--max-usd", "5"))
-
-    def failing() -> float:
-        raise OSError("no space")
-
-    guard.session.start_meter()
-    assert guard.session.meter is not None
-    monkeypatch.setattr(guard.session.meter, "note", failing)
-    monkeypatch.setattr(guard.copies, "save_s", failing)
-    guard._noted_s -= guard_module.NOTE_EVERY_S
-    guard._note_and_push()
-    assert guard._reserve() == 60.0
 
 
 def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
@@ -182,15 +161,3 @@ def _is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_what_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unkillable:
-        pid = 1
-
-        def poll(self) -> None:
-            return None
-
-    monkeypatch.setattr(guard_module, "KILLED_S", 0.0)
-    monkeypatch.setattr(guard_module, "MARGIN_S", 0.0)
-    assert guard_module._ended(Unkillable()) == 137  # type: ignore[arg-type]

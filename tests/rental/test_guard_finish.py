@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from guarded import end, record, run, start, started, trainer, wait_for
+from guarded import end, record, run, start, start_trainer
 from stores import KINDS, Place, object_storage, place, remote_shell
 
 from expertflow.rental.guard import finish as guard_finish
@@ -111,8 +111,7 @@ def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> Non
     options = ("--sync-to", str(tmp_path / "there"), *HOOK)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "log").touch()
-    guard = start(tmp_path, *options, command=trainer(tmp_path))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, *options)
     guard.send_signal(signal.SIGINT)
     code, out = end(guard)
     assert code == 130, out

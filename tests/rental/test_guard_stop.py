@@ -10,7 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from guarded import end, n_starts, record, run, start, started, trainer, wait_for, write_trainer
+from guarded import (
+    end,
+    n_starts,
+    record,
+    run,
+    start_trainer,
+    trainer,
+    wait_for,
+    write_trainer,
+)
 from support import SCRIPTS
 
 from expertflow.rental.guard import session as guard_session
@@ -63,8 +72,7 @@ def left_running(folder: Path) -> list[str]:
 def test_a_signal_reaches_the_trainer_behind_snakemake(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    guard = start(tmp_path, command=snakemake(tmp_path, save_s=2.0))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
     guard.send_signal(number)
     code, out = end(guard)
     assert code == 128 + number, out
@@ -80,8 +88,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     words = " ".join(f"'{word}'" for word in trainer(tmp_path))
     script.write_text(f"{words}\necho went on >> went_on.txt\nsleep 60\n")
-    guard = start(tmp_path, command=["bash", str(script)])
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, command=["bash", str(script)])
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out
@@ -97,8 +104,7 @@ def wait_for_stop(guard: "subprocess.Popen[str]") -> None:
 
 
 def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
-    guard = start(tmp_path, command=trainer(tmp_path, save_s=600))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, command=trainer(tmp_path, save_s=600))
     guard.terminate()
     wait_for_stop(guard)
     time.sleep(guard_session.ECHO_S)
@@ -128,8 +134,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
     program.write_text(PATIENT.format(scripts=str(SCRIPTS), program=str(SCRIPTS / "guard_run.py")))
     hold = tmp_path / "hold"
     hold.touch()
-    guard = start(tmp_path, command=trainer(tmp_path), program=program)
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, command=trainer(tmp_path), program=program)
     guard.send_signal(signal.SIGHUP)
     wait_for_stop(guard)
     guard.send_signal(signal.SIGHUP)
@@ -142,11 +147,10 @@ def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
 def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    guard = start(
+    guard = start_trainer(
         tmp_path, "--notice-command", "test -e notice", "--notice-seconds", "60",
         command=trainer(tmp_path),
     )  # fmt: skip
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
     (tmp_path / "notice").touch()
     wait_for_stop(guard)
     guard.terminate()
@@ -157,20 +161,31 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
     assert record(tmp_path)["signals"] == ["SIGTERM"]
 
 
-def test_what_does_not_end_is_killed_after_the_grace(tmp_path: Path) -> None:
-    guard = start(tmp_path, "--grace-seconds", "1", command=trainer(tmp_path, save_s=600))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
-    guard.terminate()
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--grace-seconds", "1"), 143),
+        (("--notice-command", "test -e notice", "--notice-seconds", "1"), 83),
+    ],
+)
+def test_what_does_not_end_is_killed_after_the_grace(
+    tmp_path: Path, options: tuple[str, ...], expected: int
+) -> None:
+    guard = start_trainer(tmp_path, *options, command=trainer(tmp_path, save_s=600))
+    if expected == 83:
+        (tmp_path / "notice").touch()
+    else:
+        guard.terminate()
     code, out = end(guard)
-    assert code == 143, out
+    assert code == expected, out
     assert record(tmp_path)["exit_code"] == 137
+    assert not (tmp_path / "saved.txt").exists()
     assert left_running(tmp_path) == []
 
 
 def test_a_notice_stops_at_once(tmp_path: Path) -> None:
     options = ("--notice-command", "test -e notice", "--on-finish", "touch hook", "--without-sync")
-    guard = start(tmp_path, *options, "--notice-seconds", "60", command=trainer(tmp_path))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, *options, "--notice-seconds", "60")
     (tmp_path / "notice").touch()
     code, out = end(guard)
     assert code == 83, out
@@ -180,20 +195,8 @@ def test_a_notice_stops_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "hook").exists()
 
 
-def test_a_save_that_does_not_fit_into_the_notice_is_cut_off(tmp_path: Path) -> None:
-    options = ("--notice-command", "test -e notice", "--notice-seconds", "1")
-    guard = start(tmp_path, *options, command=trainer(tmp_path, save_s=600))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
-    (tmp_path / "notice").touch()
-    code, out = end(guard)
-    assert code == 83, out
-    assert not (tmp_path / "saved.txt").exists()
-    assert left_running(tmp_path) == []
-
-
 def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
-    guard = start(tmp_path, command=snakemake(tmp_path, save_s=2.0))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
     guard.kill()
     guard.wait()
     wait_for(lambda: not left_running(tmp_path), said="something went on without its guard")

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from guarded import end, record, run, start, started, trainer, wait_for
+from guarded import end, record, run, start, start_trainer, trainer
 from support import ROOT
 
 sys.path.append(str(ROOT / "tests" / "hardware"))
@@ -25,8 +25,7 @@ def driver(library: Path, folder: Path, **card: object) -> dict[str, str]:
 
 def test_idle_cards_end_a_run(library: Path, tmp_path: Path) -> None:
     env = driver(library, tmp_path, utilization=90)
-    guard = start(tmp_path, *SHORT, command=trainer(tmp_path), env=env)
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, *SHORT, command=trainer(tmp_path), env=env)
     nvml_stub.write(tmp_path, utilization=0)
     code, out = end(guard)
     assert code == 81, out
@@ -101,8 +100,7 @@ def test_work_is_no_standstill(tmp_path: Path, minutes: str, work: str) -> None:
 
 
 def test_a_command_that_asks_for_notices_may_hang(tmp_path: Path) -> None:
-    guard = start(tmp_path, "--notice-command", "sleep 3600", command=trainer(tmp_path))
-    wait_for(lambda: started(tmp_path), said="the trainer did not start")
+    guard = start_trainer(tmp_path, "--notice-command", "sleep 3600")
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out

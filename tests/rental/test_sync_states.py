@@ -1,19 +1,93 @@
-"""A state that is pushed while it is trained comes back whole, or the push before it does."""
+"""A state that is pushed while it is trained comes back complete, or the push before it does.
 
+A line that breaks is no damage, and what is further here stays.
+"""
+
+import fcntl
+import json
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
-from pushed_states import KEY, Failing, finish, push, save, state
 from stores import KINDS, Place, object_storage, place
 
 from expertflow.core.files import sha256_directory
 from expertflow.rental.sync import states
-from expertflow.rental.sync.states import pull_states, push_state, states_below
-from expertflow.rental.sync.store import SyncFailed, files_below
+from expertflow.rental.sync.states import N_FETCHES, pull_states, push_state, states_below
+from expertflow.rental.sync.store import Store, SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
 
-__all__ = ["object_storage", "place", "state"]
+__all__ = ["object_storage", "place"]
+
+KEY = "state/sums/abc"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Give a state with logs and no checkpoint yet."""
+    path = tmp_path / "here" / "sums" / "abc"
+    (path / "checkpoints").mkdir(parents=True)
+    for name in ("steps.jsonl", "plan.json", "lock", ".steps.jsonl.7.partial"):
+        (path / name).write_text("{}\n")
+    return path
+
+
+def save(state: Path, step: int, *, held_out_loss: float | None = None) -> None:
+    """Write a checkpoint as the trainer does; keep the newest one and the best."""
+    folder = state / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir()
+    names = (checkpoint_files.WEIGHTS, checkpoint_files.OPTIMIZER)
+    for name in names:
+        (folder / name).write_text(f"{name} after step {step}")
+    ours = checkpoint_files.fingerprints(folder, names)
+    progress = {"step": step, "held_out_loss": held_out_loss, checkpoint_files.OURS: ours}
+    (folder / checkpoint_files.PROGRESS).write_text(json.dumps(progress))
+    with (state / "steps.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": step}) + "\n")
+    checkpoint_files.prune(state, keep=1)
+
+
+def finish(state: Path) -> None:
+    (state / "final").mkdir()
+    (state / "final" / "model.safetensors").write_text("weights")
+    (state / "outcome.json").write_text("{}")
+
+
+def push(state: Path, store: Store) -> object:
+    return push_state(state, store, state.parents[1] / ".guard" / "hold")
+
+
+class Failing:
+    """A store that breaks when a manifest is due."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def send(self, folder: Path, key: str, names: list[str]) -> object:
+        if names[0].endswith(".json") and len(names) == 1:
+            raise SyncFailed("the line is dead")
+        return self._store.send(folder, key, names)
+
+
+class Flaky:
+    """A store whose line breaks when files are fetched, a number of times."""
+
+    def __init__(self, store: Store, n_failures: int) -> None:
+        self._store, self.n_left = store, n_failures
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def fetch(self, key: str, folder: Path) -> None:
+        if self.n_left:
+            self.n_left -= 1
+            raise SyncFailed("the line is dead")
+        self._store.fetch(key, folder)
+
 
 every_kind = pytest.mark.parametrize("place", KINDS, indirect=True)
 local = pytest.mark.parametrize("place", ["local"], indirect=True)
@@ -168,3 +242,80 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
     assert push_state(state, store, hold) is None
     assert push_state(state, store, hold, trusted=()) is not None
     assert place.read(file) == good
+
+
+@local
+def test_what_is_further_here_stays(place: Place, state: Path, tmp_path: Path) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    save(state, 40)
+    assert pull_states(tmp_path / "here", store) == []
+    newest = checkpoint_files.newest(state)
+    assert newest is not None and newest.name == "step-00000040"
+
+
+@local
+def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    busy = tmp_path / "fresh" / "sums" / "abc"
+    busy.mkdir(parents=True)
+    with (busy / "lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        (said,) = pull_states(tmp_path / "fresh", store)
+    assert said.endswith("left alone")
+    assert files_below(busy) == ["lock"]
+
+
+@local
+def test_a_manifest_that_is_none_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
+    store = place.open()
+    for step in (20, 40):
+        save(state, step)
+        push(state, store)
+    place.write(f"{KEY}/step-00000040.json", b"{")
+    (said,) = pull_states(tmp_path / "fresh", store)
+    assert "step-00000020 pulled" in said
+
+
+@local
+def test_a_store_cannot_write_outside_the_state(
+    place: Place, state: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    text = place.read(f"{KEY}/step-00000020.json").replace(b'"steps.jsonl"', b'"../steps.jsonl"')
+    place.write(f"{KEY}/step-00000020.json", text)
+    with caplog.at_level(logging.WARNING), pytest.raises(SyncFailed, match=r"damaged.*--no-pull"):
+        pull_states(tmp_path / "fresh", store)
+    assert "no name of a file" in caplog.text
+    assert not (tmp_path / "fresh" / "sums" / "abc").exists()
+
+
+@local
+def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Path) -> None:
+    store, fresh = place.open(), tmp_path / "fresh"
+    for step in (20, 40):
+        save(state, step)
+        push(state, store)
+    waits: list[float] = []
+    with pytest.raises(SyncFailed, match="the line is dead"):
+        pull_states(fresh, Flaky(store, 99), wait=waits.append)  # type: ignore[arg-type]
+    assert len(waits) == N_FETCHES - 1 and not (fresh / "sums" / "abc").exists()
+    (said,) = pull_states(fresh, Flaky(store, 2), wait=waits.append)  # type: ignore[arg-type]
+    assert "step-00000040 pulled" in said
+
+
+@local
+def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state: Path) -> None:
+    store = place.open()
+    save(state, 20)
+    push(state, store)
+    weights = state / "checkpoints" / "step-00000020" / checkpoint_files.WEIGHTS
+    good = weights.read_bytes()
+    weights.write_bytes(bytes(len(good)))
+    (said,) = pull_states(state.parents[1], store)
+    assert "step-00000020 pulled" in said and weights.read_bytes() == good
