@@ -71,7 +71,6 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
 
 
 def ablation_files(config: Settings, directories: list[Path]) -> dict[str, Path]:
-    """Find the lists of variants that the configuration names, by their place below config/."""
     paths = [find_ablation(name, directories) for name in config["ablation"]["files"]]
     return {f"ablations/{path.name}": path for path in paths}
 
@@ -117,7 +116,6 @@ def _singles(value: Settings, path: Path) -> list[Variant]:
 
 
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
-    """Walk from the start to the plan."""
     start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
     _check_training(start, path)
     rungs, training, rows = [start], dict(start.training), start.rows

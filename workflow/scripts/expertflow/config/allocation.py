@@ -66,7 +66,6 @@ def n_nodes(training: dict[str, Any]) -> int | None:
 
 
 def refuse_missing_slurm(executor: str) -> None:
-    """End the run if it would submit to Slurm from a machine that has none."""
     if executor == "slurm" and shutil.which("sbatch") is None:
         fail(
             "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a login"

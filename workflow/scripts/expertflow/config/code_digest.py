@@ -65,7 +65,6 @@ def generator_digest(generator: str, scripts: Path) -> str:
 
 
 def chain_digests(generators: list[str], scripts: Path) -> dict[str, str]:
-    """Return the digests of all rules of the chain, and of some generators."""
     made = {GENERATOR + name: generator_digest(name, scripts) for name in generators}
     return {**{rule: rule_digest(rule, scripts) for rule in CHAIN}, **made}
 
@@ -123,13 +122,11 @@ class ParsedModules:
         self._is_saved = True
 
     def keep_in(self, file: Path) -> None:
-        """Take what an earlier process left in a file, and let ``save`` write there."""
         self._file = file
         with contextlib.suppress(OSError, ValueError):
             self._known = {**json.loads(file.read_bytes()), **self._known}
 
     def read(self, path: Path) -> _Module:
-        """Return what counts of a file's code."""
         source = path.read_bytes()
         key = hashlib.sha256(source).hexdigest()
         if key not in self._known:
@@ -139,7 +136,6 @@ class ParsedModules:
         return _Module(sha256, tuple(imports))
 
     def save(self) -> None:
-        """Write what was learned, for the next process."""
         if self._file is not None and not self._is_saved:
             newest = list(self._known.items())[-MAX_KNOWN:]
             # Where nothing can be written, the next process parses again.
@@ -172,7 +168,6 @@ def _parse(source: bytes) -> _Module:
 
 
 def _visit(node: ast.AST, parts: list[str], names: set[str]) -> None:
-    """Append a node's type and fields, without docstrings, and note what it imports."""
     kind = node.__class__
     parts.append(kind.__name__)
     if kind is ast.Import:

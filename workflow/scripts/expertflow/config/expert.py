@@ -128,7 +128,6 @@ class Expert:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of the manifest for the preset at hand, checked and complete."""
         return load_expert(
             self.name,
             directories=[directory / "experts" for directory in self.directories],
@@ -221,7 +220,6 @@ class Expert:
 
     @property
     def settings_files(self) -> dict[str, SettingsFile]:
-        """The manifest and the tables behind the settings."""
         manifest = find_manifest(self.name, [d / "experts" for d in self.directories])
         files = {f"experts/{manifest.name}": manifest, **self.hardware.files}
         if self.config["ablate"]:
@@ -290,7 +288,6 @@ class Expert:
 
 
 def source_specs(settings: Settings) -> tuple[SourceSpec, ...]:
-    """Return the sources of an expert's settings as the data stages know them."""
     return tuple(from_json(SourceSpec, source, where="sources") for source in settings["sources"])
 
 

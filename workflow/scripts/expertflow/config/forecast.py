@@ -114,7 +114,6 @@ def forecast(case: Case) -> Forecast:
 
 
 def _first_clause(error: ExpertflowError) -> str:
-    """Return what is the matter, in one line, without the fix."""
     return " ".join(str(error).split("; ")[0].split())
 
 
@@ -151,7 +150,6 @@ def _gpu(spec: PlanSpec) -> GpuFacts:
 
 
 def _speed(spec: PlanSpec, gpu: GpuFacts) -> float:
-    """Give the dense peak of all cards together, at the precision that the plan will choose."""
     precision, _ = choose_precision(spec, gpu)
     peak = peak_flops_per_s(gpu, precision, use_tf32=spec.use_tf32)
     if peak is None:
@@ -175,7 +173,6 @@ def _range(values: Range | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Write two significant digits, without an exponent; the bands are wider than that."""
     n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{n_decimals}f}"
 
@@ -215,7 +212,7 @@ def _expected_flops(case: Case) -> tuple[Range, str]:
 
 
 def _trained_on(spec: PlanSpec, train: PackedSplit) -> Range:
-    """Give the tokens of all steps over packed rows; the last step of an epoch may hold fewer."""
+    """Return the tokens of all steps over packed rows; the last step of an epoch may hold fewer."""
     per_epoch = (train.n_tokens,) * 2
     if spec.max_steps is None:
         return _trained(spec, per_epoch, None)
@@ -230,7 +227,6 @@ def _rows_per_step(spec: PlanSpec) -> int:
 
 
 def _trained(spec: PlanSpec, per_epoch: Range, per_row: Range | None) -> Range:
-    """Give the tokens of all steps, from those of an epoch and of a row."""
     if spec.max_steps is not None:
         n_rows = _rows_per_step(spec)
         if per_row is None:
@@ -257,7 +253,7 @@ def _tokens_per_row(case: Case) -> Range | None:
 
 
 def _tokens_from_bytes(case: Case) -> Range:
-    """Give least and most tokens of an epoch. Duplicates and rejects are not known yet."""
+    """Return least and most tokens of an epoch. Duplicates and rejects are not known yet."""
     least = most = 0.0
     sources = case.expert.sources
     for lock in case.expert.lock.sources:
@@ -292,7 +288,6 @@ def _bytes_per_token(file_format: str, compression: str | None) -> Range:
 
 
 def _limits(case: Case) -> str:
-    """Say that fewer documents may be kept than there are, which bytes do not tell."""
     data = case.expert.settings["data"]
     is_limited = data["max_documents"] is not None or data["max_per_category"] is not None
     is_limited |= any(source.max_documents is not None for source in case.expert.sources.values())
@@ -300,7 +295,6 @@ def _limits(case: Case) -> str:
 
 
 def _facts(case: Case) -> ModelFacts:
-    """Read the shape of a model that no record describes yet."""
     model: str = case.expert.settings["model"]
     if model.startswith("builtin:"):
         shape = case.expert.settings["builtin"]
@@ -320,7 +314,6 @@ def _facts(case: Case) -> ModelFacts:
 
 
 def _cached_model(model: str, revision: str | None) -> Path:
-    """Give the place of a hub model's files, whether they are there or not."""
     folder = cache.hub_cache() / f"models--{model.replace('/', '--')}"
     ref = folder / "refs" / (revision or "main")
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision or "main"

@@ -18,12 +18,10 @@ R = TypeVar("R")
 
 
 def fail(message: object) -> NoReturn:
-    """End Snakemake with one line."""
     sys.exit("error: " + " ".join(str(message).split()))
 
 
 def note(message: str) -> None:
-    """Tell the user something that is no error."""
     print(f"note: {message}", file=sys.stderr)
 
 

@@ -183,5 +183,4 @@ def _origins(expert: Settings) -> dict[str, Origin]:
 
 
 def _is_card(row: Settings, hardware: str) -> bool:
-    """Tell whether a row of the GPU table is the card that is named, by either of its names."""
     return hardware == row["name"] or hardware in row.get("driver_names", [])

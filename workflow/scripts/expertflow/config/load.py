@@ -31,8 +31,6 @@ WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
 class Schemas(Record, frozen=True, kw_only=True):
-    """The JSON Schemas that settings are checked against."""
-
     config: dict[str, Any]
     expert: dict[str, Any]
 
@@ -98,7 +96,6 @@ def find_manifest(name: str, directories: list[Path]) -> Path:
 
 
 def manifest_here(name: str, directories: list[Path]) -> str | None:
-    """Hash the manifest that this machine has of an expert, if it has one."""
     try:
         return sha256_file(find_manifest(name, [d / "experts" for d in directories]))
     except ConfigError:

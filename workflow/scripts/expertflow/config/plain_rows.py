@@ -81,7 +81,6 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
 
 
 def describe_rows(record: PackingRecord) -> Iterator[str]:
-    """Say in a few lines what the rows hold."""
     lengths = record.histogram
     for name, split in (("train", record.train), ("held_out", record.held_out)):
         places = split.n_tokens + split.n_padding_tokens
@@ -142,7 +141,7 @@ def _run(request: PackRequest, place: Workplace, output: Path) -> None:
 
 @contextlib.contextmanager
 def workplace(output: Path) -> Iterator[Workplace]:
-    """Give a new folder beside ``output``, and remove those that killed runs have left there."""
+    """Yield a new folder beside ``output``; remove those that killed runs have left there."""
     output.parent.mkdir(parents=True, exist_ok=True)
     _sweep(output)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -156,7 +155,7 @@ def workplace(output: Path) -> Iterator[Workplace]:
 
 
 def keep_rejected(folder: Path, output: Path) -> Path | None:
-    """Move rejected records out of a folder that will be gone, beside ``output``; say where to."""
+    """Move rejected records from a folder that will be gone to one beside ``output``."""
     found = sorted(path for path in folder.rglob(REJECTED) if path.stat().st_size)
     if not found:
         return None

@@ -49,7 +49,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML or JSON file, with its scalars mended.
+    """Read a YAML or JSON file, with its scalars read as YAML 1.2 would.
 
     Raises:
         ConfigError: it cannot be read; names the file, the line and the fix.
@@ -72,7 +72,6 @@ def read_yaml(path: Path) -> Any:
 
 
 def _check_values(path: Path, value: Any) -> None:
-    """Refuse numbers that are not finite, and aliases that write out to too much."""
     try:
         for i, (keys, item) in enumerate(_values(value, ())):
             if i > MAX_VALUES:
@@ -118,7 +117,6 @@ def at_line(path: Path, keys: Sequence[str | int]) -> str:
 
 
 def _below(node: Any, key: str | int) -> Iterator[tuple[Any, Any]]:
-    """Find what a node holds under a key: where it begins, and its own node."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             if name.value == str(key):
@@ -147,7 +145,6 @@ def _json(text: str) -> Any:
 
 
 def _fault(error: yaml.YAMLError) -> str:
-    """Say where and what a fault is."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {' '.join(str(error).split())}; correct the syntax"
     mark = error.problem_mark or error.context_mark

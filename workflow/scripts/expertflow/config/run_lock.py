@@ -36,7 +36,6 @@ def sign_jobs() -> None:
 
 
 def signature(pid: int) -> str:
-    """Sign for a run in this folder."""
     return f"{pid} {_place()} {Path.cwd()}"
 
 
@@ -73,7 +72,6 @@ def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> No
 
 @contextlib.contextmanager
 def held_by_nobody_else(expert: str) -> Iterator[bool]:
-    """Hold an expert for a moment; tell whether no other run does."""
     with _open(expert) as stream:
         yield try_lock(stream) != "held"
 
@@ -89,7 +87,6 @@ def _who(stream: IO[str]) -> str:
 
 
 def _wait_for_orphans() -> None:
-    """Wait for jobs whose Snakemake was killed: they write what this run would write."""
     told_s = -TOLD_EVERY_S
     while found := orphans():
         if time.monotonic() - told_s >= TOLD_EVERY_S or told_s < 0:
@@ -103,7 +100,7 @@ def _wait_for_orphans() -> None:
 
 
 def orphans() -> dict[int, str]:
-    """Find jobs of this folder whose run is gone; give what each process runs."""
+    """Find jobs of this folder whose run is gone; return what each process runs."""
     found, place = {}, _place()
     for process in psutil.process_iter():
         # It ends while it is looked at, or is somebody else's.
@@ -115,7 +112,7 @@ def orphans() -> dict[int, str]:
 
 
 def _is_run_of(pid: int, job: psutil.Process) -> bool:
-    """Tell whether the run lives; a number that was given away again is a younger process."""
+    """Return whether the run lives; a number that was given away again is a younger process."""
     try:
         return pid == os.getpid() or psutil.Process(pid).create_time() <= job.create_time()
     except psutil.NoSuchProcess:
@@ -150,7 +147,6 @@ def _wait_for_slurm(names: Sequence[str]) -> None:
 
 
 def _still_there(names: Sequence[str]) -> str:
-    """Describe what is waited for; empty once all jobs have ended."""
     command = ["squeue", "--noheader", "--format=%A", f"--name={','.join(names)}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)

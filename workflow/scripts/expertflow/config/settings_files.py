@@ -30,7 +30,6 @@ WORDS = {
 
 
 def generated_files(root: Path) -> dict[Path, str]:
-    """Return the text of every generated file of a checkout."""
     return {
         root / "workflow" / "schemas" / "training.schema.yaml": _schema(),
         root / "workflow" / "schemas" / "report.schema.yaml": _report_schema(),

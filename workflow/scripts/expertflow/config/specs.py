@@ -194,7 +194,6 @@ def train_expert(expert: Expert, _: Any) -> dict[str, str]:
 
 
 def evaluate_expert(expert: Expert, _: Any) -> EvaluationSpec:
-    """Name the files that scoring reads, with their hashes."""
     artefacts = expert.artefacts
     own = {place: [Path(place)] for place in artefacts.values() if ":" not in place}
     evaluation = {

@@ -111,7 +111,6 @@ def with_defaults(value: Any, schema: dict[str, Any], root: dict[str, Any] | Non
 
 
 def _stranger(error: ValidationError) -> list[str]:
-    """Return the key that may not be there, where that is the fault."""
     if error.validator != "additionalProperties":
         return []
     instance: Any = error.instance
@@ -150,7 +149,6 @@ def _missing(rule: Any, instance: Any) -> str:
 
 
 def _alternatives(branches: Any, _: Any) -> str:
-    """Spell out the branches of a oneOf: required key sets, types or constants."""
     parts = []
     for branch in branches:
         if "required" in branch:

@@ -78,7 +78,6 @@ class Workflow:
         return self._loaded[name]
 
     def spec(self, rule: str) -> Callable[[Any], str]:
-        """Return what gives the settings that a rule uses, as one canonical JSON text."""
         return one_line(lambda wildcards: spec_text(rule, self._expert(wildcards), wildcards))
 
     def code(self, rule: str) -> Callable[[Any], str]:
@@ -90,7 +89,6 @@ class Workflow:
         return f"results/{self._expert(wildcards).lock.expert}/sources.lock.json"
 
     def source_lock(self, wildcards: Any) -> str:
-        """Pin an expert's sources, once; return the path of one source's own lock."""
         expert = self._expert(wildcards)
         name = expert.source_lock(wildcards.source).name
         return f"{expert.results}/sources/locked/{name}.json"
@@ -132,7 +130,6 @@ class Workflow:
         ]
 
     def shards_to_tokenize(self, wildcards: Any) -> list[str]:
-        """List the records of the documents that one token shard holds."""
         expert, source, shard = self._expert(wildcards), wildcards.source, wildcards.shard
         names = token_shards(expert.source_lock(source).n_shards).get(shard)
         if names is None:
@@ -152,11 +149,9 @@ class Workflow:
         return [str(keep)] if self.model_shards(wildcards) else []
 
     def tuning(self, wildcards: Any) -> list[str]:
-        """Return the tuning whose settings the plan takes, where the manifest names one."""
         return self._expert(wildcards).tuned_files
 
     def calibration(self, wildcards: Any) -> list[str]:
-        """Return the calibration that the plan goes by, where one is asked for."""
         expert = self._expert(wildcards)
         return [f"{expert.results}/calibration.json"] if expert.config["calibrate"] else []
 
@@ -171,7 +166,6 @@ class Workflow:
         ]
 
     def ablation(self, wildcards: Any) -> list[str]:
-        """Return the ablation that the report shows, where one is asked for."""
         expert = self._expert(wildcards)
         return [f"{expert.results}/ablation.json"] if expert.config["ablate"] else []
 
@@ -195,7 +189,6 @@ class Workflow:
         return [f"{expert.results}/staging.json"] if variant.metric == "read_speed" else []
 
     def n_gpus(self, wildcards: Any) -> int:
-        """Count the cards of all nodes together."""
         limit = self._gpu_limit if self.main else None
         return allocation.n_gpus(self._expert(wildcards).settings["training"], limit)
 
@@ -216,7 +209,6 @@ class Workflow:
         return allocation.runtime_minutes(wildcards.expert)
 
     def forecast(self, wildcards: Any) -> str:
-        """Say what an expert's training should take, in one line for a dry run."""
         expert = self._expert(wildcards)
 
         def made_by(rule: str, **of: str) -> tuple[str, str]:

@@ -78,15 +78,12 @@ def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser that shows a script's docstring as it is laid out."""
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 class _Without(MetaPathFinder):
-    """Reports one package as not installed."""
-
     def __init__(self, package: str) -> None:
         self.package = package
 
@@ -104,7 +101,6 @@ def without_pandas() -> None:
 
 
 def spec_from_text(cls: type[T], text: str) -> T:
-    """Read a stage's settings from its ``--spec`` argument."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -26,12 +26,10 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_json(value: Any) -> str:
-    """Hash a JSON value by its canonical text."""
     return sha256_text(canonical_json(value))
 
 
 def sha256_file(path: Path) -> str:
-    """Hash a file's bytes in flat memory."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -66,7 +64,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -89,7 +86,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a directory, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

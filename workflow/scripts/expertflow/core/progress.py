@@ -17,11 +17,9 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Give the seconds since the start."""
         return time.perf_counter() - self.started_s
 
     def add(self, n: int) -> None:
-        """Count some more; print where the last line is old enough."""
         self.n_done += n
         if time.perf_counter() - self._said_s < self._every_s:
             return

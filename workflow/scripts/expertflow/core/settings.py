@@ -111,7 +111,6 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
 
 
 def json_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schema of an object with the settings of a struct."""
     found = {setting.name: setting.schema for setting in list_settings(cls)}
     return {"type": "object", "additionalProperties": False, "properties": found}
 
@@ -141,7 +140,6 @@ def _meta(hint: Any) -> msgspec.Meta | None:
 
 
 def _without_null(kind: Any) -> tuple[Any, bool]:
-    """Take null out of a type, and tell whether it was there."""
     if get_origin(kind) not in (Union, UnionType):
         return kind, False
     rest = [part for part in get_args(kind) if part is not NoneType]
