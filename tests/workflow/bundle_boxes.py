@@ -1,12 +1,11 @@
 """Two machines for a test: one that prepares and one that trains, each a folder of its own."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from workflow_space import CODE, LIMIT_S, Workspace
+from workflow_space import CODE, LIMIT_S, Workspace, copy_code
 
 GPU_WORK = {
     "stage_to_nvme",
@@ -20,21 +19,15 @@ BUNDLE = "results/tiny/bundle.tar"
 
 def make_bundle(cheap: Workspace) -> Path:
     """Make the bundle on the machine that has the data."""
-    done = cheap.snakemake(BUNDLE)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    cheap.run(BUNDLE)
     return cheap.root / BUNDLE
 
 
 def make_box(root: Path, like: Workspace) -> Workspace:
     """Give a machine with the code and nothing else: no data, no manifest of this expert."""
     root.mkdir(parents=True)
-    ignored = shutil.ignore_patterns("__pycache__")
     for name in CODE:
-        source = like.root / name
-        if source.is_dir():
-            shutil.copytree(source, root / name, ignore=ignored)
-        else:
-            shutil.copy2(source, root / name)
+        copy_code(like.root / name, root / name)
     (root / "config" / "experts" / "tiny.yaml").unlink()
     (root / "home").mkdir()
     return Box(root)
@@ -62,13 +55,17 @@ class Box(Workspace):
         done = self.script("open_bundle", bundle, *arguments)
         assert done.returncode == 0, done.stderr
 
-    def refused(self, *arguments: object) -> str:
+    def refused_to_open(self, *arguments: object) -> str:
         """Return the one line with which ``open_bundle`` refuses; nothing may be left of it."""
-        before = [path for path in sorted(self.root.rglob("*")) if "__pycache__" not in path.parts]
+
+        def files() -> list[Path]:
+            found = sorted(self.root.rglob("*"))
+            return [path for path in found if "__pycache__" not in path.parts]
+
+        before = files()
         done = self.script("open_bundle", *arguments)
         assert done.returncode == 1, done.stderr
-        after = [path for path in sorted(self.root.rglob("*")) if "__pycache__" not in path.parts]
-        assert after == before
+        assert files() == before
         last = done.stderr.splitlines()[-1]
         assert last.startswith("error: ")
         return last

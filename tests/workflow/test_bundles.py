@@ -1,6 +1,5 @@
 """A bundle made on one machine and opened on another, which starts at staging."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -99,7 +98,7 @@ def test_another_learning_rate_there_plans_and_trains_again(box: Box) -> None:
     assert box.planned("--config", override) == TRAIN
     box.write_manifest("tiny", manifest(learning_rate=2e-3))
     assert box.planned() == TRAIN
-    note = box.snakemake("-n", "results/tiny/report.json").stderr
+    note = box.run("-n", "results/tiny/report.json")
     assert "note: tiny: its manifest in config/experts changed since its bundle was opened" in note
 
 
@@ -114,24 +113,21 @@ def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -
     config.write_text(config.read_text() + "training: {learning_rate: 0.5}\n")
     empty.open(cheap.root / BUNDLE)
     assert empty.planned() == GPU_WORK
-    told = empty.snakemake("-n", "results/tiny/report.json").stderr
+    told = empty.run("-n", "results/tiny/report.json")
     assert "note: tiny: goes by the manifest of its bundle" in told
 
 
 def test_the_other_preset_is_refused(opened: Box) -> None:
-    done = opened.snakemake("-n", "results/tiny/report.json", "--config", "preset=full")
-    assert done.returncode != 0
-    assert "is an opened bundle of the demo preset" in done.stderr.splitlines()[-1]
+    refused = opened.refused("-n", "results/tiny/report.json", "--config", "preset=full")
+    assert "is an opened bundle of the demo preset" in refused
 
 
 def test_raw_data_beside_a_bundle_has_to_be_the_same(cheap: Workspace, box: Box) -> None:
     shutil.copytree(cheap.root / "data", box.root / "data")
     assert box.planned() == GPU_WORK
     box.write_records(first="one plus one")
-    done = box.snakemake("-n", "results/tiny/report.json")
-    assert done.returncode != 0
-    last = done.stderr.splitlines()[-1]
-    assert "data/sums.jsonl differs from what the bundle of tiny was made of" in last
+    refused = box.refused("-n", "results/tiny/report.json")
+    assert "data/sums.jsonl differs from what the bundle of tiny was made of" in refused
     shutil.rmtree(box.root / "data")
     assert box.planned() == GPU_WORK
 
@@ -140,12 +136,11 @@ def test_other_code_is_refused_and_named_or_runs_again(cheap: Workspace, empty: 
     empty.edit(
         "workflow/scripts/expertflow/tokens/packing.py", "default_rng(seed)", "default_rng(seed+1)"
     )
-    refused = empty.refused(cheap.root / BUNDLE)
+    refused = empty.refused_to_open(cheap.root / BUNDLE)
     assert "made by other code than this checkout's: " in refused
     assert " pack_sequences," in refused and "prepare_shard" not in refused
     empty.open(cheap.root / BUNDLE, "--accept-other-code")
-    record = json.loads((empty.root / "results/tiny/.bundle/opened.json").read_text())
-    assert "pack_sequences" in record["other_code"]
+    assert "pack_sequences" in empty.record(".bundle/opened.json")["other_code"]
     assert empty.planned() == {"pretokenize_shard"} | PACK
 
 
@@ -156,9 +151,9 @@ def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> 
     assert sha256_file(box.root / "results/tiny/.bundle/opened.json") == before
     plan = box.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")
-    assert "holds an opened bundle, changed since" in box.refused(bundle)
+    assert "holds an opened bundle, changed since" in box.refused_to_open(bundle)
     shutil.rmtree(box.root / "results/tiny/.bundle")
-    assert "holds results; move it away" in box.refused(bundle)
+    assert "holds results; move it away" in box.refused_to_open(bundle)
     box.open(bundle, "--replace")
     assert box.planned() == GPU_WORK
     assert [path.name for path in (box.root / "results").iterdir()] == ["tiny"]
@@ -202,21 +197,14 @@ def test_the_box_trains_the_same_model_and_its_outcome_lands(
     assert not (empty.root / "config/ablations/mine.yaml").exists()
     assert empty.planned() == GPU_WORK | {"ablate_variant", "ablate_expert"}
     # Also where the bundle no longer counts, as its folder is gone.
-    model = json.loads((empty.root / "results/tiny/model.json").read_text())
-    assert model["path"] == "results/tiny/base_model"
+    assert empty.record("model.json")["path"] == "results/tiny/base_model"
     (tmp_path / "scratch").mkdir()
     scratch = ("--config", f"scratch={tmp_path / 'scratch'}")
-    done = empty.snakemake("results/tiny/report.json", *scratch)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-    def weights(space: Workspace) -> str:
-        record = json.loads((space.root / "results/tiny/training.json").read_text())
-        return str(record["weights_sha256"])
-
-    assert weights(empty) == weights(finished)
+    empty.run("results/tiny/report.json", *scratch)
+    trained = [space.record("training.json")["weights_sha256"] for space in (empty, finished)]
+    assert trained[0] == trained[1]
     assert empty.planned(*scratch) == set()
-    staging = json.loads((empty.root / "results/tiny/staging.json").read_text())
-    assert staging["rows"]["action"] == "copied"
+    assert empty.record("staging.json")["rows"]["action"] == "copied"
     done = empty.script("make_outcome", "tiny", "--output", "outcome.tar")
     assert done.returncode == 0, done.stderr
     land(empty, there)
@@ -224,12 +212,14 @@ def test_the_box_trains_the_same_model_and_its_outcome_lands(
 
 def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere: Path) -> None:
     """Open a bundle with a model from elsewhere, after attempts without and with another one."""
-    assert "no such folder on this machine" in box.refused(bundle)
+    assert "no such folder on this machine" in box.refused_to_open(bundle)
     shutil.copytree(model, elsewhere)
     weights = elsewhere / "model.safetensors"
     right = weights.read_bytes()
     weights.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
-    assert "its weights are not those of the bundle" in box.refused(bundle, "--model", elsewhere)
+    assert "its weights are not those of the bundle" in box.refused_to_open(
+        bundle, "--model", elsewhere
+    )
     weights.write_bytes(right)
     box.open(bundle, "--model", elsewhere)
     assert (box.root / "results/tiny/base_model/model.safetensors").read_bytes() == right
@@ -238,7 +228,7 @@ def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere
 def land(box: Box, home: Box) -> None:
     """Take an outcome home, where nothing is left to be done then."""
     results, outcome = home.root / "results" / "tiny", box.root / "outcome.tar"
-    assert "is not of this outcome" in home.refused(outcome, "--outcome")
+    assert "is not of this outcome" in home.refused_to_open(outcome, "--outcome")
     for name in ("staging", "training", "evaluation", "export", "report", "monitor", "preflight"):
         (results / f"{name}.json").unlink()
     for name in ("steps.jsonl", "gpu.jsonl", "report.html"):
@@ -249,11 +239,11 @@ def land(box: Box, home: Box) -> None:
         (results / f".{note}.json.fingerprint").unlink()
     assert "keep ablate=true" in home.script("open_bundle", outcome, "--outcome").stderr
     assert home.planned() == set()
-    assert json.loads((results / "report.json").read_text())["comparison"]
+    assert home.record("report.json")["comparison"]
     assert "Loose" in (results / "ablation.html").read_text()
     assert (results / "report.html").read_bytes() == (
         box.root / "results/tiny/report.html"
     ).read_bytes()
     assert "CHANGED" not in home.script("verify_results").stdout
     assert not (results / ".bundle").exists()
-    assert "open it with --outcome" in home.refused(outcome)
+    assert "open it with --outcome" in home.refused_to_open(outcome)

@@ -1,15 +1,12 @@
 """The bundle of every shipped demo: opened on another machine, and its outcome taken home."""
 
 import json
-import re
-import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from bundle_boxes import GPU_WORK, Box
 from support import ROOT
-from workflow_space import CODE
+from workflow_space import CODE, copy_code
 
 from expertflow.core.files import sha256_file
 
@@ -25,36 +22,27 @@ def clone(root: Path) -> Box:
     """Make a machine with the code as it ships, and nothing else."""
     root.mkdir()
     for name in CODE:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, root / name)
+        copy_code(ROOT / name, root / name)
     (root / "home").mkdir()
     return Box(root)
 
 
-def run(box: Box, targets: list[str], *arguments: str) -> str:
-    """Run Snakemake; return what it says."""
-    done = box.snakemake(*targets, *arguments)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
 def test_every_demo_trains_from_its_bundle_and_its_outcome_lands(tmp_path: Path) -> None:
     home, box = clone(tmp_path / "home"), clone(tmp_path / "box")
-    run(home, [f"results/{demo}/bundle.tar" for demo in DEMOS], *SHORT)
+    home.run(*(f"results/{demo}/bundle.tar" for demo in DEMOS), *SHORT)
     locks = [Path("results", demo, "sources.lock.json") for demo in DEMOS]
     hashes = [sha256_file(home.root / lock) for lock in locks]
     for demo in DEMOS:
         box.open(home.root / "results" / demo / "bundle.tar")
-    planned = re.findall(r"^(?:local)?rule (\w+):", run(box, REPORTS, "-n"), re.MULTILINE)
-    assert Counter(planned) == dict.fromkeys(GPU_WORK, len(DEMOS))
+    assert box.jobs(*REPORTS) == dict.fromkeys(GPU_WORK, len(DEMOS))
     assert [sha256_file(box.root / lock) for lock in locks] == hashes
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    run(box, REPORTS, "--config", f"scratch={scratch}")
+    box.run(*REPORTS, "--config", f"scratch={scratch}")
     for demo in DEMOS:
         done = box.script("make_outcome", demo, "--output", f"{demo}.tar")
         assert done.returncode == 0, done.stderr
         home.open(box.root / f"{demo}.tar", "--outcome")
-    assert "Nothing to be done" in run(home, REPORTS, "-n", *SHORT)
+    assert not home.jobs(*REPORTS, *SHORT)
     assert [sha256_file(home.root / lock) for lock in locks] == hashes
     assert "CHANGED" not in home.script("verify_results").stdout

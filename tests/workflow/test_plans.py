@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,43 +28,38 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(root)
 
 
-def planned(space: Workspace, *arguments: str) -> tuple[Counter[str], str]:
-    done = space.snakemake("-n", *arguments, HF_HUB_CACHE=str(space.root / "no-cache"))
-    assert done.returncode == 0, done.stderr[-2000:]
-    out = done.stdout + done.stderr
-    return Counter(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE)), out
-
-
 def test_the_default_target_makes_every_expert(clone: Workspace) -> None:
-    rules, _ = planned(clone)
+    rules = clone.jobs()
     assert rules["build_report"] == rules["train_expert"] == len(EXPERTS) == 8
     assert rules["generate_source"] == 8
     assert rules["compare_experts"] == 1
 
 
 def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
-    rules, out = planned(clone, "--config", "preset=full")
+    arguments = ("--config", "preset=full")
+    without = {"HF_HUB_CACHE": str(clone.root / "no-cache")}
+    rules = clone.jobs(*arguments, **without)
     assert rules["build_report"] == 8
     assert rules["fetch_source"] == 8
     # A token job takes up to 16 document shards.
     assert (rules["prepare_shard"], rules["pretokenize_shard"]) == (68, 10)
-    assert "gretelai/synthetic_text_to_sql@main: revision not resolved yet" in out
+    said = clone.run("-n", "--quiet", *arguments, **without)
+    assert "gretelai/synthetic_text_to_sql@main: revision not resolved yet" in said
     lock = (clone.root / "results" / "phase1a" / "sources.lock.json").read_text()
     assert '"n_shards": 32' in lock
 
 
 def test_a_calibration_comes_before_the_plan_where_it_is_asked_for(clone: Workspace) -> None:
     target = "results/expert-json/plan.json"
-    without, _ = planned(clone, target)
-    rules, out = planned(clone, target, "--config", "calibrate=true")
-    assert rules - without == Counter({"calibrate_expert": 1})
-    assert "--calibration results/expert-json/calibration.json" in out
+    without = clone.jobs(target)
+    calibrated = (target, "--config", "calibrate=true")
+    assert clone.jobs(*calibrated) - without == {"calibrate_expert": 1}
+    said = clone.run("-n", *calibrated)
+    assert "--calibration results/expert-json/calibration.json" in said
 
 
 def test_lint_is_clean(clone: Workspace) -> None:
-    done = clone.snakemake("--lint")
-    assert done.returncode == 0
-    assert "good condition" in done.stdout + done.stderr
+    assert "good condition" in clone.run("--lint")
 
 
 def test_the_drawing_of_the_chain_names_every_rule() -> None:

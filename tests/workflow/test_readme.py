@@ -27,11 +27,10 @@ def test_ones_own_data_in_five_minutes(tmp_path_factory: pytest.TempPathFactory)
     (mine.root / "data" / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     manifest = block("yaml", containing="Answers questions in one word")
     (mine.root / "config" / "experts" / "mine.yaml").write_text(manifest)
-    done = mine.snakemake("-s", str(ROOT / "Snakefile"), "results/mine/report.json")
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = mine.run("-s", str(ROOT / "Snakefile"), "results/mine/report.json")
     report = json.loads((mine.root / "results" / "mine" / "report.json").read_text())
     assert report["run"]["preset"] == "demo"
-    assert "report.html" in done.stdout
+    assert "report.html" in said
 
 
 def test_every_path_that_the_readme_names_is_there() -> None:

@@ -25,9 +25,7 @@ def test_wikisql_runs_from_files_to_a_receipt(shared_data: Path, tmp_path: Path)
     short |= {"data": {"eval_fraction": 0.004}, "evaluation": {"max_examples": 6}}
     config = {"experts": {"wikisql": short}}
     (tmp_path / "config" / "config.yaml").write_text(yaml.safe_dump(config))
-    space = Workspace(tmp_path)
-    done = space.snakemake("-s", str(ROOT / "Snakefile"), "results/wikisql/report.json")
-    assert done.returncode == 0, done.stderr[-3000:]
+    Workspace(tmp_path).run("-s", str(ROOT / "Snakefile"), "results/wikisql/report.json")
     report = json.loads((tmp_path / "results/wikisql/report.json").read_text())
     packing = json.loads((tmp_path / "results/wikisql/packing.json").read_text())
     before, after = (report["evaluation"][side] for side in ("before", "after"))

@@ -1,6 +1,5 @@
 """What is tokenised again, and what is not, for an expert with two sources and a tokenizer."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,6 @@ def write_more(space: Workspace, *, n: int = 30) -> None:
     (space.root / "data" / "more.jsonl").write_text("".join(lines))
 
 
-def planned(space: Workspace, *arguments: str) -> dict[str, int]:
-    """Count the jobs of each rule that a dry run would run."""
-    done = space.snakemake("-n", PACKING, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE)
-    return {rule: int(n) for rule, n in table if rule != "total"}
-
-
-def run(space: Workspace) -> None:
-    done = space.snakemake(PACKING)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     space = make_workspace(tmp_path_factory.mktemp("packed") / "space")
@@ -54,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     save_tokenizer(train_tokenizer(texts, vocab_size=300), space.root / "data" / "tokenizer")
     write_more(space)
     space.write_manifest("tiny", two_sources())
-    run(space)
+    space.run(PACKING)
     return space
 
 
@@ -65,13 +51,10 @@ def space(packed: Workspace, tmp_path: Path) -> Workspace:
 
 def test_editing_one_source_tokenises_one_source(space: Workspace) -> None:
     write_more(space, n=31)
-    assert planned(space) == {
-        "fetch_source": 1,
-        "prepare_shard": 3,
-        "pretokenize_shard": 1,
-        "deduplicate_documents": 1,
+    assert space.jobs(PACKING) == {
+        "fetch_source": 1, "prepare_shard": 3, "pretokenize_shard": 1, "deduplicate_documents": 1,
         "pack_sequences": 1,
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -79,7 +62,7 @@ def test_editing_one_source_tokenises_one_source(space: Workspace) -> None:
 )
 def test_another_packing_tokenises_nothing(space: Workspace, training: dict[str, Any]) -> None:
     space.write_manifest("tiny", two_sources(**training))
-    again = planned(space)
+    again = space.jobs(PACKING)
     # The seed of a builtin model is that of its weights as well.
     assert set(again) - {"prepare_model", "pretokenize_shard"} == {"pack_sequences"}
     assert ("pretokenize_shard" in again) == ("seed" in training)
@@ -90,16 +73,16 @@ def test_another_split_tokenises_nothing(space: Workspace, data: dict[str, Any])
     value = two_sources()
     value["data"] |= data
     space.write_manifest("tiny", value)
-    assert planned(space) == {"deduplicate_documents": 1, "pack_sequences": 1}
+    assert space.jobs(PACKING) == {"deduplicate_documents": 1, "pack_sequences": 1}
 
 
 def test_another_engine_tokenises_all(space: Workspace) -> None:
     value = two_sources()
     value["data"]["token_engine"] = "tokenizers"
     space.write_manifest("tiny", value)
-    assert planned(space) == {"pretokenize_shard": 2, "pack_sequences": 1}
+    assert space.jobs(PACKING) == {"pretokenize_shard": 2, "pack_sequences": 1}
     before = read_record(PackingRecord, space.root / PACKING)
-    run(space)
+    space.run(PACKING)
     after = read_record(PackingRecord, space.root / PACKING)
     assert [{engine.split()[0] for engine in r.engines} for r in (before, after)] == [
         {"fastokens"}, {"tokenizers"},
@@ -115,12 +98,12 @@ def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
     first = tokens_of(space, "more/000")
     stored = set((space.root / "state" / ".tokens").iterdir())
     write_more(space, n=60)
-    run(space)
+    space.run(PACKING)
     assert tokens_of(space, "more/000").key != first.key
     made = set((space.root / "state" / ".tokens").iterdir()) - stored
     assert len(made) == 1
     write_more(space)
-    run(space)
+    space.run(PACKING)
     assert tokens_of(space, "more/000") == first
     assert set((space.root / "state" / ".tokens").iterdir()) == stored | made
     log = space.root / "results/tiny/logs/pretokenize_shard.more.000.log"
@@ -134,8 +117,7 @@ def test_rows_are_the_same_for_any_number_of_shards_and_threads(space: Workspace
         source["n_shards"] = n_shards
     space.write_manifest("tiny", value)
     shutil.rmtree(space.root / "state" / ".tokens")
-    done = space.snakemake("--set-threads", "pretokenize_shard=1", "--", PACKING)
-    assert done.returncode == 0, done.stderr[-3000:]
+    space.run("--set-threads", "pretokenize_shard=1", "--", PACKING)
     after = read_record(PackingRecord, space.root / PACKING)
     assert after.train.sha256 == before.train.sha256
     assert after.held_out.sha256 == before.held_out.sha256
@@ -144,8 +126,7 @@ def test_rows_are_the_same_for_any_number_of_shards_and_threads(space: Workspace
 
 def test_another_expert_shares_the_tokens(space: Workspace) -> None:
     space.write_manifest("other", two_sources(max_seq_length=96))
-    done = space.snakemake("results/other/packing.json")
-    assert done.returncode == 0, done.stderr[-3000:]
+    space.run("results/other/packing.json")
     stored = list((space.root / "state" / ".tokens").glob("*/tokens.ids"))
     assert len(stored) == 2
     ids = space.root / "results/other/tokens/sums/000.ids"

@@ -1,12 +1,11 @@
 """Tuning in the workflow: what it depends on, and what depends on it."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from bundle_boxes import GPU_WORK, make_box, make_bundle
-from workflow_space import Workspace, manifest
+from workflow_space import REPORT, Workspace, manifest
 
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
@@ -20,24 +19,13 @@ AFTER = {
 }  # fmt: skip
 
 
-def rules(space: Workspace, *arguments: str) -> set[str]:
-    done = space.snakemake("-n", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return named(done.stdout + done.stderr)
-
-
-def named(said: str) -> set[str]:
-    return set(re.findall(r"^(?:local)?rule (\w+):", said, re.MULTILINE))
-
-
 @pytest.fixture(scope="module")
 def tuned(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Give a space that was tuned for real, by the default alone, and planned by it."""
     space = finished.copy(tmp_path_factory.mktemp("tuned") / "space")
     space.edit("workflow/rules/tune.smk", "--cache state", "--max-seconds 0 --cache state")
     space.write_manifest("tiny", manifest(**FREE, tuned=FILE))
-    done = space.snakemake(PLAN)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    space.run(PLAN)
     return space
 
 
@@ -49,23 +37,21 @@ def copy(tuned: Workspace, tmp_path: Path) -> Workspace:
 def test_tuning_by_itself_reads_no_plan(space: Workspace) -> None:
     space.write_manifest("tiny", manifest(tuned=FILE))
     (space.root / "results/tiny/plan.json").unlink()
-    assert rules(space, FILE) == {"tune_expert"}
+    assert space.jobs(FILE) == {"tune_expert": 1}
 
 
 def test_a_manifest_that_names_it_makes_it_before_the_plan(space: Workspace) -> None:
     space.write_manifest("tiny", manifest(tuned=FILE))
-    done = space.snakemake("-n", "results/tiny/report.json", "--config", "calibrate=true")
-    said = done.stdout + done.stderr
+    calibrated = (REPORT, "--config", "calibrate=true")
+    assert set(space.jobs(*calibrated)) == {"tune_expert", "calibrate_expert"} | AFTER
+    said = space.run("-n", *calibrated)
     assert said.count(f"--tuning {FILE}") == 2, "the plan and its calibration"
-    assert named(said) == {"tune_expert", "calibrate_expert"} | AFTER
 
 
 def test_a_file_that_is_not_there_is_one_line(space: Workspace) -> None:
     space.write_manifest("tiny", manifest(tuned="config/tuned.json"))
-    done = space.snakemake("-n", "results/tiny/report.json")
-    assert done.returncode != 0
-    assert "training.tuned names config/tuned.json, which is not there" in done.stderr
-    assert "Traceback" not in done.stderr
+    line = space.refused("-n", REPORT)
+    assert "training.tuned names config/tuned.json, which is not there" in line
 
 
 def test_the_plan_holds_what_was_found(tuned: Workspace) -> None:
@@ -75,28 +61,27 @@ def test_the_plan_holds_what_was_found(tuned: Workspace) -> None:
     assert plan.n_threads == found["best"]["n_threads"]
     because = {reason.setting: reason.because for reason in plan.reasons}
     assert because["gradient_accumulation_steps"].startswith("tuned: ")
-    assert rules(tuned, PLAN) == set()
+    assert not tuned.jobs(PLAN)
 
 
 def test_an_edited_tuning_plans_again(copy: Workspace) -> None:
     found = json.loads((copy.root / FILE).read_text())
     (copy.root / "config" / "mine.json").write_text(json.dumps(found))
     copy.write_manifest("tiny", manifest(**FREE, tuned="config/mine.json"))
-    done = copy.snakemake(PLAN)
-    assert done.returncode == 0, done.stderr
+    copy.run(PLAN)
     found["best"]["n_threads"] = 2 if found["best"]["n_threads"] == 1 else 1
     (copy.root / "config" / "mine.json").write_text(json.dumps(found))
-    assert rules(copy, "results/tiny/report.json") == AFTER
+    assert copy.planned() == AFTER
 
 
 def test_a_learning_rate_does_not_tune_again(copy: Workspace) -> None:
     copy.write_manifest("tiny", manifest(**FREE, tuned=FILE, learning_rate=2e-3, max_steps=5))
-    assert rules(copy, "results/tiny/report.json") == AFTER
+    assert copy.planned() == AFTER
 
 
 def test_another_row_length_tunes_again(copy: Workspace) -> None:
     copy.write_manifest("tiny", manifest(**FREE, tuned=FILE, max_seq_length=48))
-    assert "tune_expert" in rules(copy, "results/tiny/report.json")
+    assert "tune_expert" in copy.planned()
 
 
 @pytest.mark.parametrize("place", [FILE, "config/mine.json"])

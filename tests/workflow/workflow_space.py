@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from expertflow.data.layout import CHATML
 
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+REPORT = "results/tiny/report.json"
 # A whole chain takes a minute; this is for what hangs, also on a slow machine.
 LIMIT_S = 1200
 
@@ -73,14 +75,34 @@ class Workspace(Record, frozen=True):
             timeout=LIMIT_S,
         )
 
-    def planned(self, *arguments: str) -> set[str]:
-        """List the rules that a dry run would run."""
-        done = self.snakemake("-n", "results/tiny/report.json", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        out = done.stdout + done.stderr
-        rules = set(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE))
-        assert rules or "Nothing to be done" in out
+    def run(self, *arguments: str, **environment: str) -> str:
+        """Run Snakemake, which has to succeed; return what it says."""
+        done = self.snakemake(*arguments, **environment)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+        return done.stdout + done.stderr
+
+    def refused(self, *arguments: str, **environment: str) -> str:
+        """Run Snakemake, which has to fail with one line; return it."""
+        done = self.snakemake(*(arguments or (REPORT,)), **environment)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert done.returncode != 0 and len(lines) == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        return lines[0]
+
+    def jobs(self, *arguments: str, **environment: str) -> Counter[str]:
+        """Count the jobs of each rule that a dry run would run."""
+        said = self.run("-n", *arguments, **environment)
+        rules = Counter(re.findall(r"^(?:local)?rule (\w+):", said, re.MULTILINE))
+        assert rules or "Nothing to be done" in said
         return rules
+
+    def planned(self, *arguments: str) -> set[str]:
+        """Name the rules that a dry run of the report would run."""
+        return set(self.jobs(REPORT, *arguments))
+
+    def record(self, name: str) -> Any:
+        """Read a record of the tiny expert."""
+        return json.loads((self.root / "results" / "tiny" / name).read_text())
 
     def write_manifest(self, name: str, value: dict[str, Any]) -> None:
         path = self.root / "config" / "experts" / f"{name}.yaml"
@@ -114,15 +136,17 @@ class Workspace(Record, frozen=True):
         return Workspace(target)
 
 
+def copy_code(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy2(source, target)
+
+
 def make_workspace(root: Path) -> Workspace:
     root.mkdir(parents=True, exist_ok=True)
     for name in CODE:
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, root / name, ignore=ignored)
-        else:
-            shutil.copy2(source, root / name)
+        copy_code(ROOT / name, root / name)
     space = Workspace(root)
     space.write_records()
     space.write_side_files()
@@ -136,8 +160,7 @@ def make_workspace(root: Path) -> Workspace:
 def run_once(root: Path) -> Workspace:
     """Run the tiny expert for real through the whole chain."""
     space = make_workspace(root)
-    done = space.snakemake("results/tiny/report.json")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    space.run(REPORT)
     return space
 
 
