@@ -30,9 +30,10 @@ def plan_spec(**changes: Any) -> PlanSpec:
     """Return training settings for a test, with changes."""
     settings: dict[str, Any] = {
         "method": "full", "lora": None, "batch_size": 4, "gradient_accumulation_steps": 1,
-        "learning_rate": 1e-3, "save_steps": 5, "logging_steps": 5, "n_threads": 1,
-        "collection_interval_seconds": 0.5, "dataloader_prefetch_factor": 2, "seed": 1,
-        "hardware": "cpu",
+        "learning_rate": 1e-3, "dataloader_prefetch_factor": 2, "save_steps": 5,
+        "logging_steps": 5, "n_threads": 1, "collection_interval_seconds": 0.5, "seed": 1,
+        "hardware": "cpu", "gpu_table": (), "prices": {}, "price_usd_per_hour": None,
+        "price_as_of": None, "billing_minutes": None, "system": None, "claims": (), "compare": (),
     }  # fmt: skip
     origins = dict.fromkeys(Training.__struct_fields__, "manifest")
     return PlanSpec(**{**settings, "origins": origins, **changes})

@@ -28,7 +28,7 @@ def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> A
         ConfigError: a file is not there or wrong; names file, key, value and fix.
     """
     settings, schema = config["ablation"], read_yaml(schemas / "ablation.schema.yaml")
-    variants: list[Variant] = []
+    variants: dict[str, Variant] = {}
     claims: list[tuple[Path, ClaimedRatio]] = []
     for name in settings["files"]:
         path = find_ablation(name, directories)
@@ -36,18 +36,18 @@ def ablation_spec(config: Settings, directories: list[Path], schemas: Path) -> A
         check(value, schema, where=str(path))
         new = _ladder(name, value["ladder"], path) if "ladder" in value else _singles(value, path)
         for variant in new:
-            if variant.name in {known.name for known in variants}:
+            if variant.name in variants:
                 raise ConfigError(
                     f"{path}: a second variant is named {variant.name!r}; rename one, names are"
                     " unique over all files of ablation.files"
                 )
-            variants.append(variant)
+            variants[variant.name] = variant
         claims += [(path, ClaimedRatio(**claim)) for claim in value.get("claims", [])]
     for path, claim in claims:
-        _check_claim(claim, {variant.name for variant in variants}, path)
+        _check_claim(claim, {*variants, PLAN}, path)
     return AblationSpec(
         preset=config["preset"],
-        variants=tuple(variants),
+        variants=tuple(variants.values()),
         claims=tuple(claim for _, claim in claims),
         n_repeats=settings["n_repeats"],
         n_warmup_steps=settings["n_warmup_steps"],
@@ -153,7 +153,7 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 undone=tuple(undone),
             )
         )
-    left = [*training, *(["rows"] if rows != "packed" else [])]
+    left = [*sorted(training), *(["rows"] if rows != "packed" else [])]
     if left:
         raise ConfigError(
             f"{path}: the ladder's last step leaves {', '.join(left)} as the start has them; add a"
@@ -163,31 +163,23 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
 
 
 def _check_training(variant: Variant, path: Path) -> None:
-    where = f"{path}: variant {variant.name!r}: training"
-    check(variant.training, _may_vary(), where=where)
-    if not variant.label.strip():
-        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; give one")
-
-
-def _may_vary() -> dict[str, Any]:
-    """Return the schema of what a variant may change: what decides how fast a step is.
-
-    Not the number of processes, as a variant is timed in one.
-    """
+    # What decides how fast a step is; not the number of processes, as a variant is timed in one.
     known = {
         name: setting.plain_schema
         for name, setting in flags().items()
         if "speed" in setting.affects and "processes" not in setting.affects
     }
-    return {"type": "object", "additionalProperties": False, "properties": known}
+    schema = {"type": "object", "additionalProperties": False, "properties": known}
+    check(variant.training, schema, where=f"{path}: variant {variant.name!r}: training")
+    if not variant.label.strip():
+        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; give one")
 
 
 def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
     where = f"{path}: claim {claim.claim!r}"
     for key in (claim.of, claim.to):
-        if key not in names | {PLAN}:
-            hint = suggest(key, names | {PLAN})
-            raise ConfigError(f"{where} names {key!r}, which is no variant; {hint}")
+        if key not in names:
+            raise ConfigError(f"{where} names {key!r}, which is no variant; {suggest(key, names)}")
     if claim.of == claim.to:
         raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
     if claim.high is not None and (claim.low is None or claim.low > claim.high):

@@ -140,8 +140,7 @@ class Expert:
     @cached_property
     def sources(self) -> dict[str, SourceSpec]:
         """The sources by name, as the data stages know them."""
-        listed = source_specs(self.settings)
-        return {source.name: source for source in listed}
+        return {source.name: source for source in source_specs(self.settings)}
 
     @cached_property
     def plan_spec(self) -> PlanSpec:
@@ -149,8 +148,7 @@ class Expert:
 
     @cached_property
     def ablation(self) -> AblationSpec:
-        schemas = self.setup.workflow_dir / "schemas"
-        return ablation_spec(self.config, self.directories, schemas)
+        return ablation_spec(self.config, self.directories, self.setup.workflow_dir / "schemas")
 
     @cached_property
     def lock(self) -> ExpertLock:

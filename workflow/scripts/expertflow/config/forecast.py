@@ -70,8 +70,8 @@ class Case(Record, frozen=True, kw_only=True):
 class Forecast(Record, frozen=True, kw_only=True):
     """What a training should take, least and most; null where unknown. ``basis`` tells why."""
 
-    hours: Range | None
-    usd: Range | None
+    hours: Range | None = None
+    usd: Range | None = None
     hardware: str
     basis: str
 
@@ -88,21 +88,23 @@ class Forecast(Record, frozen=True, kw_only=True):
 def forecast(case: Case) -> Forecast:
     """Return what a training should take; a record that cannot be read ends no run."""
     expert, plan = case.expert, case.expert.results / "plan.json"
-    note = ""
-    hardware = expert.plan_spec.hardware
+    note, hardware = "", expert.plan_spec.hardware
     try:
         if case.is_current("plan_training", plan):
             return _planned(plan)
         note = "; plan.json is of other settings or code" if plan.is_file() else ""
         gpu = _gpu(expert.plan_spec)
         hardware = f"{expert.plan_spec.world_size} x {gpu.name}"
-        speed = _speed(expert.plan_spec, gpu)
+        precision, _ = choose_precision(expert.plan_spec, gpu)
+        peak = peak_flops_per_s(gpu, precision, use_tf32=expert.plan_spec.use_tf32)
+        if peak is None:
+            raise Unknown(f"no {precision} peak is known for {gpu.name}")
         flops, basis = _expected_flops(case)
     except Unknown as reason:
-        return Forecast(hours=None, usd=None, hardware=hardware, basis=f"{reason}{note}")
+        return Forecast(hardware=hardware, basis=f"{reason}{note}")
     except ExpertflowError as error:
-        hardware = expert.plan_spec.hardware
-        return Forecast(hours=None, usd=None, hardware=hardware, basis=_first_clause(error))
+        return Forecast(hardware=expert.plan_spec.hardware, basis=_first_clause(error))
+    speed = peak * expert.plan_spec.world_size
     hours = flops[0] / (speed * MFU_HIGH) / 3600, flops[1] / (speed * MFU_LOW) / 3600
     price = planned_price(expert.plan_spec, gpu)
     return Forecast(
@@ -122,7 +124,7 @@ def _planned(path: Path) -> Forecast:
     name: str = read_part(str, path, "hardware")
     basis = "calibrated plan" if cost.calibrated else "plan"
     if cost.predicted_hours_low is None or cost.predicted_hours_high is None:
-        return Forecast(hours=None, usd=None, hardware=name, basis=f"{basis}: {cost.reason}")
+        return Forecast(hardware=name, basis=f"{basis}: {cost.reason}")
     n_cards = read_part(int, path, "world_size")
     return Forecast(
         hours=(cost.predicted_hours_low, cost.predicted_hours_high),
@@ -149,14 +151,6 @@ def _gpu(spec: PlanSpec) -> GpuFacts:
     return gpu
 
 
-def _speed(spec: PlanSpec, gpu: GpuFacts) -> float:
-    precision, _ = choose_precision(spec, gpu)
-    peak = peak_flops_per_s(gpu, precision, use_tf32=spec.use_tf32)
-    if peak is None:
-        raise Unknown(f"no {precision} peak is known for {gpu.name}")
-    return peak * spec.world_size
-
-
 def _price_text(usd_per_hour: float | None, as_of: str | None, gpu: str) -> str:
     if usd_per_hour is None:
         is_card = gpu != "cpu"
@@ -179,11 +173,8 @@ def _number(value: float) -> str:
 
 def _expected_flops(case: Case) -> tuple[Range, str]:
     """Return least and most FLOPs that the hardware executes, and what they were estimated from."""
-    spec, packing, model = (
-        case.expert.plan_spec,
-        case.expert.results / "packing.json",
-        case.expert.results / "model.json",
-    )
+    spec, results = case.expert.plan_spec, case.expert.results
+    packing, model = results / "packing.json", results / "model.json"
     has_model = case.is_current("prepare_model", model)
     facts = read_part(ModelFacts, model, "facts") if has_model else _facts(case)
     if has_model and case.is_current("pack_sequences", packing):
@@ -268,10 +259,8 @@ def _tokens_of_source(case: Case, source: SourceSpec, lock: SourceLock) -> Range
     is_made = lock.kind == "generated"
     kind, rule = ("generated", "generate_source") if is_made else ("fetched", "fetch_source")
     record = case.expert.results / "sources" / kind / f"{lock.name}.json"
-    if lock.files:
-        sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in lock.files]
-    elif case.is_current(rule, record, source=lock.name):
-        files = read_record(SourceRecord, record).files
+    if lock.files or case.is_current(rule, record, source=lock.name):
+        files = lock.files or read_record(SourceRecord, record).files
         sizes = [(f.n_bytes, _bytes_per_token(f.format, f.compression)) for f in files]
     elif lock.kind == "hub" and (prepared := cache.find_source(source)) is not None:
         split = prepared.files(source.split or "train")

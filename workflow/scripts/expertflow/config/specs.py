@@ -7,7 +7,7 @@ it and into no other. The function behind a rule has the rule's name.
 import contextlib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from expertflow.config.hardware_tables import calibration_spec, tuning_spec
 from expertflow.config.load import told_training
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
-from expertflow.core.records import from_json, to_json
+from expertflow.core.records import Record, from_json, to_json
 from expertflow.core.settings import without_auto
 from expertflow.data.settings import (
     BenchmarkSpec,
@@ -40,6 +40,7 @@ from expertflow.studies.records import AblationSpec, VariantSpec
 from expertflow.tokens.records import PackingSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
+S = TypeVar("S", bound=Record)
 # Of a source, what decides which records there are; how they are rendered comes later.
 FETCHED = (
     "name", "kind", "n_shards", "path", "id", "revision", "config", "split", "generator",
@@ -55,6 +56,13 @@ DECIDED = (
 def spec_text(rule: str, expert: Expert, wildcards: Any) -> str:
     """Return a rule's settings as canonical JSON; this is what Snakemake compares."""
     return canonical_json(to_json(globals()[rule](expert, wildcards)))
+
+
+def _pick(cls: type[S], *places: dict[str, Any], **own: Any) -> S:
+    """Fill a spec: each field that is not given by the first place that has its name."""
+    rest = [name for name in cls.__struct_fields__ if name not in own]
+    found = {name: next(place[name] for place in places if name in place) for name in rest}
+    return cls(**found, **own)
 
 
 def fetch_source(expert: Expert, wildcards: Any) -> FetchSpec:
@@ -74,7 +82,9 @@ def find_datasets(expert: Expert, _: Any) -> dict[str, Any]:
 def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
     data, near = expert.settings["data"], _near(expert)
     content = expert.hash_content(expert.benchmarks)
-    return PrepareSpec(
+    return _pick(
+        PrepareSpec,
+        data,
         source=replace(
             expert.sources[wildcards.source],
             seed=None,
@@ -84,10 +94,7 @@ def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
             weight=1.0,
             max_documents=None,
         ),
-        system_prompt=data["system_prompt"],
-        supervise=data["supervise"],
         evaluation_fields=tuple(sorted(set(expert.settings["evaluation"]["fields"].values()))),
-        on_reject=data["on_reject"],
         near=near and SignatureSpec(n_words=near.n_words, n_permutations=near.n_permutations),
         benchmarks=tuple(_benchmark(benchmark, content) for benchmark in data["benchmarks"]),
     )
@@ -112,11 +119,9 @@ def deduplicate_documents(expert: Expert, _: Any) -> DeduplicateSpec:
     data, sources = expert.settings["data"], expert.sources.values()
     cap = data["max_per_category"]
     caps = cap if isinstance(cap, dict) else {}
-    return DeduplicateSpec(
-        eval_fraction=data["eval_fraction"],
-        max_documents=data["max_documents"],
-        seed=data["seed"],
-        max_rejected_fraction=data["max_rejected_fraction"],
+    return _pick(
+        DeduplicateSpec,
+        data,
         near=_near(expert),
         weights={s.name: s.weight for s in sources if s.weight != 1.0},
         max_per_source={s.name: s.max_documents for s in sources if s.max_documents is not None},
@@ -127,16 +132,15 @@ def deduplicate_documents(expert: Expert, _: Any) -> DeduplicateSpec:
 
 def prepare_model(expert: Expert, _: Any) -> ModelSpec:
     settings = expert.settings
-    return ModelSpec(
-        model=settings["model"],
+    return _pick(
+        ModelSpec,
+        settings,
+        settings["builtin"],
+        settings["data"],
         revision=settings["model_revision"],
         licence=settings["model_licence"],
-        tokenizer=settings["tokenizer"],
-        chat_template=settings["data"]["chat_template"],
-        text_special_tokens=settings["data"]["text_special_tokens"],
         seed=settings["training"]["seed"],
         content=expert.hash_content(expert.model_files),
-        **settings["builtin"],
     )
 
 
@@ -155,14 +159,9 @@ def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:
 
 
 def pack_sequences(expert: Expert, _: Any) -> PackingSpec:
-    training = expert.settings["training"]
-    return PackingSpec(
-        sequence_length_tokens=without_auto(training["max_seq_length"]),
-        packing=training["packing"],
-        overflow=training["overflow"],
-        seed=training["seed"],
-        max_rejected_fraction=expert.settings["data"]["max_rejected_fraction"],
-    )
+    training, data = expert.settings["training"], expert.settings["data"]
+    length = without_auto(training["max_seq_length"])
+    return _pick(PackingSpec, training, data, sequence_length_tokens=length)
 
 
 def plan_training(expert: Expert, _: Any) -> PlanSpec:
@@ -202,8 +201,8 @@ def evaluate_expert(expert: Expert, _: Any) -> EvaluationSpec:
         "artefacts": artefacts,
         "content": expert.hash_content(own),
     }
-    spec: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
-    return spec
+    made: EvaluationSpec = from_json(EvaluationSpec, evaluation, where="evaluation")
+    return made
 
 
 def export_model(expert: Expert, _: Any) -> ExportSpec:
