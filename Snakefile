@@ -64,8 +64,6 @@ configfile: OWN_CONFIG if OWN_CONFIG.is_file() else BASEDIR.joinpath("config", "
 
 LOOKS = guard.only_looks(sys.argv[1:], dryrun=workflow.output_settings.dryrun)
 GPU_LIMIT = workflow.global_resources.get("gpu")
-# Jobs of one group must agree on every text, so there a dry run tells no forecast.
-SHOWS_FORECASTS = workflow.output_settings.dryrun and not workflow.group_settings.group_components
 remove_corrupt_records(Path("results"), looks=LOOKS, main=workflow.is_main_process)
 wf = Workflow(
     config=config,

@@ -134,7 +134,7 @@ def test_raw_data_beside_a_bundle_has_to_be_the_same(cheap: Workspace, box: Box)
 
 def test_other_code_is_refused_and_named_or_runs_again(cheap: Workspace, empty: Box) -> None:
     empty.edit(
-        "workflow/scripts/expertflow/tokens/packing.py", "default_rng(seed)", "default_rng(seed+1)"
+        "workflow/scripts/expertflow/tokens/pack.py", "default_rng(spec.", "default_rng(1 + spec."
     )
     refused = empty.refused_to_open(cheap.root / BUNDLE)
     assert "made by other code than this checkout's: " in refused

@@ -60,7 +60,7 @@ def changed(path: str, setting: object, expert: str = "tiny") -> Edit:
     return change
 
 
-edit_packing = edited("tokens/packing.py", "default_rng(seed)", "default_rng(seed + 1)")
+edit_packing = edited("tokens/pack.py", "default_rng(spec.seed)", "default_rng(spec.seed + 1)")
 ACCEPTANCE = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 CHECK = {"field": "answer", "check": "length", "max_chars": 99}
 NEW_CODE = "def _new() -> int:\n    return 1\n\n\ndef "
@@ -68,7 +68,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "scripts touched": (touched("workflow/scripts/**/*.py"), set()),
     "source touched": (touched("data/sums.jsonl"), set()),
     "comment": (edited("tokens/packing.py", "class Filled(", "# rows\nclass Filled("), set()),
-    "docstring": (edited("tokens/packing.py", '"""Permute rows', '"""Shuffle the rows'), set()),
+    "docstring": (edited("tokens/packing.py", '"""', '"""Rows: '), set()),
     "packing": (edit_packing, PACK),
     "report": (edited("report/verdict.py", "def ", NEW_CODE), REPORT),
     "page style": (edited("report/templates/style.css", "{", " {"), REPORT),

@@ -90,7 +90,12 @@ rule train_expert:
         tasks=wf.n_nodes,
         mpi=wf.mpi,
         tasks_per_gpu=wf.tasks_per_gpu,
-        forecast=wf.forecast if SHOWS_FORECASTS else None,
+        # For the table of a dry run. Jobs of one group must agree on every text: none there.
+        forecast=lambda w: (
+            wf.forecast(w)
+            if workflow.output_settings.dryrun and not workflow.group_settings.group_components
+            else None
+        ),
     params:
         spec=wf.spec("train_expert"),
         code=wf.code("train_expert"),
