@@ -47,7 +47,7 @@ def prepare(
 
 def documents(record: ShardRecord) -> list[Document]:
     rows = np.arange(record.n_documents, dtype=np.int32)
-    kept = KeptRows("s", record.shard, rows, np.zeros(len(rows), bool), np.ones_like(rows))
+    kept = KeptRows(rows, np.zeros(len(rows), bool), np.ones_like(rows))
     return list(iter_documents(record, kept))
 
 

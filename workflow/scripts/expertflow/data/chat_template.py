@@ -119,7 +119,6 @@ class ChatTemplate:
     def _cut(
         self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]], full: str
     ) -> tuple[Atom, ...]:
-        """Cut a rendered chat at special tokens, places of texts and ends of what is learned."""
         special = [match.span() for match in self._special.finditer(full)]
         places = {match.span(): int(match[1]) for match in PLACE.finditer(full)}
         if all(turn.learned for turn in turns):
@@ -151,7 +150,6 @@ class ChatTemplate:
         full: str,
         special: list[Span],
     ) -> Span:
-        """Find what is learned of turn ``i`` in the rendered chat, as [start, end)."""
         text_at = full.find(turns[i].content) if PLACE.fullmatch(turns[i].content) else -1
         start = text_at
         if turns[i].role == "assistant":

@@ -69,7 +69,6 @@ def deduplicate_documents(
 
 
 def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: str) -> None:
-    """Refuse a source of which too many records were rejected, or nothing is left."""
     name = shards[0].source
     rejected = _sum(shard.n_rejected_by_reason for shard in shards)
     n_records = sum(shard.n_records for shard in shards)
@@ -134,7 +133,6 @@ def write_keep(
     edge: int,
     copies: NDArray[np.int32],
 ) -> None:
-    """Write the keep-list; a batch holds rows of one shard."""
     with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
         with pa.ipc.new_stream(sink, KEEP) as writer:
             for shard, part in zip(shards, parts(shards), strict=True):
@@ -204,7 +202,6 @@ def _source_counts(shards: list[ShardRecord], name: str, n_kept: int, n_train: i
 
 
 def _largest_categories(columns: Columns, kept: NDArray[np.bool_]) -> dict[str, int]:
-    """Count kept documents by category, in the largest categories only."""
     named = columns.category[kept & (columns.category != NO_CATEGORY)]
     counts = np.bincount(named, minlength=len(columns.categories)).tolist()
     sizes = [(name, n) for name, n in zip(columns.categories, counts, strict=True) if n]
@@ -224,7 +221,6 @@ def _examples(
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
-    """Sum counts by reason, in the order of the reasons."""
     total = sum(map(Counter, counts), Counter[str]())
     return Counter(dict(sorted(total.items())))
 

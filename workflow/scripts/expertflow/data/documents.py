@@ -61,8 +61,6 @@ def documents_schema(near: SignatureSpec | None) -> pa.Schema:
 
 
 class NewDocument(NamedTuple):
-    """A document on its way into a shard, in the order of the columns."""
-
     document_id: str
     text_hash: bytes
     group_hash: int
@@ -74,8 +72,6 @@ class NewDocument(NamedTuple):
 
 
 class DocumentWriter:
-    """Write documents to an Arrow stream, in batches of flat memory."""
-
     def __init__(self, sink: pa.NativeFile, near: SignatureSpec | None) -> None:
         self.schema = documents_schema(near)
         # Texts shrink to a quarter, and are written faster than without compression.
@@ -117,38 +113,28 @@ class Document(Record, frozen=True, kw_only=True):
 
 
 class KeptRows(NamedTuple):
-    source: str
-    shard: str
+    """Kept rows of one shard, in their order."""
+
     rows: NDArray[np.int32]
     held_out: NDArray[np.bool_]
     n_copies: NDArray[np.int32]
 
 
-def iter_keep(path: Path) -> Iterator[KeptRows]:
-    """Yield the keep-list in the order of the manifest; each batch of it is of one shard."""
+def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
+    """Read the keep-list by source and shard."""
+    parts: dict[tuple[str, str], list[KeptRows]] = {}
     with pa.memory_map(str(path)) as source:
         for batch in pa.ipc.open_stream(source):
-            if batch.num_rows:
-                yield KeptRows(
-                    batch["source"][0].as_py(),
-                    batch["shard"][0].as_py(),
-                    batch["row"].to_numpy(),
-                    batch["held_out"].to_numpy(zero_copy_only=False),
-                    batch["n_copies"].to_numpy(),
-                )
-
-
-def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
-    parts: dict[tuple[str, str], list[KeptRows]] = {}
-    for rows in iter_keep(path):
-        parts.setdefault((rows.source, rows.shard), []).append(rows)
+            if batch.num_rows:  # all of one shard
+                key = (batch["source"][0].as_py(), batch["shard"][0].as_py())
+                held_out = batch["held_out"].to_numpy(zero_copy_only=False)
+                rows = KeptRows(batch["row"].to_numpy(), held_out, batch["n_copies"].to_numpy())
+                parts.setdefault(key, []).append(rows)
     return {key: join_rows(rows) for key, rows in parts.items()}
 
 
 def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
-    """Put kept rows together, under the name of the first."""
-    columns = list(zip(*parts, strict=True))[2:]
-    return KeptRows(*parts[0][:2], *map(np.concatenate, columns))
+    return KeptRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def iter_kept(
@@ -160,7 +146,7 @@ def iter_kept(
         kept = by_shard.get((shard.source, shard.shard))
         if kept is not None and held_out is not None:
             side = kept.held_out == held_out
-            kept = KeptRows(*kept[:2], *(column[side] for column in kept[2:]))
+            kept = KeptRows(*(column[side] for column in kept))
         if kept is not None and len(kept.rows):
             yield from iter_documents(shard, kept)
 
@@ -186,8 +172,8 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
 
 def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield ids, frames and texts of all documents of a shard, in their order."""
-    columns = documents_schema(None).names
-    chosen = [columns.index(name) for name in ("document_id", "frame", "texts")]
+    columns = documents_schema(None)
+    chosen = [columns.get_field_index(name) for name in ("document_id", "frame", "texts")]
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
     with pa.memory_map(str(path)) as source:
         yield from pa.ipc.open_stream(source, options=options)

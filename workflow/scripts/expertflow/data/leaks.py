@@ -28,8 +28,6 @@ NOBODY = int(np.iinfo(np.int16).max)
 
 
 class _Table(Record, frozen=True):
-    """Hashes in rising order, and their owners: the first benchmark that has each."""
-
     keys: Hashes
     owners: NDArray[np.int16]
 
@@ -53,27 +51,23 @@ class BenchmarkIndex:
     """
 
     def __init__(self, benchmarks: Iterable[tuple[str, int, Iterable[str]]]) -> None:
-        """Take each benchmark's path, length of run, and texts."""
-        runs: list[tuple[int, Hashes]] = []
         short: list[tuple[int, Hashes]] = []
-        heads: list[Hashes] = []
         self.paths: list[str] = []
-        words_by_length: list[tuple[int, int, Hashes]] = []
+        long: list[tuple[int, int, Hashes]] = []
         for owner, (path, n_words, texts) in enumerate(benchmarks):
             self.paths.append(path)
             for text in texts:
                 words = _words([text])
                 length = n_words if len(words) >= n_words else len(words)
                 if length >= min(MIN_RUN, n_words):
-                    words_by_length.append((owner, length, words))
+                    long.append((owner, length, words))
                 elif length:
                     short.append((owner, run_hashes(words, length)))
-        self.lengths = sorted({length for _, length, _ in words_by_length})
+        self.lengths = sorted({length for _, length, _ in long})
         self.head = self.lengths[0] if self.lengths else 0
-        for owner, length, words in words_by_length:
-            runs.append((owner, run_hashes(words, length)))
-            heads.append(run_hashes(words[: len(words) - length + self.head], self.head))
-        self._runs, self._short = _Table.of(runs), _Table.of(short)
+        self._runs = _Table.of([(owner, run_hashes(words, n)) for owner, n, words in long])
+        self._short = _Table.of(short)
+        heads = [run_hashes(w[: len(w) - n + self.head], self.head) for _, n, w in long]
         self._heads = np.unique(np.concatenate([np.empty(0, np.uint64), *heads]))
         # Slots, by the top bits of a hash, that some head falls in.
         n_bits = max(8, (SLOTS_PER_RUN * len(self._heads)).bit_length())
@@ -93,7 +87,6 @@ class BenchmarkIndex:
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
     def find(self, texts: Sequence[str]) -> str | None:
-        """Return the path of the first benchmark that a document's turns overlap with, if any."""
         if not self.paths:
             return None
         words = _words(texts)

@@ -206,7 +206,6 @@ def _check_json(value: Any, place: str, reason: str) -> None:
 
 
 def _override(item: dict[str, Any], place: str) -> bool | None:
-    """Read whether a turn says that it is learned; None where it does not say."""
     for key in ("train", "weight"):
         value = item.get(key)
         if value is None:

@@ -73,12 +73,10 @@ class Bands(NamedTuple):
     n_values: int
 
     def chance(self, similarity: float) -> float:
-        """Return the probability that two documents of this similarity are compared."""
         return float(1 - (1 - similarity**self.n_values) ** self.n_bands)
 
 
 def choose_bands(spec: NearSpec) -> Bands:
-    """Choose the longest bands that still bring a pair at the threshold together."""
     for n_values in range(spec.n_permutations, 1, -1):
         bands = Bands(n_bands=spec.n_permutations // n_values, n_values=n_values)
         if bands.chance(spec.threshold) >= RECALL:
@@ -87,7 +85,6 @@ def choose_bands(spec: NearSpec) -> Bands:
 
 
 def band_keys(signatures: Signatures, bands: Bands) -> Hashes:
-    """Hash every band of every signature: an array of documents x bands."""
     used = signatures[:, : bands.n_bands * bands.n_values].astype(np.uint64)
     factors = random_numbers(bands.n_values, seed=4) | np.uint64(1)
     parts = used.reshape(len(used), bands.n_bands, bands.n_values)

@@ -49,8 +49,6 @@ N_MANY = 1000
 
 
 class Outcome(Struct):
-    """What became of a shard's records so far; each that was stopped is a line of ``stream``."""
-
     stream: IO[str]
     n_records: int = 0
     n_documents: int = 0

@@ -54,8 +54,6 @@ class DataFile(LockedFile, frozen=True, kw_only=True):
 
 
 class Artefact(Record, frozen=True, kw_only=True):
-    """A file or repository that a generator made beside its records, pinned by its content."""
-
     path: str
     sha256: str
 
@@ -78,8 +76,6 @@ class SourceRecord(Record, frozen=True, kw_only=True):
 
 
 class ShardPlan(Record, frozen=True, kw_only=True):
-    """The part of a source that one job prepares: ``index`` of ``n_shards``."""
-
     source: str
     shard: str
     index: int
@@ -99,8 +95,6 @@ class DatasetSource(Record, frozen=True, kw_only=True):
 
 
 class DatasetManifest(Record, frozen=True, kw_only=True):
-    """An expert's data before preparation, and the jobs that will prepare it."""
-
     expert: str
     preset: str
     sources: tuple[DatasetSource, ...]
@@ -192,8 +186,6 @@ class ShardRecord(Record, frozen=True, kw_only=True):
 
 
 class DuplicateExample(Record, frozen=True, kw_only=True):
-    """A document that was dropped because an earlier one says the same."""
-
     dropped: str
     kept: str
     reason: str

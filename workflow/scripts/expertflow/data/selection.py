@@ -10,7 +10,6 @@ them means the same for every mixture.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,6 @@ N_PLACES = 1 << 64
 
 
 def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
-    """Return the ranks of documents, by the first half of their hash, under one rule."""
     key = random_numbers(1, seed=seed * len(RULES) + RULES.index(rule))
     return mix(text ^ key)
 
@@ -61,7 +59,6 @@ def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray
 
 
 def cap_sources(columns: Columns, caps: dict[str, int], *, seed: int) -> None:
-    """Keep at most so many documents of each source."""
     for place, name in enumerate(columns.sources):
         if name in caps:
             rows = np.flatnonzero((columns.status == KEPT) & (columns.source == place))
@@ -75,9 +72,18 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
     every = math.inf if spec.max_per_category is None else spec.max_per_category
     limits = [spec.category_caps.get(name, every) for name in columns.categories]
     over = np.flatnonzero(counts > np.array(limits))
-    for lot in _lots(over, counts):
-        for place, rows in zip(lot, _rows_of(columns, lot, counts), strict=True):
-            _keep(columns, rows, int(limits[place]), seed=spec.seed, rule="over_category_cap")
+    # Categories are looked up together up to about LOT documents.
+    lots = np.cumsum(counts[over]) // LOT
+    for lot in np.unique(lots):
+        places = over[lots == lot]
+        wanted = np.zeros(len(columns.categories) + 1, bool)
+        wanted[places] = True  # NO_CATEGORY is the last place, and never wanted
+        rows = np.flatnonzero((columns.status == KEPT) & wanted[columns.category])
+        if len(places) > 1:
+            rows = rows[np.argsort(columns.category[rows], kind="stable")]
+        by_category = np.split(rows, np.cumsum(counts[places])[:-1])
+        for place, own in zip(places, by_category, strict=True):
+            _keep(columns, own, int(limits[place]), seed=spec.seed, rule="over_category_cap")
 
 
 def weigh(
@@ -106,7 +112,6 @@ def weigh(
 
 
 def cap_all(columns: Columns, n: int | None, *, seed: int) -> None:
-    """Keep at most ``n`` documents of all, not counting copies."""
     if n is not None:
         rows = np.flatnonzero(columns.status == KEPT)
         _keep(columns, rows, n, seed=seed, rule="over_max_documents")
@@ -170,20 +175,3 @@ def select(
 
 def _keep(columns: Columns, rows: Rows, n: int, *, seed: int, rule: str) -> None:
     columns.drop(rows[~lowest(columns.text, rows, n, seed=seed, rule=rule)], rule)
-
-
-def _lots(places: Rows, counts: Rows) -> Iterator[Rows]:
-    """Yield neighboring categories together up to about ``LOT`` documents."""
-    starts = np.cumsum(counts[places]) // LOT
-    for lot in np.unique(starts):
-        yield places[starts == lot]
-
-
-def _rows_of(columns: Columns, places: Rows, counts: Rows) -> list[Rows]:
-    """Find the kept documents of some categories, each in order."""
-    wanted = np.zeros(len(columns.categories) + 1, bool)
-    wanted[places] = True  # NO_CATEGORY is the last place, and never wanted
-    rows = np.flatnonzero((columns.status == KEPT) & wanted[columns.category])
-    if len(places) > 1:
-        rows = rows[np.argsort(columns.category[rows], kind="stable")]
-    return np.split(rows, np.cumsum(counts[places])[:-1])

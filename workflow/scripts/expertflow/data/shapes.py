@@ -167,15 +167,15 @@ def template_fields(template: str) -> list[str]:
             f"template {template!r}: {error}; write a brace of the text as {{{{ or }}}}"
         ) from error
     for _, name, spec, conversion in places:
+        problem = None
         if not name:
-            raise ConfigError(f"template {template!r}: a place has no name; write {{field}}")
-        if conversion is not None:
-            raise ConfigError(
-                f"template {template!r}: !{conversion} has no effect; write {{{name}}}"
-            )
-        if spec not in FORMATS:
-            known = ", ".join(filter(None, FORMATS))
-            raise ConfigError(f"template {template!r}: no format {spec!r}; it may be {known}")
+            problem = "a place has no name; write {field}"
+        elif conversion is not None:
+            problem = f"!{conversion} has no effect; write {{{name}}}"
+        elif spec not in FORMATS:
+            problem = f"no format {spec!r}; it may be {', '.join(filter(None, FORMATS))}"
+        if problem is not None:
+            raise ConfigError(f"template {template!r}: {problem}")
     return [str(name) for _, name, _, _ in places]
 
 
@@ -192,7 +192,6 @@ def text_field(record: Record, name: str) -> str:
 
 
 def json_field(record: Record, name: str) -> str:
-    """Write a field of any type as JSON."""
     value = _look_up_named(record, name)
     try:
         return "" if value is MISSING else json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -201,7 +200,6 @@ def json_field(record: Record, name: str) -> str:
 
 
 def lines_field(record: Record, name: str) -> str:
-    """Write a list of texts, one per line."""
     value, path = _look_up_named(record, name), name.removesuffix(OPTIONAL)
     if name.endswith(OPTIONAL) and (value is MISSING or not value):
         return ""
@@ -211,7 +209,6 @@ def lines_field(record: Record, name: str) -> str:
 
 
 def _look_up_named(record: Record, name: str) -> Any:
-    """Return a field's value by its name in a template; only an optional one may be missing."""
     path = name.removesuffix(OPTIONAL)
     value = look_up(record, path)
     if value is MISSING and path == name:
@@ -259,22 +256,14 @@ def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
 
 
 def body_of(frame: bytes, texts: Sequence[str]) -> Body:
-    """Put the texts back into a frame."""
     value = orjson.loads(frame)
     if "text" in value:
         return Body(text=texts[0])
     left = iter(texts)
-    turns = (
-        Turn(
-            role=turn["role"],
-            content=next(left) if turn["content"] is None else "",
-            learned=turn["learned"],
-            tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
-            tool_call_id=turn["tool_call_id"],
-        )
-        for turn in value["turns"]
-    )
-    return Body(turns=tuple(turns), tools=tuple(value["tools"]))
+    for turn in value["turns"]:
+        turn["content"] = next(left) if turn["content"] is None else ""
+        turn["tool_calls"] = tuple(ToolCall(**call) for call in turn["tool_calls"])
+    return Body(turns=tuple(Turn(**t) for t in value["turns"]), tools=tuple(value["tools"]))
 
 
 def look_up(record: Record, path: str) -> Any:

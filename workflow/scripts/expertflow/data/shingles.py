@@ -68,13 +68,11 @@ def run_hashes(words: Hashes, n: int) -> Hashes:
 
 
 def runs_at(words: Hashes, starts: NDArray[np.int64], n: int) -> Hashes:
-    """Hash the runs of ``n`` words that start at these places, as ``run_hashes`` does."""
     terms = words[starts[:, None] + np.arange(n)] * _powers(WORD_BASE)[0][:n]
     return mix(terms.sum(axis=1, dtype=np.uint64) ^ _salt(n))
 
 
 def mix(values: Hashes) -> Hashes:
-    """Mix all bits of each value (the finalizer of splitmix64; one to one)."""
     values = values ^ (values >> _S30)
     values *= _M1
     values ^= values >> _S27

@@ -188,7 +188,6 @@ class TracedStr(DerivedStr):
 
 
 def note_reading(value: Any) -> None:
-    """Note that a value is read as a whole, with the texts in it."""
     if isinstance(value, DerivedStr):
         value.trace.opaque = True
     elif isinstance(value, dict):

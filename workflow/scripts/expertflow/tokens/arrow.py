@@ -38,8 +38,6 @@ PAD_ID = 0
 
 
 class RowBatch(NamedTuple):
-    """Some packed rows: padded ids [n, L], document lengths and supervised spans of each."""
-
     input_ids_NL: NDArray[np.int32]
     seq_lengths: Ragged
     spans: Ragged
@@ -111,7 +109,6 @@ def rows_schema(length: int) -> pa.Schema:
 
 
 def write_rows(directory: Path, batches: Iterator[RowBatch], *, length: int) -> None:
-    """Write packed rows as a folder that ``datasets.load_from_disk`` reads."""
     columns = (
         [
             pa.FixedSizeListArray.from_arrays(pa.array(batch.input_ids_NL.reshape(-1)), length),

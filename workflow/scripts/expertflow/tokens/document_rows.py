@@ -50,7 +50,6 @@ class DocumentRows:
         return 0 if self._table is None else len(self._table)
 
     def take(self, chosen: NDArray[np.integer]) -> PackedRows:
-        """Tokenize some documents; one that the template refuses is an empty row."""
         if self._table is None or not len(chosen):
             return PackedRows((np.empty((0, self.length), np.int32),), ragged(), ragged())
         (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()

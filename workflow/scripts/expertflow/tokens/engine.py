@@ -76,7 +76,6 @@ class Engine(Encoder):
         self._tokenizer.encode_special_tokens = True
 
     def encode_whole(self, text: str) -> list[int]:
-        """Encode a text in which the names of special tokens mean the tokens."""
         self._tokenizer.encode_special_tokens = False
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._tokenizer.encode_special_tokens = True

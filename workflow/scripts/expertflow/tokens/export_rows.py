@@ -61,7 +61,11 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
                 values_NL = target_NL.astype(np.int8)
             yield _columns(ids_NL, values_NL, lengths, padded=padded)
 
-    write_dataset(output, _schema(rows.length, targets, padded=padded), batches())
+    size = rows.length if padded else -1
+    values = pa.list_(pa.int32() if targets == "labels" else pa.int8(), size)
+    ids, lengths = pa.list_(pa.int32(), size), pa.list_(pa.int32())
+    schema = pa.schema([("input_ids", ids), ("seq_lengths", lengths), (targets, values)])
+    write_dataset(output, schema, batches())
     n_tokens, n_targets = counts.tolist()
     return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
 
@@ -99,18 +103,6 @@ def _columns(
         offsets = pa.array(offsets_of(used), pa.int32())
         lists = [pa.ListArray.from_arrays(offsets, pa.array(v[kept])) for v in (ids, values)]
     return [lists[0], arrow_lists(lengths), lists[1]]
-
-
-def _schema(length: int, targets: Targets, *, padded: bool) -> pa.Schema:
-    size = length if padded else -1
-    kind = pa.int32() if targets == "labels" else pa.int8()
-    return pa.schema(
-        [
-            ("input_ids", pa.list_(pa.int32(), size)),
-            ("seq_lengths", pa.list_(pa.int32())),
-            (targets, pa.list_(kind, size)),
-        ]
-    )
 
 
 def _check(source: Path, output: Path) -> None:

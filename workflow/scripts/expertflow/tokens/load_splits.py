@@ -124,7 +124,6 @@ def _split_documents(paths: tuple[Path, ...], parts: list[_Part]) -> SplitDocume
 
 
 def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
-    """Return the kept rows of a token shard, counted from its first document; None without any."""
     firsts = offsets_of(np.array(shard.n_documents_by_shard))
     parts = [
         keep[shard.source, name]._replace(rows=keep[shard.source, name].rows + first)
@@ -147,7 +146,6 @@ def _check_dropped(
     shards: list[TokenShardRecord],
     max_fraction: float,
 ) -> None:
-    """Refuse a source of which the chat template cannot write too many documents."""
     if reasons.total() <= max_fraction * n_documents:
         return
     said = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
@@ -209,7 +207,6 @@ def _read(
     *,
     out: NDArray[np.int32],
 ) -> None:
-    """Read pieces from the token files to their places in ``out``, in the order of the files."""
     size = IDS_DTYPE.itemsize
     order = np.lexsort((offset, shard))
     memory = out.reshape(-1).data.cast("B")

@@ -107,7 +107,6 @@ def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
 
 
 def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
-    """Take the length that the manifest sets, or the shortest that cuts no document."""
     if spec.sequence_length_tokens is not None:
         return spec.sequence_length_tokens, "as max_seq_length says"
     for length in LENGTHS:
@@ -195,7 +194,6 @@ def _length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
 def _suggest(
     choices: tuple[LengthChoice, ...], *, n_documents: int, n_tokens: int
 ) -> LengthSuggestion:
-    """Suggest the shortest choice that leaves 99 % of the documents and of the tokens uncut."""
     chosen = next(
         (
             choice

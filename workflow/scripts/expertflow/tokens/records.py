@@ -28,8 +28,6 @@ class DecodedPiece(Record, frozen=True, kw_only=True):
 
 
 class DecodedSample(Record, frozen=True, kw_only=True):
-    """A training document as the model gets it. Long ones are shown in part."""
-
     document_id: str
     n_tokens: int
     n_supervised_tokens: int

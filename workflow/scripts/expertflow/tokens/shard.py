@@ -180,7 +180,6 @@ def _version(package: str) -> str | None:
 
 
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
-    """Return a shard's share of the texts on which the engines are compared: its first ones."""
     texts: list[str] = []
     left = PROBE_CHARS // n_shards
     first = next(iter_texts(documents), None)

@@ -42,7 +42,6 @@ def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[
 
 
 def publish(source: Path, target: Path) -> None:
-    """Put a stored file where a result belongs, sharing its bytes where that is possible."""
     target.unlink(missing_ok=True)
     link_or_copy(source, target)
 

@@ -124,7 +124,6 @@ class BatchDraft(Struct):
         return TokenBatch(Ragged(laid.values, bounds), spans)
 
     def _pieces(self, n_documents: int) -> tuple[Ints, Ints]:
-        """Return all pieces in the order of the documents, and where each document's begin."""
         if not self._chunks:
             return np.empty(0, np.int64), np.zeros(n_documents + 1, np.int64)
         numbers, counts, pieces = (np.concatenate(c) for c in zip(*self._chunks, strict=True))
@@ -146,7 +145,6 @@ class BatchDraft(Struct):
         return number
 
     def _edge(self, text: str, at: int) -> int:
-        """Return a number for the text before a place inside a text; its two ends need none."""
         if at in (0, len(text)):
             return NO_EDGE
         return self.edges.setdefault(text[:at], len(self.edges))
@@ -187,7 +185,6 @@ def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> I
 
 
 def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
-    """Return the spans of every document, counted from its start; those that touch are joined."""
     touches = np.zeros(len(low), bool)
     touches[1:] = (low[1:] == high[:-1]) & (document[1:] == document[:-1])
     first = np.flatnonzero(~touches)
@@ -199,8 +196,6 @@ def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
 
 
 class Drafted(Record, frozen=True):
-    """Some documents on their way: of each its id, and why it is dropped if it is."""
-
     draft: BatchDraft
     document_ids: pa.StringArray
     special_text: NDArray[np.bool_]
@@ -242,7 +237,6 @@ class Drafter:
         return made
 
     def _form(self, frame: bytes, texts: pa.ListArray) -> Form | None:
-        """Return the form of a frame, found once and tried on the first documents that have it."""
         if frame not in self._forms:
             if len(self._forms) == N_FORMS:
                 self._forms.popitem(last=False)
@@ -255,7 +249,6 @@ class Drafter:
         return self._forms[frame]
 
     def _fits(self, form: Form, frame: bytes, texts: pa.ListArray) -> bool:
-        """Tell whether documents that meet a form's conditions are laid out so by the template."""
         for own in texts.to_pylist():
             if not all(condition.holds(own[condition.text]) for condition in form.conditions):
                 continue
@@ -282,9 +275,13 @@ class Drafter:
         flat = texts.flatten()
         n_texts = len(flat) // len(texts)
         columns = [flat.take(pa.array(np.arange(i, len(flat), n_texts))) for i in range(n_texts)]
-        posing = self._posing(form, columns, len(rows))
+        posing, apart = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+        for item in form.items:
+            if isinstance(item, Blank) and (names := self._renderer.special_in(item.writer)):
+                pattern = "|".join(map(re.escape, names))
+                matches = pc.match_substring_regex(columns[item.text], pattern)
+                posing |= matches.to_numpy(zero_copy_only=False)
         made.special_text[rows] = posing
-        apart = np.zeros(len(rows), bool)
         if self._renderer.layout.text_special_tokens != "plain":
             apart |= posing
         for number in {condition.text for condition in form.conditions}:
@@ -297,16 +294,6 @@ class Drafter:
             columns = [column.filter(kept) for column in columns]
         made.draft.add_form(rows[~apart], form, columns)
         return rows[apart]
-
-    def _posing(self, form: Form, columns: Sequence[pa.StringArray], n: int) -> NDArray[np.bool_]:
-        """Tell which documents hold in a text what is a special token to the model."""
-        found = np.zeros(n, bool)
-        for item in form.items:
-            if isinstance(item, Blank) and (names := self._renderer.special_in(item.writer)):
-                pattern = "|".join(map(re.escape, names))
-                matches = pc.match_substring_regex(columns[item.text], pattern)
-                found |= matches.to_numpy(zero_copy_only=False)
-        return found
 
     def _add_alone(self, made: Drafted, row: int, frame: bytes, texts: list[str]) -> None:
         body = body_of(frame, texts)

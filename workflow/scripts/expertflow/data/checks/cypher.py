@@ -54,14 +54,10 @@ def read_query(text: str) -> Reading:
     """Parse a text as one query; any text ends within ``MAX_STEPS`` steps of the parser."""
     from graphglot.error import GraphGlotError
 
-    from expertflow.data.checks.cypher_tokens import adapt
-
     if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
         return Reading(reason, gave_up=True)
     try:
-        tokens = _dialect().tokenize(text)
-        parsing = _Parsing()
-        statements = parsing.n_statements(adapt(tokens, parsing.subquery))
+        tokens, statements = _parse(text)
     except GraphGlotError as error:
         return Reading(_words(error))
     except RecursionError:
@@ -88,28 +84,32 @@ class _TooCostly(Exception):
     """Parsing was given up. No error of graphglot's, so that its parser does not try on."""
 
 
-class _Parsing:
-    """The parsing of one query, which shares a budget between the query and its subqueries."""
+def _parse(text: str) -> "tuple[list[Token], int]":
+    """Return a query's tokens and the number of statements; subqueries share its budget."""
+    from expertflow.data.checks.cypher_tokens import adapt
 
-    def __init__(self) -> None:
-        self._n_steps = 0
+    n_steps = 0
 
-    def n_statements(self, tokens: "list[Token]") -> int:
+    def n_statements(tokens: "list[Token]") -> int:
         parser: Any = _dialect().parser()
         attempt = parser.try_parse
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self._n_steps += 1
-            if self._n_steps > MAX_STEPS:
+            nonlocal n_steps
+            n_steps += 1
+            if n_steps > MAX_STEPS:
                 raise _TooCostly
             return attempt(*args, **kwargs)
 
         parser.try_parse = counted
         return sum(tree is not None for tree in parser.parse(tokens, ""))
 
-    def subquery(self, braces: "list[Token]") -> None:
-        head = _dialect().tokenize("MATCH (n) WHERE EXISTS")
-        self.n_statements([*head, *braces, *_dialect().tokenize("RETURN 1")])
+    def parse_subquery(braces: "list[Token]") -> None:
+        head, tail = map(_dialect().tokenize, ("MATCH (n) WHERE EXISTS", "RETURN 1"))
+        n_statements([*head, *braces, *tail])
+
+    tokens = _dialect().tokenize(text)
+    return tokens, n_statements(adapt(tokens, parse_subquery))
 
 
 def _words(error: Exception) -> str:

@@ -34,7 +34,6 @@ def adapt(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) ->
 
 
 def _close(tokens: list[Token], start: int, parse_subquery: Callable[[list[Token]], None]) -> None:
-    """Replace what the braces from ``start`` to the end hold, with the word before them."""
     if not start:
         return
     word = tokens[start - 1]
@@ -50,7 +49,6 @@ def _close(tokens: list[Token], start: int, parse_subquery: Callable[[list[Token
 
 
 def _items(tokens: list[Token]) -> list[list[Token]]:
-    """Split at the commas that stand in no further bracket."""
     items: list[list[Token]] = [[]]
     level = 0
     for token in tokens:

@@ -16,7 +16,6 @@ MAX_NESTING = 32
 
 
 def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> ConfigError:
-    """Make the error for a setting that a check cannot use; ``problem`` ends with the fix."""
     return ConfigError(f"source {source}, check {check.check} of {check.field!r}: {key} {problem}")
 
 

@@ -36,15 +36,12 @@ class _TooCostly(Exception):
 
 
 class SchemaValidators:
-    """Validators by schema, with a budget that bounds each validation."""
-
     def __init__(self) -> None:
         self._n_references, self._most_references = 0, 0
         self._of_text = lru_cache(maxsize=N_CACHED)(self._compile)
         self._bounded = cache(self._bound)
 
     def fault(self, instance: Any, schema: Any) -> tuple[str, str] | None:
-        """Return the reason and the detail of the first fault, of the schema or the instance."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * _count_values(instance)
         self._n_references, self._most_references = 0, min(allowed, MAX_REFERENCES)
@@ -94,7 +91,6 @@ class SchemaValidators:
         return self._bounded(draft)(schema, registry=REGISTRY), None
 
     def _bound(self, draft: Any) -> Any:
-        """Derive a draft's validator that gives up on what would take exponential time."""
         bounded: dict[str, _Keyword] = {
             "pattern": _pattern,
             "patternProperties": _pattern_properties,
@@ -183,7 +179,6 @@ def _canonical(value: Any) -> str:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Write 1.0 as 1, which JSON Schema takes as equal."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

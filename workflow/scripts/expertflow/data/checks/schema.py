@@ -22,7 +22,6 @@ def build_json(check: FieldCheck, _: str) -> Check:
 
 
 def _read_json(check: FieldCheck, value: Any) -> Any:
-    """Return the JSON value of a field: text is parsed, any other value was read before."""
     fault, shown = "", None
     if isinstance(value, bool | int | float):
         return value

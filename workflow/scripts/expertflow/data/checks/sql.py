@@ -92,7 +92,6 @@ def _transpile(statement: "exp.Expr", text: str, check: FieldCheck) -> str:
 
 
 def _words(error: "SqlglotError") -> str:
-    """Take the place and the description from an error, without the text it quotes."""
     found = getattr(error, "errors", None) or [{}]
     description = str(found[0].get("description") or "cannot be tokenised").split(" <Token")[0]
     line, column = found[0].get("line"), found[0].get("col")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import Record, read_record
-from expertflow.data.documents import iter_keep
+from expertflow.data.documents import keep_by_shard
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
@@ -40,8 +40,8 @@ class Documents(Record, frozen=True, kw_only=True):
         own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
         n_rows = sum(
             int(rows.n_copies[~rows.held_out].sum())
-            for rows in iter_keep(self.keep)
-            if (rows.source, rows.shard) in own
+            for key, rows in keep_by_shard(self.keep).items()
+            if key in own
         )
         per_epoch = max(1, -(-n_rows // plan.global_batch_sequences))
         n_epochs = plan.n_steps / per_epoch
