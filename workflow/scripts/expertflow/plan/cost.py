@@ -11,6 +11,7 @@ once. Its band is the quartiles of the steps and 5 %.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from expertflow.core.errors import ConfigError
@@ -114,9 +115,6 @@ def plan_cost(
     Without a calibration the cards are taken to share the work perfectly. ``price_usd_per_hour`` of
     the result is that of all of them together, so that wall time times price is what the run costs.
     ``ignored`` says why a calibration that is there does not count.
-
-    Raises:
-        ConfigError: the prediction is above the manifest's budget.
     """
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
@@ -124,23 +122,15 @@ def plan_cost(
         hours, parts = _measured_hours(calibration, plan, whole_peak)
     else:
         hours, parts = _prior_hours(plan, whole_peak, ignored)
-    low, middle, high = hours
     price = planned_price(spec, plan.gpu)
-    cost = CostPlan(
+    for end, each in zip(("_low", "", "_high"), hours, strict=True):
+        parts |= {f"predicted_hours{end}": each, f"predicted_usd{end}": price.usd(each)}
+    return CostPlan(
         price_usd_per_hour=price.usd_per_hour,
         price_as_of=price.as_of,
-        predicted_hours=middle,
-        predicted_hours_low=low,
-        predicted_hours_high=high,
-        predicted_usd=price.usd(middle),
-        predicted_usd_low=price.usd(low),
-        predicted_usd_high=price.usd(high),
         billing_minutes=price.billing_minutes,
         **parts,
     )
-    check_cost(cost)
-    _check_budget(cost, spec, peak)
-    return cost
 
 
 def prior_hours(flops: float, peak: float | None) -> Band:
@@ -236,26 +226,39 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
     )
 
 
-def _check_budget(cost: CostPlan, spec: PlanSpec, peak: float | None) -> None:
-    for value, budget, key in (
-        (cost.predicted_hours, spec.max_hours, "max_hours"),
-        (cost.predicted_usd, spec.max_usd, "max_usd"),
+def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, str]]:
+    """Hold each budget against the prediction; yield its setting, value and what came of it.
+
+    Raises:
+        ConfigError: the prediction is above it, or there is none.
+    """
+    for key, budget, value, high in (
+        ("max_hours", spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
+        ("max_usd", spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),
     ):
-        if budget is None or (value is None and spec.may_drop_budgets):
+        if budget is None:
             continue
-        if value is None:
+        words = "left out: the demo is on the CPU, where nothing can be held against it"
+        if value is None or high is None:
             lacks = "no price is configured for it"
-            if cost.predicted_hours is None and peak is None:
+            if cost.predicted_hours is None:
                 lacks = "the speed of this hardware is not known (calibrate: true measures it)"
-            raise ConfigError(
-                f"training.{key} is set and nothing can be held against it: {lacks}; give what is"
-                f" missing, or set {key} to null"
-            )
-        if value > budget:
+            if not spec.may_drop_budgets:
+                raise ConfigError(
+                    f"training.{key} is set and nothing can be held against it: {lacks}; give what"
+                    f" is missing, or set {key} to null"
+                )
+        elif value > budget:
             raise ConfigError(
                 f"training.{key} is {budget:g} and the plan needs {amount_words(key, value)}; raise"
                 " it, or train fewer tokens"
             )
+        else:
+            words = f"the prediction is {amount_words(key, value)}, at most"
+            words += f" {amount_words(key, high)}"
+            if high > budget:
+                words += ": within the budget in the middle, above it at the high end"
+        yield key, f"{budget:g}", words
 
 
 def amount_words(key: str, value: float) -> str:
@@ -277,8 +280,8 @@ def speed_of(plan: TrainPlan) -> Speed:
     )
 
 
-def check_cost(cost: CostPlan) -> None:
-    """Hold a plan's own figures against each other.
+def check_cost(cost: CostPlan, speed: Speed) -> None:
+    """Hold a plan's own figures against each other, its MFU against its tokens a second.
 
     Raises:
         AssertionError: they do not agree, which is a fault of this program.
@@ -300,19 +303,10 @@ def check_cost(cost: CostPlan) -> None:
         if hours is not None and price is not None and usd is not None:
             if not hours * price * (1 - EXACT) <= usd <= (hours + spare) * price * (1 + EXACT):
                 raise AssertionError(f"{hours} h at ${price} an hour are not ${usd}")
-
-
-def check_speed(cost: CostPlan, speed: Speed) -> None:
-    """Hold a plan's MFU against its tokens a second.
-
-    Raises:
-        AssertionError: they do not agree, which is a fault of this program.
-    """
-    if speed.tokens_per_s is None or speed.peak_flops_per_s is None:
-        return
-    implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
-    if cost.mfu_fraction is None or not _is_same(implied, cost.mfu_fraction):
-        raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
+    if speed.tokens_per_s is not None and speed.peak_flops_per_s is not None:
+        implied = speed.tokens_per_s * speed.flops_per_token / speed.peak_flops_per_s
+        if cost.mfu_fraction is None or not _is_same(implied, cost.mfu_fraction):
+            raise AssertionError(f"{speed.tokens_per_s} tokens/s are an MFU of {implied}")
 
 
 def _is_same(one: float, other: float) -> bool:

@@ -42,6 +42,10 @@ class PlanDraft(Struct, kw_only=True):
         return choose_precision(self.spec, self.gpu, by_hand=self.by_hand)[0]
 
     @property
+    def hardware(self) -> str:
+        return self.gpu.name if self.gpu else "cpu"
+
+    @property
     def memory_total_bytes(self) -> int | None:
         return self.gpu.memory_total_bytes if self.gpu else None
 

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import GIB, gib
-from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import is_predicted_to_fit, peak_bytes
 
@@ -75,31 +74,30 @@ def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
     Raises:
         HardwareError: one row does not fit the card.
     """
-    spec, gpu = draft.spec, draft.gpu
+    spec = draft.spec
     if spec.batch_size is not None:
         return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size)
-    if gpu is None:
+    if draft.gpu is None:
         checkpoint = bool(spec.gradient_checkpointing)
         draft.note("batch_size", CPU_MICRO_BATCH, "default on a CPU")
         _note_checkpoint(draft, CPU_MICRO_BATCH, checkpoint)
         return CPU_MICRO_BATCH, checkpoint
     if is_predicted_to_fit(draft, 1, checkpoint=False) is None:
-        return _micro_batch_by_tier(draft, gpu)
+        return _micro_batch_by_tier(draft)
     return _micro_batch_by_memory(draft)
 
 
 def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
     spec = draft.spec
-    checkpoint = bool(spec.gradient_checkpointing)
-    reason = spec.told("batch_size")
+    checkpoint, reason = bool(spec.gradient_checkpointing), spec.told("batch_size")
     if draft.gpu is not None:
         if spec.gradient_checkpointing is None:
             checkpoint = not _fits(draft, micro, checkpoint=False)
         if peak_bytes(draft, micro, checkpoint=checkpoint) is not None:
             reason = f"{reason}; {_sizes(draft, micro, checkpoint)}"
-            if not _fits(draft, micro, checkpoint=checkpoint):
-                _refuse_given(draft, micro, checkpoint=checkpoint)
-                reason = f"{reason}; it is predicted to fill the card to the brim"
+        if not _fits(draft, micro, checkpoint=checkpoint):
+            _check_given(draft, micro, checkpoint=checkpoint)
+            reason = f"{reason}; it is predicted to fill the card to the brim"
     draft.note("batch_size", micro, reason)
     sparing = ""
     if checkpoint and spec.gradient_checkpointing is None:
@@ -113,36 +111,34 @@ def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
     return checkpoint
 
 
-def _refuse_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
+def _check_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
     """Refuse a micro-batch of the manifest that is predicted to need more than the whole card.
 
     Raises:
         HardwareError: it does.
     """
     total, peak = draft.memory_total_bytes, peak_bytes(draft, micro, checkpoint=checkpoint)
-    if draft.gpu is None or total is None or peak is None or peak <= total:
+    if total is None or peak is None or peak <= total:
         return
-    fewer = (n for n in range(micro - 1, 0, -1) if _fits(draft, n, checkpoint=checkpoint))
-    rows = next(fewer, None)
+    rows = next((n for n in range(micro)[:0:-1] if _fits(draft, n, checkpoint=checkpoint)), None)
     if rows is None:
         _refuse(draft, checkpoint=checkpoint)
     raise HardwareError(
-        f"training.batch_size {micro} needs {gib(peak)} and {draft.gpu.name} has"
-        f" {total / GIB:.1f}; set it to auto, or to"
-        f" {rows} or less with gradient_accumulation_steps {-(-micro // rows)} times as many"
+        f"training.batch_size {micro} needs {gib(peak)} and {draft.hardware} has"
+        f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
+        f" gradient_accumulation_steps {-(-micro // rows)} times as many"
     )
 
 
-def _micro_batch_by_tier(draft: PlanDraft, gpu: GpuFacts) -> tuple[int, bool]:
+def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     spec = draft.spec
-    size_gb = (gpu.memory_total_bytes or 0) / 1e9
-    tiers = (
-        (spec.gpu_memory_threshold_large_gb, 16),
-        (spec.gpu_memory_threshold_medium_gb, 8),
-        (spec.gpu_memory_threshold_small_gb, 4),
-        (0.0, 1),
-    )
-    micro = next(rows for threshold, rows in tiers if size_gb >= threshold)
+    size_gb = (draft.memory_total_bytes or 0) / 1e9
+    tiers = {
+        16: spec.gpu_memory_threshold_large_gb,
+        8: spec.gpu_memory_threshold_medium_gb,
+        4: spec.gpu_memory_threshold_small_gb,
+    }
+    micro = next((rows for rows, least_gb in tiers.items() if size_gb >= least_gb), 1)
     reason = f"memory cannot be predicted for this model or card; tier of a {size_gb:.0f} GB card"
     draft.note("batch_size", micro, reason)
     checkpoint = spec.gradient_checkpointing is not False
@@ -201,7 +197,7 @@ def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
         ways = f"set gradient_checkpointing to auto, or {ways}"
     raise HardwareError(
         f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
-        f" {draft.gpu.name if draft.gpu else 'cpu'} has less; {ways}"
+        f" {draft.hardware} has less; {ways}"
     )
 
 

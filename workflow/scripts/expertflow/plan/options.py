@@ -4,12 +4,14 @@ The global batch and the method stay; the micro-batch is the largest that is pre
 are taken to share the work perfectly, which they do not: the remark says so.
 """
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, HardwareError
 from expertflow.hardware.gpu_table import gpu_by_name
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.cost import peak_flops_per_s, price_of, prior_hours
+from expertflow.plan.cost import Band, Price, peak_flops_per_s, planned_price, price_of, prior_hours
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import is_predicted_to_fit
 from expertflow.plan.micro_batch import choose_micro_batch
@@ -43,43 +45,33 @@ def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
     cost, total, fits = plan.cost, draft.memory_total_bytes, None
     if plan.predicted_peak_bytes is not None and total is not None:
         fits = plan.predicted_peak_bytes <= USABLE_FRACTION * total
-    remarks = ["as planned", "calibrated" if cost.calibrated else "prior"]
-    if fits is False:
-        remarks.append("not predicted to fit")
-    if plan.world_size > 1 and not cost.calibrated:
-        remarks.append(_sharing(plan.world_size))
-    if cost.predicted_hours is None:
-        remarks.append(f"the {plan.precision} peak is not known")
-    elif cost.price_usd_per_hour is None:
-        remarks.append("no price is configured")
+    remarks = {
+        "as planned": True,
+        "calibrated" if cost.calibrated else "prior": True,
+        "not predicted to fit": fits is False,
+        _sharing(plan.world_size): plan.world_size > 1 and not cost.calibrated,
+        f"the {plan.precision} peak is not known": cost.predicted_hours is None,
+        "no price is configured": cost.predicted_hours is not None
+        and cost.price_usd_per_hour is None,
+    }
+    hours = cost.predicted_hours_low, cost.predicted_hours, cost.predicted_hours_high
     return HardwareOption(
         name=plan.hardware,
         n_gpus=plan.world_size,
         fits=fits,
         micro_batch_size=plan.batch_size,
         checkpoint_activations=plan.gradient_checkpointing,
-        hours=cost.predicted_hours,
-        hours_low=cost.predicted_hours_low,
-        hours_high=cost.predicted_hours_high,
-        usd_per_hour=cost.price_usd_per_hour,
-        price_as_of=cost.price_as_of,
-        usd=cost.predicted_usd,
-        usd_low=cost.predicted_usd_low,
-        usd_high=cost.predicted_usd_high,
-        remark="; ".join(remarks),
+        **_priced(hours, planned_price(draft.spec, plan.gpu)),
+        remark=_join(remarks),
     )
 
 
 def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> HardwareOption:
+    """Lay the work out as the manifest shares it, else in shares of the model."""
     reasons = []
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
-        spec = replace(
-            draft.spec,
-            batch_size=None,
-            gradient_accumulation_steps=None,
-            world_size=n_gpus,
-            parallel=parallel,
-        )
+        free = {"batch_size": None, "gradient_accumulation_steps": None}
+        spec = replace(draft.spec, **free, world_size=n_gpus, parallel=parallel)
         if parallel != draft.spec.parallel and not _may_share(spec):
             continue
         other = replace(draft, spec=spec, gpu=gpu, reasons={})
@@ -89,45 +81,38 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
         except (HardwareError, ConfigError) as error:
             reasons.append(str(error).split(";")[0])
             continue
-        shared = parallel != draft.spec.parallel
-        return _laid_out(other, gpu, plan, largest, checkpoint=checkpoint, shared=shared)
-    price = price_of(draft.spec, gpu, n_gpus)
-    return HardwareOption(
-        name=gpu.name,
-        n_gpus=n_gpus,
-        fits=False,
-        usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of,
-        remark=reasons[0],
-    )
+        return _laid_out(draft, other, plan, gpu, largest, checkpoint=checkpoint)
+    priced = _priced((None, None, None), price_of(draft.spec, gpu, n_gpus))
+    return HardwareOption(name=gpu.name, n_gpus=n_gpus, fits=False, **priced, remark=reasons[0])
 
 
 def _laid_out(
+    draft: PlanDraft,
     other: PlanDraft,
-    gpu: GpuFacts,
     plan: TrainPlan,
+    gpu: GpuFacts,
     largest: int,
     *,
     checkpoint: bool,
-    shared: bool,
 ) -> HardwareOption:
+    """Take the largest micro-batch that fits and divides the global batch."""
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None
     peak = peak_flops_per_s(gpu, other.precision, use_tf32=spec.use_tf32)
     flops = other.flops(checkpoint=checkpoint).hardware * plan.predicted_tokens
-    low, middle, high = prior_hours(flops, None if peak is None else peak * n_gpus)
     price = price_of(spec, gpu, n_gpus)
-    is_traced = other.trace is not None and bool(other.trace.lines)
+    # Only one of the two has the attention kernel, which is what was traced.
+    is_odd_trace = bool(other.trace and other.trace.lines) and (
+        _has_kernel(plan.gpu) != _has_kernel(gpu)
+    )
     remarks = {
-        "parallel fsdp": shared,
+        "parallel fsdp": spec.parallel != draft.spec.parallel,
         "checkpointing": checkpoint,
         f"{rows} rows a step do not divide evenly": not dividing,
         "its memory or the model's is not known": not is_known,
-        # Only one of the two has the attention kernel, which is what was traced.
-        f"memory as traced for {plan.hardware}": is_traced
-        and _has_kernel(plan.gpu) != _has_kernel(gpu),
+        f"memory as traced for {plan.hardware}": is_odd_trace,
         f"its {other.precision} peak is not known": peak is None,
         _sharing(n_gpus): n_gpus > 1,
         "prior, unlike what is planned": plan.cost.calibrated,
@@ -139,16 +124,20 @@ def _laid_out(
         fits=True if is_known else None,
         micro_batch_size=micro,
         checkpoint_activations=checkpoint,
-        hours=middle,
-        hours_low=low,
-        hours_high=high,
-        usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of,
-        usd=price.usd(middle),
-        usd_low=price.usd(low),
-        usd_high=price.usd(high),
-        remark="; ".join(remark for remark, applies in remarks.items() if applies),
+        **_priced(prior_hours(flops, None if peak is None else peak * n_gpus), price),
+        remark=_join(remarks),
     )
+
+
+def _priced(hours: Band, price: Price) -> dict[str, Any]:
+    priced: dict[str, Any] = {"usd_per_hour": price.usd_per_hour, "price_as_of": price.as_of}
+    for end, each in zip(("_low", "", "_high"), hours, strict=True):
+        priced |= {f"hours{end}": each, f"usd{end}": price.usd(each)}
+    return priced
+
+
+def _join(remarks: dict[str, bool]) -> str:
+    return "; ".join(remark for remark, applies in remarks.items() if applies)
 
 
 def _has_kernel(gpu: GpuFacts | None) -> bool:

@@ -28,10 +28,9 @@ USABLE_FRACTION = 0.92
 class Claim(Record, frozen=True, kw_only=True):
     """What somebody says a run takes, in the words of their log; null where nothing is said.
 
-    ``duration`` is a text such as ``46:47``, ``parts_hours`` what a total is said to be made of.
-    ``hardware`` is one card of this kind. ``gain_percent`` is the least that fewer saves
-    (``n_saves_after`` in place of ``n_saves``) are said to gain of ``hours``. ``n_warmup_steps`` is
-    what ``max(warmup_steps_min, int(warmup_ratio x n_steps))`` is said to give.
+    ``duration`` is a text such as ``46:47``; ``gain_percent`` the least of ``hours`` that
+    ``n_saves_after`` in place of ``n_saves`` are said to gain; ``n_warmup_steps`` what
+    ``max(warmup_steps_min, int(warmup_ratio x n_steps))`` is said to give.
     """
 
     text: str
@@ -57,8 +56,6 @@ class Claim(Record, frozen=True, kw_only=True):
 
 
 class HardwareChoice(Record, frozen=True, kw_only=True):
-    """So many cards of one kind, to be compared with others."""
-
     name: str
     n_gpus: int
 
@@ -66,13 +63,10 @@ class HardwareChoice(Record, frozen=True, kw_only=True):
 class Calibration(Record, frozen=True, kw_only=True):
     """What a short run of the same plan on the same card took.
 
-    ``step_s`` is the median of the timed steps, ``step_s_low`` and ``step_s_high`` their quartiles;
-    where an epoch has few steps, of the means over whole epochs. ``n_timings`` counts what the
-    quartiles were taken of: steps, such epochs, or on a card the stretches between two log lines,
-    whose steps share a time. ``step_s_mean`` tells of steps that took much
-    longer than the rest. ``startup_s`` is all that happens
-    once: the start, loading, compiling, what the first steps took longer, writing the model.
-    ``peak_memory_bytes`` is null on a CPU. The key names what the figures hold for.
+    ``step_s`` is the median, ``step_s_low`` and ``step_s_high`` are the quartiles of ``n_timings``
+    timed steps, of epochs where these are short, or on a card of stretches between two log lines.
+    ``step_s_mean`` shows steps that took much longer. ``startup_s`` is all that happens once: the
+    start, loading, compiling, what the first steps took longer, writing the model.
     """
 
     expert: str
@@ -96,9 +90,7 @@ class CostPlan(Record, frozen=True, kw_only=True):
     """What a run should cost. Hours and dollars are null where speed or price is unknown.
 
     The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
-    measured are null and not in it. ``calibrated`` tells whether the band is a measured one.
-    ``mfu_fraction`` is that of the steps in the middle prediction. Dollars are those of the hours,
-    each rounded up to ``billing_minutes`` where there are any.
+    measured are null. Dollars are those of hours rounded up to ``billing_minutes``.
     """
 
     price_usd_per_hour: float | None = None
@@ -120,11 +112,7 @@ class CostPlan(Record, frozen=True, kw_only=True):
 
 
 class HardwareOption(Record, frozen=True, kw_only=True):
-    """What the same work should take on other hardware.
-
-    ``remark`` says what is unknown, or why it does not fit. ``usd_per_hour`` is the price of all
-    its cards.
-    """
+    """What the same work should take on other hardware; ``usd_per_hour`` is of all its cards."""
 
     name: str
     n_gpus: int
@@ -149,10 +137,7 @@ class ClaimCheck(Record, frozen=True, kw_only=True):
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
-    """Of what the predicted peak consists, in bytes; they add up to it.
-
-    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment.
-    """
+    """What the predicted peak consists of; ``step_bytes`` as in ``MemoryLine``."""
 
     model_bytes: int
     optimizer_bytes: int
@@ -168,10 +153,9 @@ class MemoryLine(Record, frozen=True, kw_only=True):
     """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
 
     ``step_bytes`` are activations, gradients in flight and the loss at the worst moment, at each of
-    ``n_tokens``, ascending. The peak is the highest of some lines over the tokens, bent down only
-    where the loss begins to take more than one chunk; whole rows on both sides of that are among
-    the points, so a straight line between two points is not too low for whole rows.
-    ``gradient_bytes`` are those that stay.
+    ``n_tokens``, ascending; ``gradient_bytes`` those that stay. The peak bends down only where the
+    loss begins to take more than one chunk; whole rows on both sides of that are among the points,
+    so a straight line between two points is not too low for whole rows.
     """
 
     checkpoint_activations: bool
@@ -248,20 +232,13 @@ class Reason(Record, frozen=True, kw_only=True):
 class TrainPlan(Training, frozen=True, kw_only=True):
     """A training run: the settings with every ``auto`` resolved, and what follows from them.
 
-    ``origins`` says of each setting where its value comes from.
+    ``dataloader_prefetch_factor`` is 0 if every batch is made when it is asked for. A run that is
+    out of memory goes on with half of its micro-batch if ``may_halve_micro_batch``. ``max_loss`` is
+    null for twice what guessing gives or twice the first step's loss, whichever is more,
+    ``n_threads`` for torch's own number, ``collection_interval_seconds`` for the monitor's.
 
-    What a thread or the workers bring is ``dataloader_prefetch_factor`` batches ahead, 0 if every
-    batch is made when it is asked for.
-
-    ``may_halve_micro_batch``: whether a run that is out of memory may go on with half of it and
-    twice the accumulation. ``max_loss`` is in nats a target; null: twice what guessing gives, or
-    twice the loss of the first step, whichever is more. ``n_threads`` is null where torch's own
-    number is taken, ``collection_interval_seconds`` where the monitor chooses its own.
-
-    ``flops_per_token_*`` count model FLOPs per token of packed rows, padding left out; the hardware
-    figure adds what gradient checkpointing computes again.
-
-    ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch, and
+    ``flops_per_token_*`` leave padding out; the hardware figure adds what checkpointing computes
+    again. ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch,
     ``without_checkpointing_peak_bytes`` that with all activations kept, where they are not.
     """
 

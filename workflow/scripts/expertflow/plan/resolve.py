@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.plan.claims import check_claims
-from expertflow.plan.cost import amount_words, check_speed, plan_cost, speed_of
+from expertflow.plan.cost import check_budgets, check_cost, plan_cost, speed_of
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.flops import CONVENTION, flops_doubts
 from expertflow.plan.memory import peak_bytes, peak_reason, predict_memory
@@ -130,7 +130,7 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
         **resolved,
         origins=origins,
         expert=draft.expert,
-        hardware="cpu" if gpu is None else gpu.name,
+        hardware=draft.hardware,
         gpu=gpu,
         may_halve_micro_batch=spec.batch_size is None,
         global_batch_sequences=global_batch,
@@ -174,23 +174,8 @@ def _with_forecast(draft: PlanDraft, plan: TrainPlan, calibration: Calibration |
     measured, ignored = usable(calibration, calibration_key(plan, draft.facts.model_type))
     plan = replace(plan, cost=plan_cost(spec, plan, calibration=measured, ignored=ignored))
     speed = speed_of(plan)
-    check_speed(plan.cost, speed)
-    _note_budgets(draft, plan.cost)
+    check_cost(plan.cost, speed)
+    for key, budget, because in check_budgets(plan.cost, spec):
+        draft.note(key, budget, because)
     claims = check_claims(spec.claims, speed)
     return replace(plan, options=compare_options(draft, plan), claims=claims)
-
-
-def _note_budgets(draft: PlanDraft, cost: CostPlan) -> None:
-    for key, budget, middle, high in (
-        ("max_hours", draft.spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
-        ("max_usd", draft.spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),
-    ):
-        if budget is None:
-            continue
-        words = "left out: the demo is on the CPU, where nothing can be held against it"
-        if middle is not None and high is not None:
-            most = amount_words(key, high)
-            words = f"the prediction is {amount_words(key, middle)}, at most {most}"
-            if high > budget:
-                words += ": within the budget in the middle, above it at the high end"
-        draft.note(key, f"{budget:g}", words)

@@ -42,19 +42,20 @@ def _head(plan: TrainPlan) -> Iterator[str]:
     )
 
 
+def _fill(words: str, first: str, indent: int) -> str:
+    rest = " " * indent
+    return textwrap.fill(
+        words, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
+
+
 def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
-    wide = max((len(reason.setting) for reason in reasons), default=0)
+    wide = max((len(reason.setting) for reason in reasons), default=0) + 2
     for reason in reasons:
         words = f"{reason.value}: {reason.because}"
         if reason.source_value is not None and reason.source_value != reason.value:
             words += f" (the set-up it replaces: {reason.source_value})"
-        yield textwrap.fill(
-            words,
-            WIDTH,
-            initial_indent=reason.setting.ljust(wide + 2),
-            subsequent_indent=" " * (wide + 2),
-            break_on_hyphens=False,
-        )
+        yield _fill(words, reason.setting.ljust(wide), wide)
 
 
 def _taken(plan: TrainPlan) -> Iterator[str]:
@@ -65,13 +66,7 @@ def _taken(plan: TrainPlan) -> Iterator[str]:
         if name not in explained and origin != "computed":
             found.setdefault(origin, []).append(f"{name} {_short(getattr(plan, name))}")
     for place, named in found.items():
-        yield textwrap.fill(
-            ", ".join(named),
-            WIDTH,
-            initial_indent=f"{place}: ",
-            subsequent_indent=" " * 4,
-            break_on_hyphens=False,
-        )
+        yield _fill(", ".join(named), f"{place}: ", 4)
 
 
 def _short(value: object) -> str:
@@ -98,8 +93,17 @@ def _memory(plan: TrainPlan) -> Iterator[str]:
 
 
 def _cost(cost: CostPlan) -> Iterator[str]:
-    yield f"hours    {_hours(cost)}"
-    yield f"dollars  {_dollars(cost)}"
+    hours = _band(
+        short_time, cost.predicted_hours, cost.predicted_hours_low, cost.predicted_hours_high
+    )
+    kind = "calibrated" if cost.calibrated else "prior"
+    yield f"hours    {'unknown' if cost.predicted_hours is None else f'{hours}, {kind}'}"
+    if (price := cost.price_usd_per_hour) is None:
+        yield "dollars  unknown: no price is configured for this hardware"
+    else:
+        usd = _band(usd_words, cost.predicted_usd, cost.predicted_usd_low, cost.predicted_usd_high)
+        rate = f"at {usd_words(price)} an hour, as of {cost.price_as_of or 'no date'}"
+        yield f"dollars  {'unknown,' if cost.predicted_usd is None else usd} {rate}"
     if cost.mfu_fraction is not None:
         yield f"MFU      {cost.mfu_fraction:.1%} in the middle prediction"
     parts = {
@@ -112,24 +116,6 @@ def _cost(cost: CostPlan) -> Iterator[str]:
     if known:
         yield f"parts    {', '.join(known)}"
     yield from textwrap.wrap(cost.reason, WIDTH - 2)
-
-
-def _hours(cost: CostPlan) -> str:
-    if cost.predicted_hours is None:
-        return "unknown"
-    low, high = cost.predicted_hours_low or 0.0, cost.predicted_hours_high or 0.0
-    kind = "calibrated" if cost.calibrated else "prior"
-    return f"{short_time(cost.predicted_hours)} ({short_time(low)} to {short_time(high)}), {kind}"
-
-
-def _dollars(cost: CostPlan) -> str:
-    if cost.price_usd_per_hour is None:
-        return "unknown: no price is configured for this hardware"
-    rate = f"at {usd_words(cost.price_usd_per_hour)} an hour, as of {cost.price_as_of or 'no date'}"
-    if cost.predicted_usd is None:
-        return f"unknown, {rate}"
-    low, high = cost.predicted_usd_low or 0.0, cost.predicted_usd_high or 0.0
-    return f"{usd_words(cost.predicted_usd)} ({usd_words(low)} to {usd_words(high)}) {rate}"
 
 
 def _claims(claims: tuple[ClaimCheck, ...]) -> Iterator[str]:
@@ -155,13 +141,9 @@ def options_table(plan: TrainPlan) -> str:
     head = ("hardware", "fits", "rows", "time", "$/h", "dollars", "remark")
     rows = [head, *(_row(option, plan.options) for option in plan.options)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-    return "\n".join("  ".join(_cells(row, widths)).rstrip() for row in rows)
-
-
-def _cells(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    for i, width in enumerate(widths):
-        yield row[i].ljust(width) if i < 2 else row[i].rjust(width)
-    yield row[-1]
+    sides = ("<", "<", ">", ">", ">", ">", "<")
+    cells = [list(zip(row, sides, [*widths, 0], strict=True)) for row in rows]
+    return "\n".join("  ".join(f"{c:{side}{w}}" for c, side, w in row).rstrip() for row in cells)
 
 
 def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[str, ...]:

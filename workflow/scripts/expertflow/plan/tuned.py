@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from expertflow.core.records import Record
 from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
-from expertflow.plan.settings import Loader, LoraSpec
+from expertflow.plan.settings import Loader
 
 # What is less apart than this is a tie.
 TIE_FRACTION = 0.02
@@ -27,11 +27,7 @@ class TunedSettings(Record, frozen=True, kw_only=True):
 
 
 class TuningTrial(Record, frozen=True, kw_only=True):
-    """One choice of settings, and what became of it.
-
-    ``predicted_peak_bytes`` is null where nothing could be predicted, as on a CPU. ``tokens_per_s``
-    is null unless steps were timed. ``reason`` says why a choice was left out or given up.
-    """
+    """One choice of settings, and what became of it; times are null unless steps were timed."""
 
     settings: TunedSettings
     outcome: Literal["measured", "given up", "left out", "out of memory", "failed"]
@@ -47,11 +43,9 @@ class TuningTrial(Record, frozen=True, kw_only=True):
 class TuningRecord(Record, frozen=True, kw_only=True):
     """tuning.json. ``key`` names what it holds for: card, model, method, row length, batch.
 
-    ``best`` is null where nothing could be run. ``default`` is what the plan would choose by itself
-    and ``gain`` how many times its speed the best has, measured again in turns at the end; null
-    with the default as the best where too few turns were timed, null with another where the default
-    could not be run.
-    ``was_cached``: whether trials of an earlier search were taken over.
+    ``best`` is null where nothing could be run. ``gain`` is how many times the speed of
+    ``default``, the plan's own choice, the best has, in turns at the end; null where too few turns
+    were timed, then with the default as the best, or where the default could not be run.
     """
 
     expert: str
@@ -80,8 +74,8 @@ SEARCHED = TunedSettings.__struct_fields__
 class Tuning(Record, frozen=True, kw_only=True):
     """A search's record, and what it takes to plan by it.
 
-    ``cpu`` names the processor of this machine, null where unknown or of no matter. ``trace``
-    traces a step with another route of attention; null where there is no card.
+    ``cpu`` names this machine's processor, if it matters; ``trace`` traces a step with another
+    route of attention.
     """
 
     record: TuningRecord
@@ -113,14 +107,9 @@ def explain_tuned(reason: Reason, chosen: Chosen) -> Reason:
 
 def calibration_key(plan: TrainPlan, model_type: str) -> str:
     """Name what decides how long a step of a plan takes, in words that can be compared."""
-    lora = plan.lora
-    adapter = "" if lora is None else f" r {lora.r}{' DoRA' if lora.use_dora else ''}"
     parts = (
         plan.hardware,
-        *_processes_and_model(plan, model_type),
-        f"{plan.method}{adapter}",
-        plan.optim,
-        f"rows of {plan.sequence_length_tokens} tokens",
+        *_common_parts(plan, model_type),
         f"{plan.batch_size} x {plan.gradient_accumulation_steps} rows a step",
         plan.precision,
         f"attention {plan.attention}",
@@ -136,12 +125,12 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
 
     ``plan`` is as it would be without a search; ``cpu`` names the processor, null where unknown.
     """
+    lora, more = plan.lora, ""
+    if lora is not None:
+        more = f" dropout {lora.dropout:g} on {' '.join(sorted(lora.targets))}"
     parts = (
         f"cpu {cpu or 'of unknown name'}" if plan.gpu is None else plan.hardware,
-        *_processes_and_model(plan, model_type),
-        plan.method + _adapter(plan.lora),
-        plan.optim,
-        f"rows of {plan.sequence_length_tokens} tokens",
+        *_common_parts(plan, model_type, of_adapter=more),
         "unpacked rows" if packing == "none" else "packed rows",
         f"{plan.global_batch_sequences} rows a step",
         plan.precision + (" with TF32" if plan.use_tf32 else ""),
@@ -152,18 +141,16 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
     return "; ".join(part.replace(";", ",") for part in parts)
 
 
-def _processes_and_model(plan: TrainPlan, model_type: str) -> tuple[str, str]:
+def _common_parts(plan: TrainPlan, model_type: str, *, of_adapter: str = "") -> tuple[str, ...]:
+    lora = plan.lora
+    adapter = "" if lora is None else f" r {lora.r}{' DoRA' if lora.use_dora else ''}"
     return (
         f"{plan.world_size} x {plan.parallel}" if plan.world_size > 1 else "1 process",
         f"{model_type} of {plan.n_params_total:,} parameters",
+        f"{plan.method}{adapter}{of_adapter}",
+        plan.optim,
+        f"rows of {plan.sequence_length_tokens} tokens",
     )
-
-
-def _adapter(lora: LoraSpec | None) -> str:
-    if lora is None:
-        return ""
-    kind, targets = " DoRA" if lora.use_dora else "", " ".join(sorted(lora.targets))
-    return f" r {lora.r}{kind} dropout {lora.dropout:g} on {targets}"
 
 
 def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
@@ -188,16 +175,12 @@ def free_settings(spec: PlanSpec) -> frozenset[str]:
 
     Micro-batch and accumulation are one choice, as their product is kept: either of them names it.
     """
-    is_open = {
-        "batch_size": spec.batch_size is None and spec.gradient_accumulation_steps is None,
-        "gradient_checkpointing": spec.gradient_checkpointing is None,
-        "attention": spec.attention is None and spec.use_sdpa,
-        "torch_compile": spec.torch_compile is None,
-        "n_threads": spec.n_threads is None,
-        "loader": spec.loader is None,
-    }
     together = {"batch_size": "gradient_accumulation_steps", "loader": "dataloader_num_workers"}
-    names = {name for name, left in is_open.items() if left}
+    names = {name for name in SEARCHED if getattr(spec, name) is None} - {*together.values()}
+    if spec.gradient_accumulation_steps is not None:
+        names -= {"batch_size"}
+    if not spec.use_sdpa:
+        names -= {"attention"}
     return frozenset(names | {together[name] for name in names & together.keys()})
 
 

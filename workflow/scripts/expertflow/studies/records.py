@@ -22,10 +22,9 @@ PLAN = "plan"
 class Variant(Record, frozen=True, kw_only=True):
     """One way to train: the plan, with ``training`` settings given by hand and other rows.
 
-    ``name`` is one of a file; ``of`` names the ladder it is a rung of, null where it is a change of
-    its own; ``rung`` counts from 0, the end that is furthest from the plan. ``undone`` are the
-    settings by which it is nearer to the plan than the rung before. ``saves`` is how many times the
-    plan's saves it takes; it counts by the metric ``hours`` alone.
+    ``of`` names the ladder it is a rung of, if any; ``rung`` counts from 0, the end that is
+    furthest from the plan. ``undone`` are the settings by which it is nearer to the plan than the
+    rung before. ``saves`` is how many times the plan's saves it takes, for the metric ``hours``.
     """
 
     name: str
@@ -105,31 +104,29 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     """What one variant's job measured.
 
     ``outcome`` ``is the plan`` means that nothing would change; ``not measurable`` that this
-    machine or model cannot do it; both have a ``reason``. ``ratio`` is the variant's speed over the
-    plan's, by pairs, as its metric has it. ``loss_differs`` is its loss over the plan's, less 1,
-    after the same tokens; ``is_sane`` whether that is within ``loss_bound``, which is what rounding
-    or another order of documents explain; ``loss_bound_because`` says which. ``tokens_per_s`` are
-    the means of all runs. ``machine`` names the processor. A ``reason`` of one that was measured
-    says what qualifies it. ``settings_sha256`` is of how it was run, null where it was not: two of
-    a plan with the same one differ by noise alone.
+    machine or model cannot do it. ``ratio`` is the variant's speed over the plan's, by pairs, as
+    its metric has it. ``loss_differs`` is its loss over the plan's, less 1, after the same tokens;
+    ``is_sane`` whether that is within ``loss_bound``, which is what rounding or another order of
+    documents explain. ``tokens_per_s`` are the means of all runs. Two of a plan with the same
+    ``settings_sha256`` differ by noise alone.
     """
 
     expert: str
     variant: Variant
     outcome: Literal["measured", "is the plan", "out of memory", "failed", "not measurable"]
-    reason: str | None
+    reason: str | None = None
     hardware: str
-    device: str | None
-    gpu_name: str | None
+    device: str | None = None
+    gpu_name: str | None = None
     plan_sha256: str
-    timings: tuple[Timing, ...]
-    plan_timings: tuple[Timing, ...]
-    ratio: Estimate | None
-    tokens_per_s: float | None
-    plan_tokens_per_s: float | None
-    loss_differs: float | None
-    is_sane: bool | None
-    activated: tuple[str, ...]
+    timings: tuple[Timing, ...] = ()
+    plan_timings: tuple[Timing, ...] = ()
+    ratio: Estimate | None = None
+    tokens_per_s: float | None = None
+    plan_tokens_per_s: float | None = None
+    loss_differs: float | None = None
+    is_sane: bool | None = None
+    activated: tuple[str, ...] = ()
     loss_bound: float | None = None
     loss_bound_because: str | None = None
     machine: str | None = None
@@ -142,9 +139,8 @@ class Bar(Record, frozen=True, kw_only=True):
 
     ``step`` is what the change to the rung before is worth, where the variant is a rung; null where
     nothing changes on this hardware, and the figures then are those of the rung before.
-    Dollars are null without a price. ``tokens_per_s`` is the plan's in all jobs times ``ratio``, so
-    that a machine that was slower in one job does not show as a step. ``ratio`` is of ``metric``;
-    with another one than ``tokens_per_s``, speed and dollars are null.
+    ``tokens_per_s`` is the plan's in all jobs times ``ratio``, so that a machine that was slower in
+    one job does not show as a step; null, as dollars are, for another ``metric``.
     """
 
     name: str
@@ -166,10 +162,7 @@ class Bar(Record, frozen=True, kw_only=True):
 
 
 class ClaimVerdict(Saying, frozen=True, kw_only=True):
-    """A claim beside what was measured here: agrees, less, more, or why it was not measured.
-
-    ``reason`` says what ``measured`` is where that is not plain, too.
-    """
+    """A claim beside what was measured here; ``reason`` qualifies it, or says why nothing was."""
 
     measured: Estimate | None
     verdict: Literal[
@@ -180,10 +173,7 @@ class ClaimVerdict(Saying, frozen=True, kw_only=True):
 
 
 class AblationRecord(Record, frozen=True, kw_only=True):
-    """ablation.json: what every switch is worth here.
-
-    ``unavailable`` maps a null figure to its reason, and ``notes`` say what holds for all of it.
-    """
+    """ablation.json; ``unavailable`` maps a null figure to its reason."""
 
     expert: str
     preset: str

@@ -5,6 +5,7 @@ Every choice keeps the global batch: rows of a micro-batch times accumulation is
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
@@ -15,6 +16,7 @@ from expertflow.hardware.probe import probe_machine
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import USABLE_FRACTION, PlanSpec, TrainPlan
 from expertflow.plan.settings import Loader
+from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import (
     TIE_FRACTION,
     TunedSettings,
@@ -31,12 +33,16 @@ WORTH_FRACTION = 0.9
 # Routes of attention besides the one that reads where documents end.
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
-# Why a choice is not tried, by its setting.
-ON_CPU = {
-    "gradient_checkpointing": "it computes again to spare memory, which a CPU has more of",
-    "torch_compile": "compiling would take most of the search's time",
-    "attention": "it computes what the mask hides, and document by document does not",
-}
+# What is not tried on a CPU, by its setting, and why.
+NOT_ON_CPU: dict[str, tuple[Any, str]] = {
+    "gradient_checkpointing": (
+        True, "it computes again to spare memory, which a CPU has more of",
+    ),
+    "torch_compile": (True, "compiling would take most of the search's time"),
+    "attention": (
+        "sdpa", "it computes what the mask hides, and document by document does not",
+    ),
+}  # fmt: skip
 SAME_KERNEL = "packed calls the same kernel where it runs"
 
 # Runs settings; the second argument is the least speed in tokens/s that is of interest, or null.
@@ -70,41 +76,29 @@ class Space(Record, frozen=True, kw_only=True):
 def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
     """Return what may be tried; what the manifest names stays as it is."""
     default, free = settings_of(plan), free_settings(draft.spec)
-    gpu, is_packed = draft.gpu, draft.packing.packing != "none"
-    machine = probe_machine(table=[])
+    on_card, is_packed = draft.gpu is not None, draft.packing.packing != "none"
+    machine, total = probe_machine(table=[]), draft.memory_total_bytes
     n_cpus = machine.n_cpus_usable
     workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
-    space = Space(
+    may_route = on_card and "attention" in free
+    left_out = [(replace(default, attention="varlen"), SAME_KERNEL)] if may_route else []
+    if not on_card:
+        left_out = [
+            (replace(default, **{name: value}), f"not tried on a CPU: {why}")
+            for name, (value, why) in NOT_ON_CPU.items()
+            if name in free and getattr(default, name) != value
+        ]
+    by_threads = not on_card and "n_threads" in free
+    return Space(
         default=default,
         free=free,
-        on_card=gpu is not None,
-        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
-    )
-    if gpu is None:
-        threads = threads_to_try(n_cpus, machine.n_cpus_physical) if "n_threads" in free else ()
-        return replace(space, n_threads=threads, left_out=_not_on_cpu(default, free))
-    total, may_route = gpu.memory_total_bytes, "attention" in free
-    return replace(
-        space,
+        on_card=on_card,
         usable_bytes=None if total is None else int(USABLE_FRACTION * total),
         attentions=MASKED if may_route else (),
-        may_compile="torch_compile" in free and is_packed and plan.method != "qlora",
-        left_out=((replace(default, attention="varlen"), SAME_KERNEL),) if may_route else (),
-    )
-
-
-def _not_on_cpu(
-    default: TunedSettings, free: frozenset[str]
-) -> tuple[tuple[TunedSettings, str], ...]:
-    others = {
-        "gradient_checkpointing": replace(default, gradient_checkpointing=True),
-        "torch_compile": replace(default, torch_compile=True),
-        "attention": replace(default, attention="sdpa"),
-    }
-    return tuple(
-        (other, f"not tried on a CPU: {ON_CPU[name]}")
-        for name, other in others.items()
-        if name in free and other != default
+        may_compile=on_card and "torch_compile" in free and is_packed and plan.method != "qlora",
+        n_threads=threads_to_try(n_cpus, machine.n_cpus_physical) if by_threads else (),
+        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
+        left_out=tuple(left_out),
     )
 
 
@@ -116,14 +110,10 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
 
 def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
     """Put a choice into a plan; its cost and predictions are no longer of it."""
-    n_workers = settings.dataloader_num_workers
-    inline = settings.loader == "workers" and not n_workers
-    return replace(
-        plan,
-        **asdict(settings),
-        dataloader_prefetch_factor=0 if inline else spec.dataloader_prefetch_factor,
-        dataloader_persistent_workers=spec.dataloader_persistent_workers and n_workers > 0,
-    )
+    loader = {key: getattr(settings, key) for key in ("loader", "dataloader_num_workers")}
+    chosen = choose_loader(replace(spec, **loader), "none")
+    follows = {name: value for name, (value, _) in chosen.items()}
+    return replace(plan, **{**asdict(settings), **follows})
 
 
 class Search(Struct, kw_only=True):
@@ -154,12 +144,22 @@ class Search(Struct, kw_only=True):
             self._explore_card()
         else:
             self._explore_cpu()
-        for choice, reason in self.space.left_out:
-            self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
+        self._leave_out(self.space.left_out)
 
-    def best(self) -> TunedSettings | None:
-        """Return the fastest that agrees with the manifest; the default or the simpler of a tie."""
-        return self._best(self._agreeing())
+    def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
+        """Return the fastest that agrees with the manifest; the default or the simpler of a tie.
+
+        ``like``: of those alone that are compiled, or not, as these settings are.
+        """
+        default, free = self.space.default, self.space.free
+        rates = {
+            trial.settings: trial.tokens_per_s or 0.0
+            for trial in measured(self.trials.values())
+            if agrees(trial.settings, default, free)
+            and (like is None or trial.settings.torch_compile == like.torch_compile)
+        }
+        tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
+        return min(tied, key=self._complexity, default=None)
 
     def _explore_card(self) -> None:
         space = self.space
@@ -170,27 +170,27 @@ class Search(Struct, kw_only=True):
             self._try(start)
         micros = self._micros() if "batch_size" in space.free else [start.batch_size]
         self._descend(start, micros)
-        best = self._best_like(start)
+        best = self.best(like=start) or start
         for attention in space.attentions:
             self._try(replace(best, attention=attention))
-        self._try_workers(self._best_like(start))
+        self._try_workers(self.best(like=start) or start)
         if space.may_compile:
-            self._try(replace(self._best_like(start), torch_compile=True))
+            self._try(replace(self.best(like=start) or start, torch_compile=True))
         self._try_other_micros()
 
     def _explore_cpu(self) -> None:
         space = self.space
         for n_threads in space.n_threads:
             self._try(replace(space.default, n_threads=n_threads))
-        start = self._best_or_default()
+        start = self.best() or space.default
         if "batch_size" in space.free:
             for rows in self._micros():
                 self._try(self._with_rows(start, rows))
             # The best number of threads may be another one for more or fewer rows.
-            best = self._best_or_default()
+            best = self.best() or space.default
             for n_threads in space.n_threads:
                 self._try(replace(best, n_threads=n_threads))
-        self._try_workers(self._best_or_default())
+        self._try_workers(self.best() or space.default)
         self._try_other_micros()
 
     def _descend(self, start: TunedSettings, micros: list[int]) -> None:
@@ -200,30 +200,31 @@ class Search(Struct, kw_only=True):
         again only for more rows than could be run without that.
         """
         ran: list[int] = []
-        for again in self._checkpointings():
-            rows_here = [n for n in micros if not ran or n > max(ran)] if again else micros
+        free = "gradient_checkpointing" in self.space.free
+        for again in (False, True) if free else (self.space.default.gradient_checkpointing,):
+            choices = [
+                replace(self._with_rows(start, rows), gradient_checkpointing=again)
+                for rows in micros
+                if not again or not ran or rows > max(ran)
+            ]
             fastest = 0.0
-            for i, rows in enumerate(rows_here):
-                choice = replace(self._with_rows(start, rows), gradient_checkpointing=again)
+            for i, choice in enumerate(choices):
                 trial = self._try(choice)
-                if trial.outcome in ("measured", "given up"):
-                    ran += [] if again else [rows]
-                    rate = trial.tokens_per_s or 0.0
-                    # More rows, computed again, against fewer that were not.
-                    is_no_gain = again and bool(ran) and trial.outcome == "given up"
-                    if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
-                        self._leave_out(start, rows_here[i + 1 :], again=again, slower=rows)
-                        break
-                    fastest = max(fastest, rate)
+                if trial.outcome not in ("measured", "given up"):
+                    continue
+                ran += [] if again else [choice.batch_size]
+                rate = trial.tokens_per_s or 0.0
+                # More rows, computed again, against fewer that were not.
+                is_no_gain = again and bool(ran) and trial.outcome == "given up"
+                if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
+                    why = f"dominated: {choice.batch_size} rows were slower already"
+                    self._leave_out((other, why) for other in choices[i + 1 :])
+                    break
+                fastest = max(fastest, rate)
 
-    def _leave_out(
-        self, start: TunedSettings, micros: Iterable[int], *, again: bool, slower: int
-    ) -> None:
-        for rows in micros:
-            choice = replace(self._with_rows(start, rows), gradient_checkpointing=again)
-            if choice not in self.trials:
-                why = f"dominated: {slower} rows were slower already"
-                self.trials[choice] = _left_out(choice, why, self.predict(choice))
+    def _leave_out(self, choices: Iterable[tuple[TunedSettings, str]]) -> None:
+        for choice, reason in choices:
+            self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
 
     def _try_workers(self, base: TunedSettings) -> None:
         for n in self.space.n_workers:
@@ -234,7 +235,7 @@ class Search(Struct, kw_only=True):
         """Try other splits of a batch that the manifest splits: for the user to know, last."""
         if "batch_size" not in self.space.free:
             for rows in self._micros():
-                self._try(self._with_rows(self._best_or_default(), rows))
+                self._try(self._with_rows(self.best() or self.space.default, rows))
 
     def _checkpointings(self) -> tuple[bool, ...]:
         if "gradient_checkpointing" in self.space.free:
@@ -264,7 +265,19 @@ class Search(Struct, kw_only=True):
             return _left_out(choice, f"memory: {sizes}", peak)
         if not is_default and self.clock() >= self._end_s:
             return _left_out(choice, f"budget: the {self.max_s:g} s of the search were over", peak)
-        trial = trial_of(choice, self.run(choice, least), predicted_bytes=peak)
+        result = self.run(choice, least)
+        is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
+        trial = TuningTrial(
+            settings=choice,
+            outcome=result.outcome,
+            reason=result.problem,
+            predicted_peak_bytes=peak,
+            peak_memory_bytes=result.peak_memory_bytes,
+            tokens_per_s=result.tokens_per_s if is_timed else None,
+            step_s=result.timed_s / result.n_timed_steps if is_timed else None,
+            startup_s=result.startup_s if is_timed else None,
+            n_timed_steps=result.n_timed_steps,
+        )
         self.keep(trial)
         return trial
 
@@ -276,32 +289,6 @@ class Search(Struct, kw_only=True):
             if trial.settings.torch_compile == choice.torch_compile
         ]
         return WORTH_FRACTION * max(rates) if rates else None
-
-    def _agreeing(self) -> list[TuningTrial]:
-        space = self.space
-        return [
-            trial
-            for trial in measured(self.trials.values())
-            if agrees(trial.settings, space.default, space.free)
-        ]
-
-    def _best_or_default(self) -> TunedSettings:
-        return self.best() or self.space.default
-
-    def _best_like(self, start: TunedSettings) -> TunedSettings:
-        alike = [t for t in self._agreeing() if t.settings.torch_compile == start.torch_compile]
-        return self._best(alike) or start
-
-    def _best(self, trials: list[TuningTrial]) -> TunedSettings | None:
-        if not trials:
-            return None
-        fastest = max(trial.tokens_per_s or 0.0 for trial in trials)
-        tied = [
-            trial.settings
-            for trial in trials
-            if (trial.tokens_per_s or 0.0) * (1 + TIE_FRACTION) >= fastest
-        ]
-        return min(tied, key=self._complexity)
 
     def _complexity(self, choice: TunedSettings) -> tuple[float, ...]:
         """Order choices of a tie: the default first, then by what each needs besides."""
@@ -315,23 +302,6 @@ class Search(Struct, kw_only=True):
             choice.n_threads or 0,
             choice.gradient_accumulation_steps,
         )
-
-
-def trial_of(
-    settings: TunedSettings, result: TrialResult, *, predicted_bytes: int | None
-) -> TuningTrial:
-    is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)
-    return TuningTrial(
-        settings=settings,
-        outcome=result.outcome,
-        reason=result.problem,
-        predicted_peak_bytes=predicted_bytes,
-        peak_memory_bytes=result.peak_memory_bytes,
-        tokens_per_s=result.tokens_per_s if is_timed else None,
-        step_s=result.timed_s / result.n_timed_steps if is_timed else None,
-        startup_s=result.startup_s if is_timed else None,
-        n_timed_steps=result.n_timed_steps,
-    )
 
 
 def _still_holds(known: TuningTrial, least: float | None) -> bool:

@@ -20,7 +20,6 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
 from expertflow.studies.estimate import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
-from expertflow.studies.records import Estimate
 from expertflow.studies.search import Search, space_of, with_settings
 from expertflow.studies.tune_cache import Pair, TrialCache, open_cache
 from expertflow.studies.variants import one_process
@@ -90,7 +89,7 @@ def tune(
         pairs = _pairs(bench, cache, search, best, end_s=began_s + job.max_s)
         gpu_name = cache.kept.gpu_name
     was_cached = any(trial is search.known.get(t) for t, trial in search.trials.items())
-    best, gain = _judge(search, best, pairs)
+    best, *gain = _judge(search, best, pairs)
     speed = _speeds(search, pairs, best)
     return TuningRecord(
         expert=job.expert,
@@ -104,9 +103,9 @@ def tune(
         default=default,
         default_tokens_per_s=speed[default],
         best_tokens_per_s=None if best is None else speed[best],
-        gain=gain.value if isinstance(gain, Estimate) else gain,
-        gain_low=gain.low if isinstance(gain, Estimate) else None,
-        gain_high=gain.high if isinstance(gain, Estimate) else None,
+        gain=gain[0],
+        gain_low=gain[1],
+        gain_high=gain[2],
         trials=tuple(search.trials.values()),
         search_s=clock() - began_s,
         was_cached=was_cached,
@@ -223,23 +222,23 @@ def _likely_s(trial: TuningTrial) -> float:
 
 def _judge(
     search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
-) -> tuple[TunedSettings | None, Estimate | float | None]:
-    """Return what wins, and its gain: the default, where the pairs show none that is certain."""
+) -> tuple[TunedSettings | None, float | None, float | None, float | None]:
+    """Return what wins, its gain and the interval: the default, where no gain is certain."""
     default = search.space.default
     if best is None or best == default:
-        return best, None if best is None else 1.0
+        return best, None if best is None else 1.0, None, None
     if search.trials[default].outcome != "measured":
-        return best, None
+        return best, None, None, None
     if len(pairs) < N_PAIRS:
         n_pairs = len(pairs)
         log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
-        return default, None
+        return default, None, None, None
     gain = estimate([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)
-        return default, 1.0
-    return best, gain
+        return default, 1.0, None, None
+    return best, gain.value, gain.low, gain.high
 
 
 def _speeds(

@@ -73,15 +73,10 @@ def open_cache(folder: Path, *, key: str, made_by: tuple[str, ...]) -> Iterator[
             log.info("the same is being tuned already; waiting, to take its trials over")
             try_lock(stream, wait=True)
         path = folder / f"{name}.json"
-        yield TrialCache(path, _read(path) or CachedTrials(key=key, made_by=made_by))
-
-
-def _read(path: Path) -> CachedTrials | None:
-    if not path.is_file():
-        return None
-    try:
-        kept: CachedTrials = read_record(CachedTrials, path)
-    except DataError as error:
-        log.warning("%s; tuned anew", error)
-        return None
-    return kept
+        kept = CachedTrials(key=key, made_by=made_by)
+        if path.is_file():
+            try:
+                kept = read_record(CachedTrials, path)
+            except DataError as error:
+                log.warning("%s; tuned anew", error)
+        yield TrialCache(path, kept)
