@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 from hostile_predictions import PREDICTIONS, records
 
 from expertflow.core.records import Record
@@ -50,7 +51,7 @@ class Surroundings:
             connection.executemany("INSERT INTO item VALUES (?, ?)", [(1, "a"), (2, "b")])
         os.environ["EXPERTFLOW_HOSTILE_SECRET"] = SECRET
         # What other tests of this process left running is not the predictions' doing.
-        self._before = {process for process, _ in _children().get(os.getpid(), [])}
+        self._before = {process.pid for process in psutil.Process().children()}
         _adopt_orphans(True)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
@@ -62,10 +63,10 @@ class Surroundings:
         del os.environ["EXPERTFLOW_HOSTILE_SECRET"]
         # Later tests wait until processes are gone, so the dead that were adopted are buried.
         _adopt_orphans(False)
-        for process, state in _children().get(os.getpid(), []):
-            if state == "Z" and process not in self._before:
+        for process in psutil.Process().children():
+            if _is_dead(process) and process.pid not in self._before:
                 with suppress(ChildProcessError):
-                    os.waitpid(process, os.WNOHANG)
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def harm(self, verdict: Verdict) -> list[str]:
         """Name what changed."""
@@ -133,26 +134,16 @@ def _descendants(spared: Collection[int]) -> list[int]:
 
     Children that are ``spared`` are left out, and so is what they have started.
     """
-    children = _children()
-    found: list[int] = []
-    parents = [os.getpid()]
-    for parent in parents:
-        for process, state in children.get(parent, []):
-            if process not in spared:
-                parents.append(process)
-                found += [process] if state != "Z" else []
-    return found
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        if child.pid not in spared:
+            with suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
+    return [process.pid for process in found if not _is_dead(process)]
 
 
-def _children() -> dict[int, list[tuple[int, str]]]:
-    """List all processes of the machine by their parents, each with its state."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # A name may be cut within a letter.
-            stat = folder.joinpath("stat").read_bytes()
-        except OSError:
-            continue
-        state, parent = stat.rpartition(b")")[2].split()[:2]
-        children.setdefault(int(parent), []).append((int(folder.name), state.decode()))
-    return children
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -46,7 +46,7 @@ class Parrot(Struct):
         return 3.0 - 0.2 * self.skill
 
 
-def speak(model: Parrot, prompts: list[list[int]], **how: Any) -> list[Answer]:
+def speak(model: Parrot, prompts: list[list[int]], *_: Any) -> list[Answer]:
     texts = [model.answer("".join(map(chr, prompt))) for prompt in prompts]
     return [Answer(text, len(text), ended=text != "dunno") for text in texts]
 
@@ -304,6 +304,7 @@ def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
 
 def test_one_model_is_held_at_a_time() -> None:
     alive: list[str] = []
+    loaded: list[str] = []
 
     class Heavy(Parrot):
         def __del__(self) -> None:
@@ -313,12 +314,13 @@ def test_one_model_is_held_at_a_time() -> None:
         name = str(folder)
         assert not alive, "the model before it is still there"
         alive.append(name)
+        loaded.append(name)
         return Heavy(name, 0)
 
     models = Models(load, Path("checkpoint"))
     for place in (None, None, ".", "steps/step-1", ".", "."):
         models.get(place)
-    assert models.n_loaded == 4
+    assert loaded == ["None", "checkpoint", "checkpoint/steps/step-1", "checkpoint"]
     models.release()
     assert not alive
 

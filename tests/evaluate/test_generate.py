@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from made_up_documents import spec
 from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 
 from expertflow.core.errors import EvaluationError
+from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import generate
-from expertflow.evaluate.generate import Answer, Draws, answers, finished
+from expertflow.evaluate.generate import Answer, Draws, PromptCodec, answers, finished
 from expertflow.evaluate.records import Decoding
 from expertflow.train.model import attention
 
 ENGINE = Pairs()
+CODEC = PromptCodec(ENGINE, chatml_layout())
 SAMPLED = Decoding(temperature=0.9, top_p=0.95, top_k=20)
 
 
@@ -24,10 +27,8 @@ def model() -> Qwen3ForCausalLM:
 
 
 def ask(model: Any, asked: list[list[int]], batch_size: int = 4, **changes: Any) -> list[Answer]:
-    settings: dict[str, Any] = {"decoding": Decoding(), "max_new_tokens": 12, "seed": 0, **changes}
-    return answers(
-        model, asked, engine=ENGINE, end_id=END, pad_id=PAD, batch_size=batch_size, **settings
-    )
+    how = spec(**{"batch_size": batch_size, "max_new_tokens": 12, **changes})
+    return answers(model, asked, CODEC, how)
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), SAMPLED])

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from made_up_documents import spec
 from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
 from support import LORA
 
 from expertflow.core.errors import EvaluationError
+from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import likelihood
 from expertflow.evaluate.evaluator import Models
-from expertflow.evaluate.generate import answers
+from expertflow.evaluate.generate import PromptCodec, answers
 from expertflow.evaluate.likelihood import choose_options, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import Decoding, Example
+from expertflow.evaluate.records import Example
 from expertflow.evaluate.tasks.choice import wordings
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import causal_lm
@@ -53,10 +55,8 @@ def test_a_model_that_was_asked_can_be_let_go() -> None:
     add_adapter(tiny_qwen3(), LORA)
     models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
     model = weakref.ref(causal_lm(models.get(None)))
-    answers(
-        models.get(None), prompts(3, 5), engine=Pairs(), end_id=END, pad_id=PAD,
-        decoding=Decoding(), max_new_tokens=4, batch_size=2, seed=0,
-    )  # fmt: skip
+    how = spec(max_new_tokens=4)
+    answers(models.get(None), prompts(3, 5), PromptCodec(Pairs(), chatml_layout()), how)
     log_likelihoods(models.get(None), PAIRS, pad_id=PAD, batch_size=2)
     models.release()
     assert model() is None, "two models would be on a card"

@@ -191,16 +191,16 @@ def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
     documents = [document(i, f"q{i}", "" if i % 10 else "bad") for i in range(60)]
     ordered = sorted(documents, key=seeded_key(how.seed))
     expected = [one.document_id for one in ordered if one.row % 10][:24]
-    found = choose_judgeable(documents, how, LAYOUT, Judge())
-    assert [one.document_id for one in found.documents] == expected
+    found, reasons = choose_judgeable(documents, how, LAYOUT, Judge())
+    assert [one.document_id for one in found] == expected
     last = [one.document_id for one in ordered].index(expected[-1])
-    assert found.n_unusable == last + 1 - 24 > 0
-    assert found.reason is not None and found.reason.endswith("no number")
+    assert len(reasons) == last + 1 - 24 > 0
+    assert reasons[0].endswith("no number")
 
 
 def test_two_of_a_handful_are_borne_but_not_all() -> None:
     two = [document(i, f"q{i}", "bad" if i < 2 else "") for i in range(4)]
-    assert choose_judgeable(two, spec(), LAYOUT, Judge()).n_unusable == 2
+    assert len(choose_judgeable(two, spec(), LAYOUT, Judge())[1]) == 2
     with pytest.raises(EvaluationError, match="2 of 2 held-out references"):
         choose_judgeable(two[:2], spec(), LAYOUT, Judge())
 
@@ -210,7 +210,7 @@ def test_many_are_a_fault_of_the_setting(n_bad: int, raises: bool) -> None:
     how = spec(max_examples=99)
     documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(40)]
     if not raises:
-        assert choose_judgeable(documents, how, LAYOUT, Judge()).n_unusable == n_bad
+        assert len(choose_judgeable(documents, how, LAYOUT, Judge())[1]) == n_bad
         return
     with pytest.raises(EvaluationError, match=r"cannot be judged by evaluation\.task exact_match"):
         choose_judgeable(documents, how, LAYOUT, Judge())

@@ -64,11 +64,8 @@ def test_a_database_stays_open_until_a_query_is_refused_or_runs_out(
         opened.append(reader._open and reader._open[1])
         return answer.kind
 
-    assert [kind("SELECT id FROM item"), kind("SELECT nope"), kind("SELECT 1")] == [
-        "rows",
-        "syntax_error",
-        "rows",
-    ]
+    kinds = [kind(query) for query in ("SELECT id FROM item", "SELECT nope", "SELECT 1")]
+    assert kinds == ["rows", "syntax_error", "rows"]
     assert opened[0] is opened[1] is opened[2] is not None
     for query, refused in {
         "SELECT load_extension('x')": "not_a_query",

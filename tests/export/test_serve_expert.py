@@ -15,8 +15,8 @@ import serve_expert
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
 from expertflow.data.records import Turn
-from expertflow.evaluate.generate import answers
-from expertflow.evaluate.records import Decoding
+from expertflow.evaluate.generate import PromptCodec, answers
+from expertflow.evaluate.records import Decoding, EvaluationSpec
 from expertflow.export.model_files import write_system_prompt
 from expertflow.export.serve import Expert, answer_once, chat, find_model, load_expert, visible
 
@@ -41,12 +41,12 @@ def user(text: str) -> Turn:
 
 
 def as_scored(expert: Expert, turns: list[Turn], decoding: Decoding | None = None) -> str:
-    special = expert.engine.special_id
-    found = answers(
-        expert.model, [expert.prompt_ids(turns)], engine=expert.engine, seed=0, batch_size=1,
-        end_id=special("<|im_end|>"), pad_id=special("<|endoftext|>"), max_new_tokens=16,
-        decoding=decoding or Decoding(),
+    how = EvaluationSpec(
+        task="exact_match", max_examples=1, n_selection_examples=0, max_new_tokens=16,
+        batch_size=1, decoding=decoding or Decoding(),
     )  # fmt: skip
+    codec = PromptCodec(expert.engine, expert.layout)
+    found = answers(expert.model, [expert.prompt_ids(turns)], codec, how)
     return found[0].text
 
 

@@ -112,11 +112,7 @@ def chosen(
 
 
 def check_there(training: TrainingRecord, checkpoint: Path) -> None:
-    """Make sure that all candidates can be loaded before any of them is.
-
-    Raises:
-        EvaluationError: one is missing.
-    """
+    """Refuse to begin where the weights of any candidate are missing."""
     for candidate in training.candidates:
         folder = checkpoint / candidate.path
         names = ("config.json", "adapter_config.json")

@@ -101,10 +101,10 @@ class Comparison:
         ]
         return judge_pairs(spec.judge, pairs, seed=spec.seed)
 
-    def unavailable_parts(self, record: EvaluationRecord, unusable: str | None) -> dict[str, str]:
+    def unavailable_parts(self, record: EvaluationRecord, unusable: list[str]) -> dict[str, str]:
         """Return why fields of the record are empty, by their paths in it.
 
-        Both sides lack the same. ``unusable`` is the first reason why a reference cannot be judged.
+        Both sides lack the same. ``unusable`` are reasons why references cannot be judged.
         """
         found = dict(self.unavailable)
         side, earlier, published = record.before, record.earlier, record.published
@@ -126,8 +126,8 @@ class Comparison:
         elif side.n_generated_tokens is None:
             why = "options are compared, nothing is generated"
             both(why, "n_generated_tokens", "n_cut_off")
-        if record.n_unusable_references and unusable is not None:
-            found["n_unusable_references"] = unusable
+        if unusable:
+            found["n_unusable_references"] = unusable[0]
         if not published.candidates:
             found["published.candidates"] = published.reason
         if earlier is None:

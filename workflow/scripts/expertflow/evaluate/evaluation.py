@@ -20,12 +20,12 @@ from expertflow.evaluate.choose_checkpoint import (
     no_choice,
 )
 from expertflow.evaluate.comparisons import Comparison
-from expertflow.evaluate.evaluator import ModelEvaluator, Models, Outcome, Place, PromptCodec
+from expertflow.evaluate.evaluator import ModelEvaluator, Models, Outcome, Place
+from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import check_trained_rows, read_split
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import (
     EvalExample,
-    Judgeable,
     Questions,
     choose_judgeable,
     choose_questions,
@@ -81,7 +81,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     check_there(training, inputs.checkpoint)
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=spec.seed)
     evaluator = _evaluator(inputs)
-    usable, questions = _questions(inputs, split.held_out, evaluator)
+    questions, unusable = _questions(inputs, split.held_out, evaluator)
     asked = questions.reported
     before = _outcome(inputs, evaluator, None, asked)
     harness = [_run_harness(evaluator, None, inputs.tokenizer)]
@@ -107,7 +107,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         n_held_out_documents=len(split.held_out),
         n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
-        n_unusable_references=usable.n_unusable,
+        n_unusable_references=len(unusable),
         samples=comparison.samples(),
         worst=comparison.worst(),
         answers_path=str(inputs.answers_path),
@@ -118,7 +118,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     comparison.write_answers(inputs.answers_path)
     if this is not None:
         earlier.note(this, memory)
-    return replace(record, unavailable=comparison.unavailable_parts(record, usable.reason))
+    return replace(record, unavailable=comparison.unavailable_parts(record, unusable))
 
 
 def _evaluator(inputs: EvalInputs) -> ModelEvaluator:
@@ -140,16 +140,16 @@ def _evaluator(inputs: EvalInputs) -> ModelEvaluator:
 
 def _questions(
     inputs: EvalInputs, held_out: list[Document], evaluator: ModelEvaluator
-) -> tuple[Judgeable, Questions]:
+) -> tuple[Questions, list[str]]:
     """Choose the questions; those whose reference cannot be judged make room for others."""
     spec, layout = inputs.spec, inputs.layout
     if not evaluator.can_answer:
-        return Judgeable(documents=[], n_unusable=0, reason=None), Questions([], [])
+        return Questions([], []), []
     if len(inputs.training.candidates) == 1:
         # There is nothing to choose, so none is kept back for it.
         spec = replace(spec, n_selection_examples=0)
-    usable = choose_judgeable(held_out, spec, layout, evaluator.judge)
-    return usable, choose_questions(usable.documents, spec, evaluator.codec.engine, layout)
+    documents, unusable = choose_judgeable(held_out, spec, layout, evaluator.judge)
+    return choose_questions(documents, spec, evaluator.codec.engine, layout), unusable
 
 
 def _outcome(

@@ -12,7 +12,6 @@ import torch
 from msgspec import field
 
 from expertflow.core.records import Record
-from expertflow.data.records import Layout
 from expertflow.evaluate import generate
 from expertflow.evaluate.likelihood import (
     DocumentLosses,
@@ -32,7 +31,6 @@ from expertflow.evaluate.records import (
 from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarise
 from expertflow.evaluate.tasks.registry import score
 from expertflow.tokens.arrow import PackedRows
-from expertflow.tokens.engine import Engine
 
 log = logging.getLogger(__name__)
 # Beyond it exp() leaves the range of floats.
@@ -52,7 +50,6 @@ class Models:
         self._load = load
         self._checkpoint = checkpoint
         self._loaded: tuple[Place, Any] | None = None
-        self.n_loaded = 0
 
     def get(self, place: Place) -> Any:
         """Return the model of a place; another one that is loaded is released first."""
@@ -60,7 +57,6 @@ class Models:
             self.release()
             log.info("loading %s", self.name(place))
             self._loaded = place, self._load(None if place is None else self._checkpoint / place)
-            self.n_loaded += 1
         return self._loaded[1]
 
     def name(self, place: Place) -> str:
@@ -73,21 +69,6 @@ class Models:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-class PromptCodec(Record, frozen=True):
-    engine: Engine
-    layout: Layout
-
-    @property
-    def end_id(self) -> int:
-        """The token that ends an assistant's turn."""
-        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
-
-    @property
-    def pad_id(self) -> int:
-        """The token that pads prompts; it is masked."""
-        return self.engine.special_id(self.layout.text_end)
 
 
 class Generations(Record, frozen=True, kw_only=True):
@@ -124,7 +105,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
 
     models: Models
     spec: EvaluationSpec
-    codec: PromptCodec
+    codec: generate.PromptCodec
     held_out: PackedRows
     micro_batch_size: int
     metric: str | None
@@ -163,11 +144,17 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         )
 
     def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
-        """Let a model answer, and judge what it says; loading it is not timed."""
+        """Ask a model and judge its answers; loading it is not timed."""
         writes = self.spec.task != "multiple_choice"
         model = self.models.get(place)
         start = time.perf_counter()
-        found = (self._generate if writes else self._choose)(model, asked)
+        if writes:
+            prompts = [one.prompt_ids for one in asked]
+            found = generate.answers(model, prompts, self.codec, self.spec)
+        else:
+            found = choose_options(
+                model, asked, pad_id=self.codec.pad_id, batch_size=self.spec.batch_size
+            )
         duration_s = time.perf_counter() - start
         texts = [answer.text for answer in found]
         verdicts = self.judge([one.example for one in asked], texts)
@@ -190,24 +177,6 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             predictions=texts,
             fields=self.spec.fields,
             artefacts={name: Path(path) for name, path in self.spec.artefacts.items()},
-        )
-
-    def _generate(self, model: Any, asked: Sequence[EvalExample]) -> list[generate.Answer]:
-        return generate.answers(
-            model,
-            [one.prompt_ids for one in asked],
-            engine=self.codec.engine,
-            end_id=self.codec.end_id,
-            pad_id=self.codec.pad_id,
-            decoding=self.spec.decoding,
-            max_new_tokens=self.spec.max_new_tokens,
-            batch_size=self.spec.batch_size,
-            seed=self.spec.seed,
-        )
-
-    def _choose(self, model: Any, asked: Sequence[EvalExample]) -> list[generate.Answer]:
-        return choose_options(
-            model, asked, pad_id=self.codec.pad_id, batch_size=self.spec.batch_size
         )
 
     def _reference_losses(self, place: Place, asked: Sequence[EvalExample]) -> list[float]:

@@ -27,9 +27,10 @@ from transformers import (
 from expertflow.core.errors import EvaluationError
 from expertflow.core.progress import Progress
 from expertflow.core.records import Record
+from expertflow.data.records import Layout
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
-from expertflow.evaluate.records import Decoding
-from expertflow.tokens.engine import Encoder
+from expertflow.evaluate.records import Decoding, EvaluationSpec
+from expertflow.tokens.engine import Encoder, Engine
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.model.packed import causal_lm
 
@@ -55,25 +56,31 @@ class Answer(Record, frozen=True):
     not_asked: str | None = None
 
 
+class PromptCodec(Record, frozen=True):
+    engine: Engine
+    layout: Layout
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends an assistant's turn."""
+        return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
+
+    @property
+    def pad_id(self) -> int:
+        """The token that ends a text, and pads prompts; it is masked."""
+        return self.engine.special_id(self.layout.text_end)
+
+
 def answers(
-    model: Any,
-    prompts: Sequence[list[int]],
-    *,
-    engine: Encoder,
-    end_id: int,
-    pad_id: int,
-    decoding: Decoding,
-    max_new_tokens: int,
-    batch_size: int,
-    seed: int,
+    model: Any, prompts: Sequence[list[int]], codec: PromptCodec, spec: EvaluationSpec
 ) -> list[Answer]:
     """Continue each prompt (token ids) until it ends by itself; in the order of the prompts.
 
-    An answer ends with the turn, the text (``pad_id``), a token that the model's own settings name,
-    a stop text, ``max_new_tokens``, or the model's last position. Where the prompt leaves no
-    position, nothing is asked and ``not_asked`` says so.
+    An answer ends with the turn, the text, a token that the model's own settings name, a stop text,
+    ``max_new_tokens``, or the model's last position. Where the prompt leaves no position, nothing
+    is asked and ``not_asked`` says so.
 
-    The answer to a prompt depends on the prompt, the model and ``seed``, not on its batch: draws
+    The answer to a prompt depends on the prompt, the model and the seed, not on its batch: draws
     are seeded by the prompt. Sums in batches of other sizes round differently, though. In fp32
     that hardly ever decides a token; in bf16 on a card it does where two tokens are about equal,
     so there answers are the same for the same card and batch size only.
@@ -82,11 +89,11 @@ def answers(
         EvaluationError: one prompt alone does not fit into memory.
     """
     lm = causal_lm(model)
-    ends = end_ids(lm.generation_config, end_id, pad_id)
-    n_positions = positions_of(lm.config)
-    rooms = [max_new_tokens] * len(prompts)
+    ends = end_ids(lm.generation_config, codec.end_id, codec.pad_id)
+    n_positions, batch_size = positions_of(lm.config), spec.batch_size
+    rooms = [spec.max_new_tokens] * len(prompts)
     if n_positions is not None:
-        rooms = [max(0, min(max_new_tokens, n_positions - len(prompt))) for prompt in prompts]
+        rooms = [max(0, min(spec.max_new_tokens, n_positions - len(p))) for p in prompts]
     found: dict[int, Answer] = {}
     for i, prompt in enumerate(prompts):
         if rooms[i] == 0:
@@ -95,23 +102,18 @@ def answers(
             found[i] = Answer("", 0, ended=False, not_asked=why)
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = Progress("answering", total=len(waiting), unit="questions")
-    with torch.inference_mode(), generating(lm, ends=ends, pad_id=pad_id):
+    with torch.inference_mode(), generating(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:
             chosen = waiting[:batch_size]
             try:
                 rows = _continued(
-                    lm,
-                    [prompts[i] for i in chosen],
-                    [rooms[i] for i in chosen],
-                    engine=engine,
-                    decoding=decoding,
-                    seed=seed,
+                    lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], codec.engine, spec
                 )
             except RuntimeError as error:
                 batch_size = halved(len(chosen), error)
                 continue
             for i, row in zip(chosen, rows, strict=True):
-                found[i] = finished(row, engine=engine, ends=ends, stops=decoding.stop)
+                found[i] = finished(row, engine=codec.engine, ends=ends, stops=spec.decoding.stop)
             del waiting[: len(chosen)]
             progress.add(len(chosen))
     return [found[i] for i in range(len(prompts))]
@@ -146,12 +148,7 @@ def finished(
 
 
 def halved(n_rows: int, error: RuntimeError) -> int:
-    """Return half of a batch that did not fit into memory.
-
-    Raises:
-        EvaluationError: it was a single prompt.
-        RuntimeError: it is another error.
-    """
+    """Return half of a batch that did not fit into memory; raise for one row or another error."""
     if not is_out_of_memory(error):
         raise error
     if n_rows == 1:
@@ -191,10 +188,8 @@ def _continued(
     lm: PreTrainedModel,
     prompts: list[list[int]],
     rooms: list[int],
-    *,
     engine: Encoder,
-    decoding: Decoding,
-    seed: int,
+    spec: EvaluationSpec,
 ) -> list[list[int]]:
     """Return the ids that follow each prompt, at most its room; padded where others go on."""
     config = lm.generation_config
@@ -205,8 +200,9 @@ def _continued(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
         mask[row, longest - len(prompt) :] = 1
     processors = LogitsProcessorList()
-    if decoding.temperature > 0:
-        processors.append(Draws(decoding, prompts, seed))
+    if spec.decoding.temperature > 0:
+        processors.append(Draws(spec.decoding, prompts, spec.seed))
+    endings = Endings(longest, rooms, engine, spec.decoding.stop)
     out = lm.generate(
         input_ids=ids.to(lm.device),
         attention_mask=mask.to(lm.device),
@@ -214,7 +210,7 @@ def _continued(
             **{**config.to_diff_dict(), "max_new_tokens": max(rooms)}
         ),
         logits_processor=processors,
-        stopping_criteria=StoppingCriteriaList([Endings(longest, rooms, engine, decoding.stop)]),
+        stopping_criteria=StoppingCriteriaList([endings]),
     )
     rows = out[:, longest:].tolist()
     return [row[:room] for row, room in zip(rows, rooms, strict=True)]
@@ -249,7 +245,7 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
 
 
 class Endings(StoppingCriteria):  # type: ignore[misc]
-    """Tell which rows have no room to go on, or wrote a stop text.
+    """Find which rows have no room to go on, or wrote a stop text.
 
     A stop text may lie across tokens, and begin or end within one, so the last tokens are decoded
     at every step; what looks like an end is looked up in the whole.

@@ -135,11 +135,7 @@ def _known(value: Any) -> float | None:
 
 
 def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
-    """Return what finds the tasks, and their names.
-
-    Raises:
-        EvaluationError: a YAML file names no task.
-    """
+    """Return what finds the tasks, and their names, of which a YAML file needs one."""
     import yaml
 
     tasks: Any = importlib.import_module("lm_eval.tasks")

@@ -60,14 +60,6 @@ class Questions(Record, frozen=True):
     selection: list[EvalExample]
 
 
-class Judgeable(Record, frozen=True, kw_only=True):
-    """Documents that can be asked, and what was left out for them. ``reason`` is of the first."""
-
-    documents: list[Document]
-    n_unusable: int
-    reason: str | None
-
-
 class RenderedExample(Record, frozen=True):
     """A question with its answer, any answer and the options, each as training would lay it out."""
 
@@ -121,10 +113,10 @@ def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
 
 def choose_judgeable(
     documents: Iterable[Document], spec: EvaluationSpec, layout: Layout, judge: Judge
-) -> Judgeable:
+) -> tuple[list[Document], list[str]]:
     """Take as many documents as an evaluation asks, in its order, whose references can be judged.
 
-    Done before a model is paid to answer them.
+    Done before a model is paid to answer them. Return why others were left out, too.
 
     Raises:
         EvaluationError: more than a fifth of those that were tried cannot be.
@@ -141,15 +133,15 @@ def choose_judgeable(
         if not kept:
             break
         n_next = n_wanted - len(kept)
-    n, n_bad = len(kept) + len(reasons), len(reasons)
-    if n_bad > max(MAX_UNUSABLE_FRACTION * n, N_ALWAYS_BORNE if kept else 0):
+    n_bad, n_tried = len(reasons), len(kept) + len(reasons)
+    if n_bad > max(MAX_UNUSABLE_FRACTION * n_tried, N_ALWAYS_BORNE if kept else 0):
         raise EvaluationError(
-            f"{n_bad} of {n} held-out references cannot be judged by evaluation.task {spec.task};"
-            f" correct the setting or the data. The first: {reasons[0]}"
+            f"{n_bad} of {n_tried} held-out references cannot be judged by evaluation.task"
+            f" {spec.task}; correct the setting or the data. The first: {reasons[0]}"
         )
     if reasons:
         log.warning("%d references cannot be judged, the first: %s", n_bad, reasons[0])
-    return Judgeable(documents=kept, n_unusable=n_bad, reason=next(iter(reasons), None))
+    return kept, reasons
 
 
 def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
@@ -231,7 +223,7 @@ def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Seg
 def _eval_example(
     rendered: RenderedExample, tokenised: list[tuple[list[int], list[int]]]
 ) -> EvalExample:
-    """Put a question together from the ids and learned spans of all its layouts."""
+    """Assemble a question from the ids and learned spans of all its layouts."""
     (prompt, _none), *learned = tokenised
     # What follows the last learned token, e.g. a line end, nobody writes.
     wholes = [(ids[: spans[-1]], spans[0]) for ids, spans in learned]

@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec.structs import asdict
 
 from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
@@ -177,24 +178,17 @@ def _context(inputs: CardInputs, exported: Exported) -> dict[str, Any]:
     hours = training.time.wall_s / 3600
     energy = "energy_all_j" if training.world_size > 1 else "energy_j"
     return {
+        **asdict(inputs),
+        **asdict(exported),
         "is_demo": inputs.is_demo,
         "conflicts": conflicts(inputs.made_from),
         "remarks": remarks(inputs.made_from),
-        "spec": inputs.spec,
         "decoding": inputs.spec.decoding,
         "vllm_settings": vllm_settings(inputs.spec.decoding),
         "sources": inputs.datasets.sources,
-        "model": inputs.model,
-        "plan": inputs.plan,
-        "training": training,
-        "monitor": inputs.monitor,
-        "evaluation": evaluation,
         "before": evaluation.before,
         "after": evaluation.after,
         "published": evaluation.published,
-        "record": exported.record,
-        "comparison": exported.comparison,
-        "code_sha256": inputs.code,
         "hours": hours,
         "energy_j": getattr(inputs.monitor, energy),
         "energy_reason": inputs.monitor.unavailable.get(energy, "the monitor did not record it"),

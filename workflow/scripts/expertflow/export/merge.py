@@ -243,7 +243,7 @@ def compare(trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str
 
 
 def check(expert: str, comparison: Comparison, *, checkpoint: str) -> None:
-    """Let only files pass that say what the trained model says.
+    """Refuse files that do not say what the trained model says.
 
     Raises:
         TrainingError: loss or logits moved by more than rounding moves them.

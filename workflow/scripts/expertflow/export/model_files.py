@@ -56,11 +56,7 @@ def published_folder(checkpoint: Path, published: Published, training: TrainingR
 
 
 def check_weights(model: Any, published: Published, folder: Path) -> None:
-    """Make sure that what was loaded is what training wrote and evaluation scored.
-
-    Raises:
-        TrainingError: the weights' hash is another one.
-    """
+    """Refuse weights that are not those that training wrote and evaluation scored."""
     adapter = hasattr(model, "merge_and_unload")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not adapter or ".lora_" in name)
@@ -108,7 +104,7 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 
 
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
-    """Put tokenizer, chat template and the base's licence beside the weights.
+    """Copy tokenizer, chat template and the base's licence beside the weights.
 
     Return the names of the licence's files.
     """
@@ -126,17 +122,13 @@ def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, .
 
 
 def write_system_prompt(folder: Path, system_prompt: str | None) -> None:
-    """Put the system prompt of training beside the weights, byte for byte."""
+    """Write the system prompt of training beside the weights, byte for byte."""
     if system_prompt is not None:
         (folder / SYSTEM_PROMPT).write_bytes(system_prompt.encode())
 
 
 def read_system_prompt(folder: Path) -> str | None:
-    """Return the system prompt that a model was trained with, if it was with one.
-
-    Raises:
-        ConfigError: the file is not UTF-8.
-    """
+    """Return the system prompt that a model was trained with, if there was one."""
     path = folder / SYSTEM_PROMPT
     try:
         return path.read_bytes().decode() if path.is_file() else None

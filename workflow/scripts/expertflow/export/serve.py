@@ -167,11 +167,7 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
 
 
 def find_model(folder: Path) -> Path:
-    """Return the folder of weights: an expert's exported model, or the folder itself.
-
-    Raises:
-        ConfigError: neither holds a model.
-    """
+    """Return the folder of weights: an expert's exported model, or the folder itself."""
     for place in (folder / "merged", folder):
         if (place / "config.json").is_file():
             return place

@@ -15,14 +15,17 @@ With ``*`` as a projection nothing is changed, since each variable is part of th
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from expertflow.evaluate.cypher.paths import Path, closing_brackets, find_paths, read_path
 from expertflow.evaluate.cypher.tokens import (
     VARIABLES,
+    Path,
     Token,
     at,
+    closing_brackets,
+    find_paths,
     is_operator,
     nesting,
     number_variables,
+    read_path,
 )
 
 Tokens = list[Token]
@@ -47,7 +50,7 @@ _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 
 
 def common_form(tokens: Sequence[Token]) -> Tokens:
-    """Give the form of a legal query whose words ``classify`` has named."""
+    """Return the form of a legal query whose words ``classify`` has named."""
     result = list(tokens)
     if not _projects_all(result):
         result = _without_column_names(result)
@@ -153,7 +156,7 @@ def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
 
 
 def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    """Give what sorting looks at: everything but the names of variables."""
+    """Return what sorting looks at: everything but the names of variables."""
     return [(t.kind, "") if t.kind in VARIABLES else (t.kind, t.text) for t in tokens]
 
 

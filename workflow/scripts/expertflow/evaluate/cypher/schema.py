@@ -15,8 +15,16 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from expertflow.evaluate.cypher.paths import Entity, Path, find_paths
-from expertflow.evaluate.cypher.tokens import VARIABLES, Token, at, is_operator, nesting
+from expertflow.evaluate.cypher.tokens import (
+    VARIABLES,
+    Entity,
+    Path,
+    Token,
+    at,
+    find_paths,
+    is_operator,
+    nesting,
+)
 from expertflow.evaluate.records import Verdict, wrong_verdict
 
 # The properties of a label or type; nothing where the text names none, which proves nothing.

@@ -102,7 +102,7 @@ class _Graph:
 
 
 def _cells(row: Any) -> list[Any]:
-    """Give the values of a row; a result of one cell may come without its name."""
+    """Return the values of a row; a result of one cell may come without its name."""
     return [_value(value) for _, value in row] if _is_object(row) else [_value(row)]
 
 

@@ -53,11 +53,7 @@ class Ended(Record, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    """Starts one program, each time in a new sandbox; a context manager.
-
-    Raises:
-        EvaluationError: a tool is missing that this needs.
-    """
+    """Starts one program, each time in a new sandbox; use it in ``with``."""
 
     def __init__(self, program: Path, limits: SandboxLimits) -> None:
         self._limits = limits
@@ -116,11 +112,7 @@ class Sandbox:
 
 
 def find_tool(name: str, package: str) -> str:
-    """Return the path of a tool of the system.
-
-    Raises:
-        EvaluationError: it is not there; says which package holds it.
-    """
+    """Return the path of a tool of the system; where it is missing, an error names its package."""
     if (path := shutil.which(name)) is None:
         raise EvaluationError(f"{name} is not on PATH; install the system's package {package}")
     return path

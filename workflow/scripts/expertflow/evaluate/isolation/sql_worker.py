@@ -129,7 +129,7 @@ def clean_query(query: str) -> str:
 
 
 def is_ordered(query: str) -> bool:
-    """Say whether the outermost SELECT has an ORDER BY; those in parentheses do not count."""
+    """Return whether the outermost SELECT has an ORDER BY; those in parentheses do not count."""
     level, previous = 0, ""
     for found in _TOKEN.finditer(query):
         text = found[0].upper()

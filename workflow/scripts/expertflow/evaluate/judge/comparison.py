@@ -1,4 +1,4 @@
-"""Let a judge compare answers before and after training, each pair in both orders.
+"""Ask a judge to compare answers before and after training, each pair in both orders.
 
 A judge tends to prefer a position. So each pair is asked twice with positions swapped, and a
 preference that does not follow the answer is a tie. The texts compared are data: each stands
@@ -124,9 +124,12 @@ class _Asking:
         async with self._slots:
             if self._ended is not None:
                 return _Opinion(None, reason=self._ended)
-            criterion, reference = self._spec.criterion, pair.reference
             messages = make_messages(
-                criterion=criterion, question=pair.prompt, reference=reference, a=a, b=b
+                criterion=self._spec.criterion,
+                question=pair.prompt,
+                reference=pair.reference,
+                a=a,
+                b=b,
             )
             try:
                 reply = await self._client.ask(messages)
@@ -185,7 +188,7 @@ def _count(
 
 
 def _interval(n_wins: int, n_losses: int, n_ties: int) -> tuple[float, float] | None:
-    """Give the interval of wins among decided pairs, moved by the ties; null if none is decided."""
+    """Return the interval of wins among decided pairs, moved by the ties."""
     n_decided = n_wins + n_losses
     if not n_decided:
         return None

@@ -29,11 +29,7 @@ class Case(Record, frozen=True, kw_only=True):
     artefacts: Mapping[str, Path]
 
     def value(self, name: str) -> Any:
-        """Read an argument from the example's record; null if the record does not have it.
-
-        Raises:
-            EvaluationError: the manifest does not name its field.
-        """
+        """Read an argument that the manifest must name; null if the record does not have it."""
         if name not in self.fields:
             raise EvaluationError(
                 f"evaluation.fields.{name} is missing; name the record field that holds it"
@@ -41,11 +37,7 @@ class Case(Record, frozen=True, kw_only=True):
         return self.example.fields.get(self.fields[name])
 
     def text(self, name: str) -> str:
-        """Read an argument that is text.
-
-        Raises:
-            EvaluationError: the manifest does not name its field, or the record has no such text.
-        """
+        """Read an argument that must be named and be text."""
         value = self.value(name)
         if not isinstance(value, str):
             raise EvaluationError(

@@ -17,9 +17,14 @@ from expertflow.core.errors import EvaluationError
 from expertflow.data.checks.cypher import Reading, read_query
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.cypher.forms import common_form
-from expertflow.evaluate.cypher.paths import has_closed_brackets
 from expertflow.evaluate.cypher.schema import find_name_fault, read_schema
-from expertflow.evaluate.cypher.tokens import Token, classify, number_variables, tokenise
+from expertflow.evaluate.cypher.tokens import (
+    Token,
+    classify,
+    has_closed_brackets,
+    number_variables,
+    tokenise,
+)
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import Answer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
@@ -167,11 +172,7 @@ class GraphServer:
         self._worker.close()
 
     def ask(self, query: str) -> Answer:
-        """Run one query; its kind is ``rows``, ``not_executed`` or ``timed_out``.
-
-        Raises:
-            EvaluationError: the graph itself cannot be built.
-        """
+        """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""
         builds = not self._worker.is_running
         if builds and not self._script.is_file():
             raise EvaluationError(

@@ -82,11 +82,7 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
 
 
 def parse_answer(text: str) -> Any:
-    """Parse a model's answer strictly, without the fence that it may stand in.
-
-    Raises:
-        ValueError: it is longer than any answer, or not JSON.
-    """
+    """Parse an answer strictly, without its fence; raise ValueError for what is no JSON."""
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS:,} characters")
     return parse_json(strip_code_fence(text).strip())
