@@ -14,7 +14,7 @@ from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
 from expertflow.rental.guard.options import settings_from
-from expertflow.rental.sync.store import Store, SyncFailed
+from expertflow.rental.sync.store import SendRecord, Store, SyncFailed
 from expertflow.rental.sync.stores import open_store
 
 __all__ = ["place"]
@@ -37,7 +37,7 @@ def finished(state: Path, weights: str) -> None:
     (state / "outcome.json").write_text(json.dumps({"weights_sha256": weights}))
 
 
-def unfinished(state: Path) -> None:
+def unfinished(state: Path, *, save_s: float = 0.0) -> None:
     from expertflow.train.saved import checkpoint_files
 
     folder = state / "checkpoints" / "step-00000040"
@@ -45,7 +45,8 @@ def unfinished(state: Path) -> None:
     names = ["weights.safetensors"]
     (folder / names[0]).write_text("half")
     ours = checkpoint_files.fingerprints(folder, names)
-    (folder / "progress.json").write_text(json.dumps({checkpoint_files.OURS: ours}))
+    progress = {checkpoint_files.OURS: ours, "save_points": [{"save_s": save_s}]}
+    (folder / "progress.json").write_text(json.dumps(progress))
 
 
 def publish(results: Path, weights: str) -> None:
@@ -187,6 +188,18 @@ def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: P
     copies.send_ledger()
     place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
     assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (clipped,)
+
+
+@local
+def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path) -> None:
+    publish(tmp_path / "results" / "a", "weights of a")
+    unfinished(tmp_path / "state" / "a" / "f", save_s=40.0)
+    copies = copies_of(tmp_path, place)
+    assert copies.reserve_s(60.0) == 60.0 and copies.reserve_s(1.0) == 60.0
+    n_unsent = sum(path.stat().st_size for path in tmp_path.rglob("*.*") if path.is_file())
+    sent = {"what": "x", "n_files": 1, "duration_s": 100.0, "verified": "equal"}
+    copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
+    assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
 
 
 def test_a_place_that_cannot_be_read_starts_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from expertflow.rental.guard.ledger import (
     PaidSession,
     merge,
     read_ledger,
-    reserve_s,
 )
 
 # A dollar a second: a budget is spent while one looks on.
@@ -98,12 +97,6 @@ def test_a_spoiled_ledger_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{")
     with pytest.raises(DataError, match="--forget-spent"):
         read_ledger(tmp_path / "ledger.json")
-
-
-def test_the_reserve_grows_with_what_is_to_be_sent() -> None:
-    slow = reserve_s(floor_s=60, save_s=40, unsent_bytes=1000, bytes_per_s=10)
-    assert slow == pytest.approx(1.5 * 140)
-    assert reserve_s(floor_s=60, save_s=1, unsent_bytes=10**9, bytes_per_s=0) == 60
 
 
 def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:

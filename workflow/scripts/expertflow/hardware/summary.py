@@ -55,13 +55,16 @@ THROTTLED_FRACTION = 0.01
 NEAR_LIMIT_C = 3.0
 
 
+# Fields of a card that a record has as they are.
+CONSTANTS = (
+    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
+    "n_gpus",
+)
 # What a record says of a card; null without one.
 GPU_FIGURES = (
-    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "any_kernel_percent"),
-    *("memory_used_bytes", "temperature_c", "power_w", "energy_j", "tensor_active_percent"),
-    *("sm_active_percent", "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s"),
-    *("pcie_tx_bytes_per_s", "throttle_s", "temperature_limits_c", "energy_source"),
-    *("throttle_source", "energy_all_j", "power_all_w", "n_gpus"),
+    *CONSTANTS,
+    *(name for name in SERIES if name not in ("cpu_percent", "ram_used_bytes")),
+    *("energy_j", "energy_all_j", "energy_source", "throttle_s", "throttle_source"),
 )
 # What is asked under another name than the record's.
 OTHERWISE = {
@@ -71,11 +74,6 @@ OTHERWISE = {
     "power_w": ("power_all_w",),
 }
 _RECORD = {f.name for f in fields(MonitorRecord)}
-# Fields of a card that a record has as they are.
-CONSTANTS = (
-    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
-    "n_gpus",
-)
 
 
 class Card(Record, frozen=True, kw_only=True):

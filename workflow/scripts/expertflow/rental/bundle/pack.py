@@ -186,11 +186,7 @@ def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
 def _check_recorded(
     results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
 ) -> None:
-    """Compare the hashes of what is packed with its records, before a machine is rented for it.
-
-    Raises:
-        DataError: a file is another one by now.
-    """
+    """Compare the hashes of what is packed with its records, before a machine is rented for it."""
     found = {member.name: member.sha256 for member in members}
     for file, record, sha256 in _recorded_hashes(results, lock, model):
         if found.get(file.as_posix()) != sha256:

@@ -193,11 +193,7 @@ def _is_shallow(value: Any, n_levels: int) -> bool:
 
 
 def _check_names(index: BundleIndex, path: Path) -> None:
-    """Require every member to lie below its expert's results, at a place of its own.
-
-    Raises:
-        DataError: one does not.
-    """
+    """Require every member to lie below its expert's results, at a place of its own."""
     names = [member.name for member in index.members]
     if not is_inside(f"results/{index.expert}/x", index.expert):
         raise DataError(f"{path}: {index.expert!r:.80} is no name of an expert; {AGAIN}")

@@ -113,11 +113,7 @@ def land_outcome(
 
 @contextlib.contextmanager
 def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
-    """Keep runs and other openings off an expert; nothing is left of a block that fails.
-
-    Raises:
-        ConfigError: a run makes it, or another opening is at work.
-    """
+    """Keep runs and other openings off an expert; nothing is left of a block that fails."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
     is_new = not path.exists()
     with _new_folder(path.parent):
@@ -145,9 +141,6 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
     """Unpack a bundle beside its place, checked; the folder is gone after the block unless moved.
 
     Only who holds the expert may call this, so that earlier attempts' folders can go.
-
-    Raises:
-        HardwareError: the disk is too small, or cannot be written to.
     """
     parent, prefix = results.parent, f"results/{index.expert}/"
     with _new_folder(parent):

@@ -21,6 +21,8 @@ from expertflow.train.saved import checkpoint_files
 log = logging.getLogger(__name__)
 HOLD = "hold"
 FIRST_WAIT_S = 5.0
+# Longer transfers than the last ones are likely: networks vary.
+MARGIN = 1.5
 
 
 class Copies:
@@ -178,33 +180,27 @@ class Copies:
         expected = error is None or isinstance(error, ExpertflowError)
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
-    def n_unsent_bytes(self) -> int:
-        if self.push_store is None:
-            return 0
-        n_sent = sum(record.n_bytes for record in self.syncs)
-        n_results = 0
+    def reserve_s(self, floor_s: float) -> float:
+        """Return the seconds to keep for the last save and for sending what is not sent.
+
+        By what was measured so far, ``floor_s`` at least: the longest that a trainer waited for a
+        checkpoint, and about how much is unsent at the speed of the copies.
+        """
+        found = map(checkpoint_files.newest, self._unsaved(self._published()))
+        newest = [path for path in found if path is not None]
+        progresses = map(checkpoint_files.read_progress, newest)
+        points = (point for progress in progresses for point in progress.get("save_points", []))
+        save_s = max((point["save_s"] for point in points), default=0.0)
+        n_unsent = 0
         if self.sync_store is not None:
             names = files_below(self.results, skip=self.skip)
             n_results = sum((self.results / name).stat().st_size for name in names)
-        n_states = sum(map(checkpoint_files.n_bytes, self._newest_unsaved()))
-        return max(0, n_results - n_sent) + n_states
-
-    def bytes_per_s(self) -> float:
-        """Return the speed of the copies so far; 0 where there were none."""
+            n_unsent = max(0, n_results - sum(record.n_bytes for record in self.syncs))
+        if self.push_store is not None:
+            n_unsent += sum(map(checkpoint_files.n_bytes, newest))
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
-        duration_s = sum(record.duration_s for record in done)
-        return sum(record.n_bytes for record in done) / duration_s if duration_s else 0.0
-
-    def save_s(self) -> float:
-        """Return the longest that a trainer waited for a checkpoint; 0 where none is known."""
-        progresses = map(checkpoint_files.read_progress, self._newest_unsaved())
-        points = (point for progress in progresses for point in progress.get("save_points", []))
-        return max((point["save_s"] for point in points), default=0.0)
-
-    def _newest_unsaved(self) -> Iterator[Path]:
-        for state in self._unsaved(self._published()):
-            if (newest := checkpoint_files.newest(state)) is not None:
-                yield newest
+        duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
+        return max(floor_s, MARGIN * (save_s + (n_unsent * duration_s / n_sent if n_sent else 0.0)))
 
 
 def _weights_of(record: Path) -> str | None:

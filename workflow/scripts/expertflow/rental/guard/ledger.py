@@ -13,8 +13,6 @@ from expertflow.core.records import Record, read_record, write_record
 from expertflow.rental.sync.store import NotThere, Store
 
 LEDGER, PLACE = "ledger.json", "state/.guard"
-# Longer transfers than the last ones are likely: networks vary.
-MARGIN = 1.5
 
 
 class PaidSession(Record, frozen=True, kw_only=True):
@@ -156,15 +154,3 @@ def merge(path: Path, other: Path, *, judged: Ledger | None = None) -> None:
         if mine is None or mine.end_s < session.end_s:
             known[session.start_s] = session
     write_record(path, Ledger(sessions=tuple(known[start] for start in sorted(known))))
-
-
-def reserve_s(*, floor_s: float, save_s: float, unsent_bytes: int, bytes_per_s: float) -> float:
-    """Return the seconds to keep for the last save and for sending what is not sent.
-
-    ``save_s`` and ``bytes_per_s`` are measured; 0 where nothing was measured yet.
-
-    >>> reserve_s(floor_s=60, save_s=20, unsent_bytes=8 * 10**9, bytes_per_s=10**8)
-    150.0
-    """
-    sending_s = unsent_bytes / bytes_per_s if bytes_per_s else 0.0
-    return max(floor_s, MARGIN * (save_s + sending_s))

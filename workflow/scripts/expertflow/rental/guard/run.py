@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from expertflow.core.files import remove
 from expertflow.core.process import SIGNALS
 from expertflow.rental.guard.finish import RECORD, Finish
-from expertflow.rental.guard.ledger import reserve_s
 from expertflow.rental.guard.options import Settings
 from expertflow.rental.guard.session import Cause, Outcome, Session
 from expertflow.rental.guard.supervisor import KILLED_S, Supervisor
-from expertflow.rental.guard.timers import IdleGpu, Notice, Stalled, idle_gpu
+from expertflow.rental.guard.timers import IdleGpu, Notice, Stalled
 from expertflow.rental.sync.store import SyncFailed
 
 log = logging.getLogger(__name__)
@@ -63,9 +62,7 @@ class Guard:
             supervisor = Supervisor(settings.command, grace_s=settings.grace_s)
             notice = Notice(settings.notice_command)
             stack.callback(notice.close)
-            idle = stack.enter_context(
-                idle_gpu(minutes=settings.idle_minutes, busy_percent=settings.idle_percent)
-            )
+            idle = IdleGpu(stack, minutes=settings.idle_minutes, busy_percent=settings.idle_percent)
             log.info("idle timer %s", idle.state)
             timers = self._timers(supervisor, idle, notice)
             fault = "the guard itself failed, see its log"
@@ -122,12 +119,7 @@ class Guard:
         if time.monotonic() - self._estimated_s >= ESTIMATE_EVERY_S:
             self._estimated_s = time.monotonic()
             try:
-                self._reserve_s = reserve_s(
-                    floor_s=self.settings.reserve_s,
-                    save_s=self.copies.save_s(),
-                    unsent_bytes=self.copies.n_unsent_bytes(),
-                    bytes_per_s=self.copies.bytes_per_s(),
-                )
+                self._reserve_s = self.copies.reserve_s(self.settings.reserve_s)
             except (OSError, SyncFailed) as error:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
         return self._reserve_s

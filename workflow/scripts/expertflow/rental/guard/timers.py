@@ -4,8 +4,8 @@ import contextlib
 import logging
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -27,17 +27,21 @@ ALIVE_BYTES_PER_S = 10_000
 
 
 class IdleGpu:
-    """Says when no card has been busy for ``limit_s``; what it cannot read, it does not judge.
+    """Says when no visible card was busy for some minutes; what it cannot read, it does not judge.
 
-    ``state`` says whether it is on, and why not.
+    ``stack`` holds the cards open. ``state`` says whether the timer is on, and why not.
     """
 
-    def __init__(
-        self, devices: tuple[Device, ...], state: str, *, limit_s: float, busy_percent: float
-    ) -> None:
-        self.state = state
-        self._devices, self._limit_s, self._busy_percent = devices, limit_s, busy_percent
+    def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
+        self._limit_s, self._busy_percent = 60 * minutes, busy_percent
         self._busy_s = self._due_s = time.monotonic()
+        self._devices: tuple[Device, ...] = ()
+        self.state = "off: --idle-minutes 0"
+        if minutes > 0:
+            gpus = stack.enter_context(open_gpus())
+            self._devices = gpus.devices
+            watched = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
+            self.state = watched if gpus.reason is None else f"off: {gpus.reason}"
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -57,21 +61,6 @@ class IdleGpu:
         if idle_s < self._limit_s:
             return None
         return f"no card was {self._busy_percent:g} % busy for {idle_s / 60:.1f} min"
-
-
-@contextmanager
-def idle_gpu(*, minutes: float, busy_percent: float) -> Iterator[IdleGpu]:
-    """Watch the visible cards for a block; where that cannot be done, the timer says why."""
-    with ExitStack() as stack:
-        devices: tuple[Device, ...] = ()
-        state = "off: --idle-minutes 0"
-        if minutes > 0:
-            gpus = stack.enter_context(open_gpus())
-            devices = gpus.devices if gpus.reason is None else ()
-            state = f"on: {len(devices)} cards, {minutes:g} min below {busy_percent:g} %"
-            if gpus.reason is not None:
-                state = f"off: {gpus.reason}"
-        yield IdleGpu(devices, state, limit_s=60 * minutes, busy_percent=busy_percent)
 
 
 class Stalled:

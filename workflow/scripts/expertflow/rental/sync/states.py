@@ -40,14 +40,11 @@ N_HOLDS = 3
 N_FETCHES, FIRST_WAIT_S = 4, 5.0
 
 
-class FileRecord(Record, frozen=True, kw_only=True):
-    n_bytes: int
-    sha256: str
-
-
 class PushRecord(Record, frozen=True, kw_only=True):
+    """What a push holds: hashes by relative name."""
+
     name: str
-    files: dict[str, FileRecord]
+    sha256s: dict[str, str]
 
 
 class _Damaged(SyncFailed):
@@ -90,8 +87,8 @@ def push_state(
         sent = store.send(folder, key, files)
         if files_below(folder) != files:
             raise SyncFailed(f"{folder}: changed while it was sent; is another guard at work here?")
-        record = PushRecord(name=name, files={file: _describe(folder / file) for file in files})
-        write_record(hold / f"{name}.json", record)
+        sha256s = {file: sha256_file(folder / file) for file in files}
+        write_record(hold / f"{name}.json", PushRecord(name=name, sha256s=sha256s))
         store.send(hold, place, [f"{name}.json"])
         (hold / f"{name}.json").unlink()
     _drop_older(store, place, [*there, f"{name}.json"], name)
@@ -133,10 +130,6 @@ def _progress_of(state: Path) -> str | None:
 
 def _rank(name: str | None) -> tuple[bool, str]:
     return (name == FINISHED, name or "")
-
-
-def _describe(path: Path) -> FileRecord:
-    return FileRecord(n_bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
 def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None:
@@ -272,19 +265,19 @@ def _fetch(store: Store, name: str, state: Path) -> None:
         manifest = partial / f"{name}.json"
         try:
             record = read_record(PushRecord, manifest)
-            files = {check_key(file): wanted for file, wanted in record.files.items()}
+            sha256s = {check_key(file): sha256 for file, sha256 in record.sha256s.items()}
         except (DataError, SyncFailed) as error:
             raise _Damaged(f"{shown}: its manifest is damaged: {error}") from error
-        if not files:
+        if not sha256s:
             raise _Damaged(f"{shown}: its manifest names no file")
         manifest.unlink()
         try:
             store.fetch(key, partial)
         except NotThere as error:
             raise _Damaged(f"{shown}: its files are gone") from error
-        for file, wanted in files.items():
+        for file, sha256 in sha256s.items():
             path = partial / file
-            if not path.is_file() or _describe(path) != wanted:
+            if not path.is_file() or sha256_file(path) != sha256:
                 raise _Damaged(f"{shown}: {file} is not what was pushed")
 
 
