@@ -99,9 +99,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_there_is_measured_where_it_is_large_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_measured_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "file_system", lambda path: "ext4")
     # A disk that others use may take longer for the whole file.
     monkeypatch.setattr(disk, "LONGEST_S", 600.0)
@@ -138,9 +136,7 @@ def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.Monk
     assert {place.read_bytes_per_s for place in found} == {5e8}
 
 
-def test_memory_and_full_disks_are_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "tmpfs"
     monkeypatch.setattr(disk, "file_system", lambda path: kind)
     (place,) = disk.scratch_facts(iter([(tmp_path, "test")]), measure=True)

@@ -367,9 +367,7 @@ def test_the_readings_are_not_written_over(tmp_path: Path) -> None:
     assert trace.read_text() == "kept"
 
 
-def test_volumes_over_disks_are_not_counted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sda/device", "cciss!c0d0/device", "dm-0/slaves", "loop0"):
         (tmp_path / name).mkdir(parents=True)
     names = ("sda", "sda1", "cciss/c0d0", "dm-0", "loop0")
@@ -389,7 +387,7 @@ def test_volumes_over_disks_are_not_counted_again(
     assert sampler.disk_counters(tmp_path) is None
 
 
-def test_a_monitor_waits_for_the_one_of_a_training_that_was_killed(
+def test_a_monitor_waits_for_an_earlier_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     readings = tmp_path / "state" / "gpu.jsonl"

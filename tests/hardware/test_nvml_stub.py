@@ -100,9 +100,7 @@ def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> Non
         assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}
 
 
-def test_a_figure_of_several_questions_is_lost_once_a_reading(
-    library: Path, tmp_path: Path
-) -> None:
+def test_a_figure_of_several_questions_is_lost_once(library: Path, tmp_path: Path) -> None:
     record = watch(library, tmp_path, fail__violation=999, fail__reasons=999)
     n = record["n_samples"]
     assert record["n_lost_readings"] == {"throttle_reasons": n, "violation_s": n}

@@ -100,9 +100,7 @@ def test_the_same_data_may_lie_elsewhere(tmp_path: Path, source: SourceSpec) -> 
     assert lock(tmp_path, more, made).sources == (replace(made.sources[0], n_shards=3),)
 
 
-def test_a_bundled_lock_is_not_written_again_in_another_order(
-    tmp_path: Path, generated: SourceSpec
-) -> None:
+def test_a_bundled_lock_keeps_its_order(tmp_path: Path, generated: SourceSpec) -> None:
     made, path = lock(tmp_path, generated), tmp_path / "sources.lock.json"
     assert write_lock(path, made)
     from_index = from_json(ExpertLock, json.loads(canonical_json(to_json(made))), where="index")

@@ -126,7 +126,7 @@ def model(folder: Path, **changes: Any) -> ModelRecord:
     return read_record(ModelRecord, record)
 
 
-def test_a_hub_model_is_asked_for_by_its_commit(
+def test_a_hub_model_has_its_commit(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = []
@@ -144,9 +144,7 @@ def test_a_hub_model_is_asked_for_by_its_commit(
     assert not (tmp_path / "laid out" / "consolidated.safetensors").exists()
 
 
-def test_a_model_that_is_nowhere_ends_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_ends_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(*_: Any, **__: Any) -> str:
         raise OSError("no network")
 

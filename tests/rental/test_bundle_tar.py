@@ -43,7 +43,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path, items: Items) -> 
 
 
 @pytest.mark.parametrize("title", FORGERIES)
-def test_a_crafted_bundle_is_refused_in_one_line_and_leaves_nothing(
+def test_a_forged_bundle_is_refused_in_one_line_and_leaves_nothing(
     tmp_path: Path, title: str
 ) -> None:
     forge: Forge = FORGERIES[title]

@@ -94,9 +94,7 @@ def test_no_results_are_not_taken_for_copied_ones(place: Place, tmp_path: Path) 
 
 
 @local
-def test_what_the_results_hold_needs_no_state_and_all_else_does(
-    place: Place, tmp_path: Path
-) -> None:
+def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "a", "weights of a")
     state = tmp_path / "state"
     finished(state / "a" / "f", "weights of a")
@@ -110,7 +108,7 @@ def test_what_the_results_hold_needs_no_state_and_all_else_does(
 
 
 @local
-def test_a_state_that_cannot_be_copied_keeps_back_nothing_else(
+def test_a_state_that_fails_holds_up_nothing(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
@@ -127,7 +125,7 @@ def test_a_state_that_cannot_be_copied_keeps_back_nothing_else(
 
 
 @local
-def test_a_disk_that_fails_amid_the_copy_is_a_failed_copy(
+def test_a_failing_disk_is_a_failed_copy(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
@@ -138,7 +136,7 @@ def test_a_disk_that_fails_amid_the_copy_is_a_failed_copy(
 
 
 @local
-def test_a_push_that_fails_in_any_way_does_not_end_the_training(
+def test_a_failed_push_does_not_end_training(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
@@ -149,7 +147,7 @@ def test_a_push_that_fails_in_any_way_does_not_end_the_training(
 
 
 @local
-def test_the_ledger_goes_before_a_large_checkpoint(
+def test_the_ledger_goes_first(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfinished(tmp_path / "state" / "a" / "f")

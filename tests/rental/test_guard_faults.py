@@ -70,7 +70,7 @@ def test_a_snakemake_in_another_folder_is_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
-def test_a_copy_on_the_same_disk_does_not_end_the_machine(
+def test_a_copy_on_the_same_disk_is_none(
     tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = ("--sync-to", "s3://b/x", "--results", str(tmp_path / "results"), option, "bucket/run1")

@@ -69,9 +69,7 @@ def test_a_sync_is_tried_again(tmp_path: Path) -> None:
     assert (there / "results" / "x").is_file() and (tmp_path / "hook").is_file()
 
 
-def test_a_copy_that_is_spoiled_on_arrival_keeps_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spoiled_copy_keeps_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A remote disk that loses a byte of what rsync wrote to it, at the same size and time."""
     program = shutil.which("rsync")
     if program is None:

@@ -69,9 +69,7 @@ def left_running(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_the_trainer_behind_snakemake(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_reaches_the_trainer(tmp_path: Path, number: signal.Signals) -> None:
     guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
     guard.send_signal(number)
     code, out = end(guard)
@@ -168,7 +166,7 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
         (("--notice-command", "test -e notice", "--notice-seconds", "1"), 83),
     ],
 )
-def test_what_does_not_end_is_killed_after_the_grace(
+def test_the_grace_ends_with_a_kill(
     tmp_path: Path, options: tuple[str, ...], expected: int
 ) -> None:
     guard = start_trainer(tmp_path, *options, command=trainer(tmp_path, save_s=600))

@@ -128,9 +128,7 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
 
 
 @every_kind
-def test_a_spoiled_push_gives_way_to_the_one_before(
-    place: Place, state: Path, tmp_path: Path
-) -> None:
+def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
     store = place.open()
     for step in (20, 40):
         save(state, step)
@@ -148,9 +146,7 @@ def test_a_spoiled_push_gives_way_to_the_one_before(
 
 
 @every_kind
-def test_a_push_that_is_broken_off_leaves_the_older_one(
-    place: Place, state: Path, tmp_path: Path
-) -> None:
+def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path: Path) -> None:
     store = place.open()
     save(state, 20)
     push(state, store)
@@ -169,7 +165,7 @@ def test_a_push_that_is_broken_off_leaves_the_older_one(
 
 
 @local
-def test_a_checkpoint_that_goes_while_it_is_held_gives_way_to_a_newer(
+def test_a_pruned_checkpoint_gives_way(
     place: Place, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(state, 20)
@@ -188,9 +184,7 @@ def test_a_checkpoint_that_goes_while_it_is_held_gives_way_to_a_newer(
 
 
 @local
-def test_a_finished_state_is_pulled_over_an_unfinished_one(
-    place: Place, state: Path, tmp_path: Path
-) -> None:
+def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path: Path) -> None:
     store = place.open()
     save(state, 20)
     push(state, store)
@@ -211,9 +205,7 @@ def test_states_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
 
 
 @local
-def test_a_push_whose_copy_was_taken_away_meanwhile_is_none(
-    place: Place, state: Path, tmp_path: Path
-) -> None:
+def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path: Path) -> None:
     store = place.open()
     save(state, 20)
     push(state, store)

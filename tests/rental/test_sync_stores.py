@@ -108,7 +108,7 @@ def test_a_copy_can_be_broken_off_either_way(place: Place, folder: Path, tmp_pat
         store.send(folder, "others", files_below(folder))
 
 
-def test_rsync_is_ended_where_a_copy_is_broken_off(
+def test_breaking_off_ends_rsync(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -187,9 +187,7 @@ def test_without_boto3_one_line_says_what_to_do(tmp_path: Path) -> None:
     )
 
 
-def test_without_rsync_one_line_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_rsync_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="rsync is not installed here"):
         open_store("host:path", threading.Event())
@@ -214,9 +212,7 @@ def test_half_written_files_are_not_listed(folder: Path) -> None:
 
 
 @every_kind
-def test_a_linked_folder_is_sent_as_what_it_leads_to(
-    place: Place, folder: Path, tmp_path: Path
-) -> None:
+def test_a_linked_folder_is_sent_in_full(place: Place, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "w").write_text("weights")
     (folder / "in" / "linked").symlink_to(tmp_path / "far")
@@ -235,9 +231,7 @@ def test_what_cannot_be_listed_is_not_taken_for_sent(folder: Path) -> None:
     assert "in/e" in files_below(folder, only_a_look=True)
 
 
-def test_a_folder_that_cannot_be_read_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def failing(path: Any) -> Any:
@@ -270,7 +264,7 @@ def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, fol
         store.send(folder, "k", ["gone.json"])
 
 
-def test_rsync_may_hash_a_large_file_in_silence(
+def test_rsync_may_hash_in_silence(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

@@ -50,7 +50,7 @@ def plan(rows: Content, model: Content, spec: StageSpec) -> StagingRecord:
     return plan_staging(expert="e", spec=spec, rows=rows, weights=model)
 
 
-def test_rows_and_weights_are_copied_and_training_finds_them(
+def test_training_finds_copied_rows_and_weights(
     rows: Content, model: Content, scratch: Path
 ) -> None:
     record = plan(rows, model, StageSpec(scratch=str(scratch)))
@@ -92,7 +92,7 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
     assert sorted(map(len, read)) == [len(model.sizes), len(rows.sizes)]
 
 
-def test_a_copy_is_held_while_training_reads_it(
+def test_a_copy_in_use_is_held(
     tmp_path: Path, rows: Content, model: Content, scratch: Path
 ) -> None:
     record = plan(rows, model, StageSpec(scratch=str(scratch), weights=False))

@@ -71,9 +71,7 @@ def disk_at(folder: Path) -> Path:
     return folder
 
 
-def test_the_settings_may_leave_content_where_it_is(
-    tmp_path: Path, rows: Content, machine: Machine
-) -> None:
+def test_settings_may_leave_content(tmp_path: Path, rows: Content, machine: Machine) -> None:
     model = make_model(tmp_path / "model")
     for content, spec, reason in (
         (rows, StageSpec(scratch=None), "scratch is null"),
@@ -84,7 +82,7 @@ def test_the_settings_may_leave_content_where_it_is(
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs"])
-def test_a_local_source_is_read_in_place_and_nothing_is_measured(
+def test_a_local_source_is_read_in_place_unmeasured(
     rows: Content, machine: Machine, kind: str
 ) -> None:
     machine.file_systems[rows.source] = kind
@@ -99,9 +97,7 @@ def test_what_lies_in_memory_stays_there(rows: Content, machine: Machine) -> Non
     assert "lies in memory" in choose(rows, StageSpec(scratch="/"))[1].reason
 
 
-def test_what_fits_into_half_of_free_memory_is_read_beforehand(
-    rows: Content, machine: Machine
-) -> None:
+def test_what_fits_in_half_of_memory_is_read_ahead(rows: Content, machine: Machine) -> None:
     machine.free_memory_bytes = 2 * rows.n_bytes + 1
     scratch, note = choose(rows, StageSpec())
     assert (scratch, note.action) == (None, "pre_read")
@@ -154,9 +150,7 @@ def test_without_a_disk_that_can_be_measured_nothing_is_copied(
     assert "no disk of this machine could be measured" in note.reason
 
 
-def test_the_place_of_an_earlier_choice_is_taken_again_unmeasured(
-    tmp_path: Path, rows: Content, machine: Machine
-) -> None:
+def test_an_earlier_choice_is_taken_again(tmp_path: Path, rows: Content, machine: Machine) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
     _, first = choose(rows, StageSpec())
@@ -195,9 +189,7 @@ def test_memory_is_no_place_for_a_copy(tmp_path: Path, rows: Content, machine: M
         choose(rows, StageSpec(scratch=str(tmp_path)))
 
 
-def test_real_places_on_memory_or_the_same_disk_are_passed_over(
-    tmp_path: Path, rows: Content
-) -> None:
+def test_memory_and_the_same_disk_are_no_places(tmp_path: Path, rows: Content) -> None:
     assert not ensure._may_hold(tmp_path, rows), "the same disk"
     assert not ensure._may_hold(tmp_path / "none", rows)
     if disk.file_system(Path("/dev/shm")) == "tmpfs":

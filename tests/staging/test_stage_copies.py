@@ -87,9 +87,7 @@ def test_a_damaged_copy_is_made_again(
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"id": 1'])
-def test_a_copy_without_a_good_marker_does_not_count(
-    rows: Content, root: Path, text: str | None
-) -> None:
+def test_a_copy_needs_a_good_marker(rows: Content, root: Path, text: str | None) -> None:
     assert is_new(rows, root)
     marker = root / rows.key / MARKER
     marker.unlink()
@@ -99,7 +97,7 @@ def test_a_copy_without_a_good_marker_does_not_count(
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, truncate])
-def test_a_damaged_copy_that_is_read_stays(
+def test_a_damaged_copy_in_use_stays(
     rows: Content, root: Path, damage: Callable[[Path], None]
 ) -> None:
     reader = ensure_staged(rows, root)
@@ -116,7 +114,7 @@ def test_a_source_that_is_not_what_its_key_says_is_never_marked(rows: Content, r
     assert [path.name for path in root.iterdir()] == [f".{rows.key}.lock"]
 
 
-def test_a_copy_that_differs_from_what_was_read_is_not_marked(
+def test_a_copy_that_differs_is_none(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = store._write
@@ -126,7 +124,7 @@ def test_a_copy_that_differs_from_what_was_read_is_not_marked(
     assert not (root / rows.key).exists()
 
 
-def test_a_disk_that_spoils_every_copy_is_not_trusted(
+def test_a_bad_disk_is_not_trusted(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = store._make
@@ -141,7 +139,7 @@ def test_a_disk_that_spoils_every_copy_is_not_trusted(
         ensure_staged(rows, root)
 
 
-def test_a_copy_is_compared_as_the_disk_has_it(
+def test_a_copy_is_read_from_the_disk(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Path, str]] = []
@@ -178,9 +176,7 @@ def note_whether_new(content: Content, root: Path, start: float, notes: Path) ->
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_of_many_processes_exactly_one_copies(
-    tmp_path: Path, root: Path, *, is_damaged: bool
-) -> None:
+def test_one_of_many_processes_copies(tmp_path: Path, root: Path, *, is_damaged: bool) -> None:
     content, notes = make_rows(tmp_path / "big", n_bytes=20_000_000), tmp_path / "notes"
     notes.mkdir()
     if is_damaged:
@@ -224,9 +220,7 @@ def killed_at(number: int, content: Content, root: Path) -> bool:
     return status == signal.SIGKILL
 
 
-def test_a_kill_at_any_point_leaves_no_marker_without_whole_files(
-    rows: Content, tmp_path: Path
-) -> None:
+def test_a_kill_leaves_no_marker_without_its_files(rows: Content, tmp_path: Path) -> None:
     number, marked = 0, 0
     while True:
         number += 1
@@ -241,9 +235,7 @@ def test_a_kill_at_any_point_leaves_no_marker_without_whole_files(
     assert marked > 0, "no kill came after the marker"
 
 
-def test_a_copy_needs_a_tenth_more_than_its_size(
-    rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_needs_some_room(rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, is_enough in ((int(rows.n_bytes * 1.1) - 1, False), (rows.n_bytes * 2, True)):
         usage = shutil._ntuple_diskusage(10 * free, 9 * free, free)
         monkeypatch.setattr(store.shutil, "disk_usage", lambda _, usage=usage: usage)
