@@ -9,14 +9,15 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 from hostile_predictions import PREDICTIONS, records
 
 from expertflow.core.records import Record
-from expertflow.evaluate.records import Example, Task, Verdict
-from expertflow.evaluate.tasks.registry import score
+from expertflow.evaluate.records import Example, Verdict
+from expertflow.evaluate.tasks.base import ScoringCase
+from expertflow.evaluate.tasks.registry import TASKS
 
 SECRET = "a-secret-of-the-environment-5d1f"
 PR_SET_CHILD_SUBREAPER = 36
@@ -107,13 +108,16 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
     example = Example(
         document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
     )
-    return score(
-        cast(Task, record.get("task", task)),
-        examples=[example] * len(predictions),
-        predictions=predictions,
-        fields=record.get("fields", {}),
-        artefacts={name: Path(path) for name, path in record.get("artefacts", {}).items()},
-    )
+    cases = [
+        ScoringCase(
+            example=example,
+            prediction=prediction,
+            fields=record.get("fields", {}),
+            artefacts={name: Path(path) for name, path in record.get("artefacts", {}).items()},
+        )
+        for prediction in predictions
+    ]
+    return TASKS[record.get("task", task)].score(cases)
 
 
 def _adopt_orphans(adopts: bool) -> None:

@@ -10,7 +10,7 @@ from expertflow.data.documents import KEEP, Document, DocumentWriter, NewDocumen
 from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.shapes import frame_of
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example
-from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.base import ScoringCase
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.records import PackedSplit
 
@@ -106,11 +106,11 @@ def case(
     graph: Path | None = None,
     document_id: str = "d7",
     **record: Any,
-) -> Case:
+) -> ScoringCase:
     """Give a prediction on a record whose fields are called as the task's arguments are."""
     artefacts = {"database": database, "graph": graph}
     example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
-    return Case(
+    return ScoringCase(
         example=example, prediction=prediction, fields={name: name for name in record},
         artefacts={name: path for name, path in artefacts.items() if path is not None},
     )  # fmt: skip

@@ -17,13 +17,15 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import comparisons, evaluation, evaluator, statistics
-from expertflow.evaluate.comparisons import Comparison
+from expertflow.evaluate.comparisons import ModelComparison
 from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
 from expertflow.evaluate.evaluator import ModelEvaluator, Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import EvaluationRecord, Example, JudgeSpec, Verdict
+from expertflow.evaluate.tasks.base import ScoringCase
+from expertflow.evaluate.tasks.registry import TASKS
 from expertflow.evaluate.tasks.text import ExactMatch
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.records import Candidate
@@ -252,16 +254,16 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf = Shelf({"base": 2, "checkpoint": 9})
-    judged = evaluator.score
+    judged = ExactMatch.judge_case
     started_with: list[int] = []
 
-    def score(task: Any, *, examples: Any, **rest: Any) -> Any:
+    def judge_case(task: ExactMatch, one: ScoringCase) -> Verdict:
         started_with.append(len(shelf.loaded))
-        if any(one.document_id in ("s/7", "s/8") for one in examples):
-            raise EvaluationError("document s/7: no number")
-        return judged(task, examples=examples, **rest)
+        if one.example.document_id in ("s/7", "s/8"):
+            raise EvaluationError("no number")
+        return judged(task, one)
 
-    monkeypatch.setattr(evaluator, "score", score)
+    monkeypatch.setattr(ExactMatch, "judge_case", judge_case)
     record = evaluate_expert(made(tmp_path, shelf, steps=(20,), max_examples=60))
     assert started_with[0] == 0, "a model was loaded before references were judged"
     assert record.after.score is not None and record.after.score.n_examples == 58
@@ -275,7 +277,7 @@ def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
     found = evaluation._outcome(split, asks, None, [])
     assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
     assert found.side.n_documents == 1
-    (change,) = Comparison(asks, [], found, found).changes()
+    (change,) = ModelComparison(asks, [], found, found).changes()
     assert (change.n, change.change) == (1, "no measurable change")
 
 
@@ -340,7 +342,7 @@ def asker(task: str, fields: dict[str, str]) -> ModelEvaluator:
     anything: Any = SimpleNamespace(get=lambda _: None, engine=None, end_id=1, pad_id=0)
     return ModelEvaluator(
         models=anything, spec=spec(task=task, fields=fields), codec=anything,
-        held_out=anything, micro_batch_size=1, metric=task, unavailable_reason=None,
+        held_out=anything, micro_batch_size=1, task=TASKS[task], unavailable_reason=None,
     )  # fmt: skip
 
 
@@ -371,6 +373,6 @@ def test_the_worst_whose_loss_is_unknown_come_last() -> None:
     outcome: Any = SimpleNamespace(
         texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[math.inf, 1.0, math.nan, 2.0]
     )
-    found = Comparison(asker("exact_match", {}), questions(4), outcome, outcome).worst()
+    found = ModelComparison(asker("exact_match", {}), questions(4), outcome, outcome).worst()
     assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]
     assert [one.reference_loss for one in found] == [2.0, 1.0, None, None]

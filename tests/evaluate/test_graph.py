@@ -8,7 +8,7 @@ import pytest
 from made_up_documents import case, spec
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.isolation.rows import Answer
+from expertflow.evaluate.isolation.rows import QueryAnswer
 from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.tasks import cypher
 from expertflow.evaluate.tasks.cypher import Cypher, GraphServer
@@ -129,7 +129,7 @@ def test_odd_text_and_results_do_not_end_the_process(query: str, server: GraphSe
 def test_rows_that_cannot_be_read_are_a_verdict(
     script: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    def ask(_server: GraphServer, _query: str) -> Answer:
+    def ask(_server: GraphServer, _query: str) -> QueryAnswer:
         raise fault(*(("utf-8", "x", 0, 1, "no") if fault is UnicodeEncodeError else ()))
 
     monkeypatch.setattr(GraphServer, "ask", ask)

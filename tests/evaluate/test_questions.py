@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from made_up_documents import Letters, document, spec
+from made_up_documents import Letters, case, document, spec
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -22,7 +22,7 @@ from expertflow.evaluate.questions import (
     unusable,
 )
 from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Verdict
-from expertflow.evaluate.tasks.registry import score
+from expertflow.evaluate.tasks.json_schema import JsonSchema
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.tokenize import tokenize
 
@@ -226,13 +226,16 @@ def test_where_none_of_the_first_can_be_judged_no_more_are_tried() -> None:
 
 def test_a_schema_that_refuses_its_own_reference_is_dropped_and_others_are_judged() -> None:
     def judge(asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        return score(
-            "json_schema", examples=asked, predictions=texts, fields={"schema": "s"}, artefacts={}
-        )
+        pairs = zip(asked, texts, strict=True)
+        cases = [
+            case(text, document_id=one.document_id, reference=one.reference, **one.fields)
+            for one, text in pairs
+        ]
+        return JsonSchema().score(cases)
 
     schemas = ['{"type": "object"}', '{"type": "array"}', '{"$ref": "#/missing"}', "true"]
     asked = [
-        Example(document_id=f"d{i}", prompt="q", reference="{}", fields={"s": schema})
+        Example(document_id=f"d{i}", prompt="q", reference="{}", fields={"schema": schema})
         for i, schema in enumerate(schemas)
     ]
     found = unusable(asked, judge)

@@ -10,8 +10,9 @@ from made_up_documents import case, spec
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import Example, Task, Verdict
+from expertflow.evaluate.tasks.base import ScoringCase
 from expertflow.evaluate.tasks.json_schema import JsonSchema
-from expertflow.evaluate.tasks.registry import TASKS, score
+from expertflow.evaluate.tasks.registry import TASKS
 
 
 def _score(
@@ -24,13 +25,10 @@ def _score(
     artefacts: Mapping[str, Path] | None = None,
 ) -> Verdict:
     example = Example(document_id="d7", prompt="?", reference=reference, fields=dict(record or {}))
-    (verdict,) = score(
-        task,
-        examples=[example],
-        predictions=[prediction],
-        fields=fields or {},
-        artefacts=artefacts or {},
+    one = ScoringCase(
+        example=example, prediction=prediction, fields=fields or {}, artefacts=artefacts or {}
     )
+    (verdict,) = TASKS[task].score([one])
     return verdict
 
 
@@ -97,28 +95,22 @@ def test_sql_asks_the_database_that_the_record_names(databases: dict[str, Path])
 
 
 def test_verdicts_keep_the_order_of_examples() -> None:
-    examples = [
-        Example(document_id=f"d{i}", prompt="", reference=f"#### {i}", fields={}) for i in range(4)
-    ]
-    predictions = ["#### 0", "#### 9", "none", "#### 3"]
-    verdicts = score(
-        "final_answer", examples=examples, predictions=predictions, fields={}, artefacts={}
-    )
-    assert [v.kind for v in verdicts] == ["correct", "wrong_answer", "no_answer", "correct"]
+    pairs = [("#### 0", 0), ("#### 9", 1), ("none", 2), ("#### 3", 3)]
+    cases = [case(prediction, f"#### {answer}") for prediction, answer in pairs]
+    kinds = [verdict.kind for verdict in TASKS["final_answer"].score(cases)]
+    assert kinds == ["correct", "wrong_answer", "no_answer", "correct"]
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_no_examples_give_no_verdicts(task: Task) -> None:
-    assert score(task, examples=[], predictions=[], fields={}, artefacts={}) == []
+    assert TASKS[task].score([]) == []
 
 
 @pytest.mark.parametrize(
     ("task", "extra", "message"),
     [
-        ("held_out_loss", {}, "has no scorer"),
         ("json_schema", {}, r"document d7: evaluation\.fields\.schema is missing"),
         ("json_schema", {"fields": {"schema": "s"}}, "field 's'.*should hold text, found None"),
-        ("exact_match", {"fields": {"schema": "s"}}, "'exact_match' takes no fields"),
         ("sql_execution", {}, "document d7: there is no artefact 'database'"),
         ("final_answer", {}, "document d7: the reference has no number"),
         ("typescript", {}, "document d7: the reference is not TypeScript"),

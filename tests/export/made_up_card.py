@@ -10,7 +10,7 @@ from support import ROOT
 
 from expertflow.evaluate.records import Decoding
 from expertflow.export.card import CardInputs, Exported
-from expertflow.export.merge import Comparison
+from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportSpec
 
 # The made-up run of the report's tests is also told in cards.
@@ -19,7 +19,7 @@ from made_up_runs import make_cpu_inputs, make_gpu_inputs
 
 __all__ = ["make_cpu_inputs", "make_gpu_inputs"]
 
-COMPARISON = Comparison(
+COMPARISON = MergeComparison(
     loss_before=1.25, loss_after=1.2507, n_rows=32, n_targets=1838,
     allowed_loss_difference=0.0033, max_logit_difference=0.12, allowed_logit_difference=2.0,
 )  # fmt: skip

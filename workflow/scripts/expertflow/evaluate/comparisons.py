@@ -13,7 +13,7 @@ from expertflow.data.documents import Document
 from expertflow.data.records import Layout
 from expertflow.evaluate import lm_eval_hook
 from expertflow.evaluate.baselines import Baseline, make_baselines
-from expertflow.evaluate.evaluator import ModelEvaluator, Outcome
+from expertflow.evaluate.evaluator import ModelEvaluator, ModelOutcome
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.questions import EvalExample, examples
 from expertflow.evaluate.records import (
@@ -32,11 +32,15 @@ N_SAMPLES = 12
 N_WORST = 10
 
 
-class Comparison:
+class ModelComparison:
     """Compares two models on the same questions; ``unavailable`` says what was left out and why."""
 
     def __init__(
-        self, evaluator: ModelEvaluator, asked: list[EvalExample], before: Outcome, after: Outcome
+        self,
+        evaluator: ModelEvaluator,
+        asked: list[EvalExample],
+        before: ModelOutcome,
+        after: ModelOutcome,
     ) -> None:
         self.evaluator, self.spec = evaluator, evaluator.spec
         self.asked, self.before, self.after = asked, before, after

@@ -19,8 +19,8 @@ from expertflow.evaluate.choose_checkpoint import (
     in_order,
     no_choice,
 )
-from expertflow.evaluate.comparisons import Comparison
-from expertflow.evaluate.evaluator import ModelEvaluator, Models, Outcome, Place
+from expertflow.evaluate.comparisons import ModelComparison
+from expertflow.evaluate.evaluator import ModelEvaluator, ModelOutcome, Models, Place
 from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.leakage import check_trained_rows, read_split
 from expertflow.evaluate.likelihood import DocumentLosses
@@ -89,7 +89,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     after = _outcome(inputs, evaluator, published.path, asked)
     harness.append(_run_harness(evaluator, published.path, inputs.tokenizer))
     evaluator.models.release()
-    comparison = Comparison(evaluator, asked, before, after)
+    comparison = ModelComparison(evaluator, asked, before, after)
     this = _noted(inputs, evaluator, asked, after, published)
     memory = inputs.state / f"{expert}.jsonl"
     record = EvaluationRecord(
@@ -111,7 +111,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         samples=comparison.samples(),
         worst=comparison.worst(),
         answers_path=str(inputs.answers_path),
-        tools=TASKS[spec.task].tools(spec) if evaluator.can_answer else {},
+        tools=evaluator.tools(),
         unavailable={},
         wall_s=time.perf_counter() - start,
     )
@@ -133,7 +133,7 @@ def _evaluator(inputs: EvalInputs) -> ModelEvaluator:
         codec=PromptCodec(Engine(inputs.tokenizer), inputs.layout),
         held_out=read_rows(inputs.rows / "held_out"),
         micro_batch_size=inputs.plan.batch_size,
-        metric=None if task is None else task.metric_of(spec),
+        task=task,
         unavailable_reason=reason,
     )
 
@@ -154,7 +154,7 @@ def _questions(
 
 def _outcome(
     inputs: EvalInputs, evaluator: ModelEvaluator, place: Place, asked: list[EvalExample]
-) -> Outcome:
+) -> ModelOutcome:
     """Ask one model. Pieces of a single document are no sample of documents: they are one."""
     found = evaluator.outcome(place, asked)
     if inputs.packing.held_out.n_documents != 1:
@@ -204,7 +204,7 @@ def _noted(
     inputs: EvalInputs,
     evaluator: ModelEvaluator,
     asked: list[EvalExample],
-    after: Outcome,
+    after: ModelOutcome,
     published: Published,
 ) -> earlier.Noted | None:
     if evaluator.metric is None or not after.verdicts:

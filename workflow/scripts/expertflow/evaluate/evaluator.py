@@ -29,7 +29,7 @@ from expertflow.evaluate.records import (
     wrong_verdict,
 )
 from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarise
-from expertflow.evaluate.tasks.registry import score
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.tokens.arrow import PackedRows
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Generations(Record, frozen=True, kw_only=True):
 NO_GENERATIONS = Generations(texts=[], verdicts=[], duration_s=None, n_tokens=None, n_cut_off=None)
 
 
-class Outcome(Record, frozen=True, kw_only=True):
+class ModelOutcome(Record, frozen=True, kw_only=True):
     """What one model did; ``reference_losses`` are nats a token on each question's reference."""
 
     side: EvaluationSide
@@ -100,7 +100,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 class ModelEvaluator(Record, frozen=True, kw_only=True):
     """Asks models in turn; ``unavailable_reason`` says why answers cannot be scored here.
 
-    ``metric`` is null for a task that generates nothing.
+    ``task`` is null where nothing is generated.
     """
 
     models: Models
@@ -108,13 +108,21 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
     codec: generate.PromptCodec
     held_out: PackedRows
     micro_batch_size: int
-    metric: str | None
+    task: ScoringTask | None
     unavailable_reason: str | None
     _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
 
     @property
     def can_answer(self) -> bool:
-        return self.metric is not None and self.unavailable_reason is None
+        return self.task is not None and self.unavailable_reason is None
+
+    @property
+    def metric(self) -> str | None:
+        return None if self.task is None else self.task.metric_of(self.spec)
+
+    def tools(self) -> dict[str, str]:
+        """Return the versions of what scores."""
+        return self.task.tools(self.spec) if self.task and self.can_answer else {}
 
     def losses(self, place: Place) -> DocumentLosses:
         """Return the loss of each held-out document; measured once for each model."""
@@ -129,13 +137,13 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         losses = self.losses(place)
         return float(losses.nats_D.sum() / losses.n_targets_D.sum())
 
-    def outcome(self, place: Place, asked: list[EvalExample]) -> Outcome:
+    def outcome(self, place: Place, asked: list[EvalExample]) -> ModelOutcome:
         log.info("%s: %d questions", self.models.name(place), len(asked))
         losses = self.losses(place)
         asked = asked if self.can_answer else []
         references = self._reference_losses(place, asked) if asked else []
         found = self.answers(place, asked) if asked else NO_GENERATIONS
-        return Outcome(
+        return ModelOutcome(
             side=self._side(place, found),
             losses=losses,
             texts=found.texts,
@@ -171,12 +179,14 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         )
 
     def judge(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        return score(
-            self.spec.task,
-            examples=examples,
-            predictions=texts,
-            fields=self.spec.fields,
-            artefacts={name: Path(path) for name, path in self.spec.artefacts.items()},
+        assert self.task is not None, "a task without a scorer"
+        fields = self.spec.fields
+        artefacts = {name: Path(path) for name, path in self.spec.artefacts.items()}
+        return self.task.score(
+            [
+                ScoringCase(example=example, prediction=text, fields=fields, artefacts=artefacts)
+                for example, text in zip(examples, texts, strict=True)
+            ]
         )
 
     def _reference_losses(self, place: Place, asked: Sequence[EvalExample]) -> list[float]:

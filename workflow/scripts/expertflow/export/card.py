@@ -18,7 +18,7 @@ from expertflow.core.records import Record
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import Decoding, EvaluationRecord
 from expertflow.export.licences import Licensed, conflicts, hub_licence, only_licence, remarks
-from expertflow.export.merge import Comparison
+from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.cost import billed_hours
@@ -69,7 +69,7 @@ class Exported(Record, frozen=True):
     """What the export itself did. ``licence_files`` are the base's own, beside the weights."""
 
     record: ExportRecord
-    comparison: Comparison
+    comparison: MergeComparison
     licence_files: tuple[str, ...] = ()
 
 

@@ -84,7 +84,7 @@ class RowOutputs(Record, frozen=True):
     logits: tuple[torch.Tensor, ...]
 
 
-class Comparison(Record, frozen=True, kw_only=True):
+class MergeComparison(Record, frozen=True, kw_only=True):
     """How far the written files are from the trained model, and how far they might have been.
 
     Losses are in nats a target; differences of logits are absolute.
@@ -113,7 +113,7 @@ def export_model(
     *,
     spec: ExportSpec,
     trained: Trained,
-    card: Callable[[ExportRecord, Comparison, tuple[str, ...]], str],
+    card: Callable[[ExportRecord, MergeComparison, tuple[str, ...]], str],
     output: Path,
 ) -> ExportRecord:
     """Merge, write weights, tokenizer and card, and compare the files with the trained model.
@@ -151,7 +151,7 @@ def export_model(
 
 def _write_weights(
     spec: ExportSpec, trained: Trained, dtype: torch.dtype, folder: Path
-) -> tuple[MergedInto, Comparison]:
+) -> tuple[MergedInto, MergeComparison]:
     sample = sample_rows(trained.rows)
     model = trained.load()
     check_weights(model, trained.published, trained.folder)
@@ -221,14 +221,16 @@ def ask(model: Any, rows: PackedRows) -> RowOutputs:
     return RowOutputs(loss, n_targets, logits)
 
 
-def compare(trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str) -> Comparison:
+def compare(
+    trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str
+) -> MergeComparison:
     half = dtype in HALF_TYPES
     loss, logits = MAX_LOSS_DIFFERENCE, MAX_LOGIT_DIFFERENCE
     largest = max(float(said.abs().max()) for said in trained.logits)
     differences = [
         (now - then).abs().max() for then, now in zip(trained.logits, written.logits, strict=True)
     ]
-    return Comparison(
+    return MergeComparison(
         loss_before=trained.loss,
         loss_after=written.loss,
         n_rows=n_rows,
@@ -242,7 +244,7 @@ def compare(trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str
     )
 
 
-def check(expert: str, comparison: Comparison, *, checkpoint: str) -> None:
+def check(expert: str, comparison: MergeComparison, *, checkpoint: str) -> None:
     """Refuse files that do not say what the trained model says.
 
     Raises:

@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class QueryAnswer:
     """What a query came to: kind ``rows``, or the kind of failure."""
 
     kind: str

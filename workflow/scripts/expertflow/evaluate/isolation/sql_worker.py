@@ -21,7 +21,7 @@ if __name__ == "__main__":  # started isolated, it does not find the project by 
 from expertflow.evaluate.isolation.rows import (
     NO_TEXT,
     REFUSED_FUNCTIONS,
-    Answer,
+    QueryAnswer,
     Row,
     one_line,
     same_rows,
@@ -82,12 +82,12 @@ class Reader:
         self._limits = limits
         self._open: tuple[Path, sqlite3.Connection] | None = None
 
-    def run(self, query: str, database: Path) -> Answer:
+    def run(self, query: str, database: Path) -> QueryAnswer:
         """Run one SELECT and return its rows; all else that a text can do ends in a kind."""
         limits = self._limits
         if len(query) > limits.n_query_chars:
             detail = f"longer than {limits.n_query_chars} characters"
-            return Answer(kind="syntax_error", detail=detail)
+            return QueryAnswer(kind="syntax_error", detail=detail)
         query = clean_query(query)
         if (refusal := _refuse(query)) is not None:
             return refusal
@@ -100,7 +100,9 @@ class Reader:
                 answer = _fetch(cursor.execute(query), limits)
             is_harmless = answer.kind == "rows"
         except MemoryError:
-            answer = Answer(kind="timed_out", detail=f"more than {limits.heap_bytes >> 20} MiB")
+            answer = QueryAnswer(
+                kind="timed_out", detail=f"more than {limits.heap_bytes >> 20} MiB"
+            )
         except sqlite3.Error as error:
             answer = _failure(error, denied)
             # An unknown name, say: common, and of no consequence.
@@ -141,16 +143,16 @@ def is_ordered(query: str) -> bool:
     return False
 
 
-def _refuse(query: str) -> Answer | None:
+def _refuse(query: str) -> QueryAnswer | None:
     if not query:
-        return Answer(kind="empty")
+        return QueryAnswer(kind="empty")
     if NO_TEXT.search(query):
-        return Answer(kind="syntax_error", detail="holds a character that no text may hold")
+        return QueryAnswer(kind="syntax_error", detail="holds a character that no text may hold")
     tokens = [found[0].upper() for found in _TOKEN.finditer(query)]
     if ";" in tokens:
-        return Answer(kind="not_a_query", detail="several statements")
+        return QueryAnswer(kind="not_a_query", detail="several statements")
     if tokens[0] in _OTHER_COMMANDS:
-        return Answer(kind="not_a_query", detail=f"{tokens[0]} is not allowed")
+        return QueryAnswer(kind="not_a_query", detail=f"{tokens[0]} is not allowed")
     return None
 
 
@@ -183,27 +185,31 @@ def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) ->
     connection.set_progress_handler(lambda: next(n_checks, None) is None, _INSTRUCTIONS_PER_CHECK)
 
 
-def _fetch(cursor: sqlite3.Cursor, limits: Limits) -> Answer:
+def _fetch(cursor: sqlite3.Cursor, limits: Limits) -> QueryAnswer:
     rows: list[Row] = []
     n_bytes = 0
     for row in cursor:
         rows.append(row)
         n_bytes += sum(map(sys.getsizeof, row))
         if len(rows) > limits.n_rows:
-            return Answer(kind="too_many_rows", detail=f"more than {limits.n_rows} rows")
+            return QueryAnswer(kind="too_many_rows", detail=f"more than {limits.n_rows} rows")
         if n_bytes > limits.result_bytes:
-            return Answer(kind="too_many_rows", detail=f"more than {limits.result_bytes} bytes")
-    return Answer(kind="rows", n_columns=len(cursor.description or ()), rows=tuple(rows))
+            return QueryAnswer(
+                kind="too_many_rows", detail=f"more than {limits.result_bytes} bytes"
+            )
+    return QueryAnswer(kind="rows", n_columns=len(cursor.description or ()), rows=tuple(rows))
 
 
-def _failure(error: sqlite3.Error, denied: Sequence[str]) -> Answer:
+def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
     code = getattr(error, "sqlite_errorcode", None)
     if denied:
-        return Answer(kind="not_a_query", detail=f"{denied[0][:100]} is not allowed")
+        return QueryAnswer(kind="not_a_query", detail=f"{denied[0][:100]} is not allowed")
     if code == sqlite3.SQLITE_INTERRUPT:
-        return Answer(kind="timed_out", detail="ran out of instructions")
+        return QueryAnswer(kind="timed_out", detail="ran out of instructions")
     too_large = code == sqlite3.SQLITE_TOOBIG
-    return Answer(kind="too_many_rows" if too_large else "syntax_error", detail=one_line(error))
+    return QueryAnswer(
+        kind="too_many_rows" if too_large else "syntax_error", detail=one_line(error)
+    )
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from expertflow.core.records import Record
 from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
 
 
-class Case(Record, frozen=True, kw_only=True):
+class ScoringCase(Record, frozen=True, kw_only=True):
     """One example and what the model wrote, with the settings that are the same for all.
 
     ``fields`` maps the task's arguments to record fields, so that any data set can serve a task
@@ -84,7 +84,7 @@ class ScoringTask:
         versions = {package: metadata.version(package) for package in self.packages}
         return {"python": platform.python_version(), **versions}
 
-    def score(self, cases: Sequence[Case]) -> list[Verdict]:
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
         """Judge predictions, in order; call ``unavailable_reason`` first.
 
         Scoring references as if they were predictions checks a data set: all are correct, or an
@@ -99,5 +99,5 @@ class ScoringTask:
                 verdicts.append(self.judge_case(case))
         return verdicts
 
-    def judge_case(self, case: Case) -> Verdict:
+    def judge_case(self, case: ScoringCase) -> Verdict:
         raise NotImplementedError

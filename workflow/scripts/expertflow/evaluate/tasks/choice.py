@@ -5,7 +5,7 @@ from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import Example, Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -21,7 +21,7 @@ class MultipleChoice(ScoringTask):
     fields = frozenset({"choices", "answer"})
     required = ("fields.choices", "fields.answer")
 
-    def judge_case(self, case: Case) -> Verdict:
+    def judge_case(self, case: ScoringCase) -> Verdict:
         options = read_options(case.value("choices"))
         wanted = right_label(options, case.value("answer"))
         try:

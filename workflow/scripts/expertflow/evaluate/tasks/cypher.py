@@ -26,10 +26,10 @@ from expertflow.evaluate.cypher.tokens import (
     tokenise,
 )
 from expertflow.evaluate.isolation import graph_worker
-from expertflow.evaluate.isolation.rows import Answer, same_rows
+from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
 from expertflow.evaluate.records import EvaluationSpec, Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.base import ScoringCase
 from expertflow.evaluate.tasks.isolated import IsolatedTask
 
 GRAPH_PACKAGES = ("graphqlite", "apsw")
@@ -75,10 +75,10 @@ class Cypher(IsolatedTask):
         packages = GRAPH_PACKAGES if "graph" in spec.artefacts else ()
         return super().tools(spec) | {name: metadata.version(name) for name in packages}
 
-    def texts(self, case: Case) -> dict[str, str | None]:
+    def texts(self, case: ScoringCase) -> dict[str, str | None]:
         return {"schema": case.optional_text("schema")}
 
-    def score(self, cases: Sequence[Case]) -> list[Verdict]:
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
         verdicts = super().score(cases)
         if not cases or "graph" not in cases[0].artefacts:
             return verdicts
@@ -171,7 +171,7 @@ class GraphServer:
     def __exit__(self, *_: object) -> None:
         self._worker.close()
 
-    def ask(self, query: str) -> Answer:
+    def ask(self, query: str) -> QueryAnswer:
         """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""
         builds = not self._worker.is_running
         if builds and not self._script.is_file():
@@ -186,10 +186,10 @@ class GraphServer:
                 raise EvaluationError(f"the graph {self._script} is not built: {detail}")
         kind, found = self._worker.receive()
         if kind != "rows":
-            return Answer(kind=kind, detail=found)
+            return QueryAnswer(kind=kind, detail=found)
         if len(found) > MAX_ROWS:
-            return Answer(kind="timed_out", detail=f"more than {MAX_ROWS:,} rows")
-        return Answer(kind="rows", rows=tuple(tuple(map(_cell, row)) for row in found))
+            return QueryAnswer(kind="timed_out", detail=f"more than {MAX_ROWS:,} rows")
+        return QueryAnswer(kind="rows", rows=tuple(tuple(map(_cell, row)) for row in found))
 
 
 def _cell(value: Any) -> Any:
@@ -206,7 +206,7 @@ def _written(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _settle(case: Case, verdict: Verdict, ask: Callable[[str], Answer]) -> Verdict:
+def _settle(case: ScoringCase, verdict: Verdict, ask: Callable[[str], QueryAnswer]) -> Verdict:
     # Only what was parsed is run, and only what is not settled without running it.
     if verdict.kind != "different" or verdict.detail.startswith("words compared alone"):
         return verdict
@@ -216,7 +216,7 @@ def _settle(case: Case, verdict: Verdict, ask: Callable[[str], Answer]) -> Verdi
         return wrong_verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
 
 
-def _compare(prediction: str, reference: str, ask: Callable[[str], Answer]) -> Verdict:
+def _compare(prediction: str, reference: str, ask: Callable[[str], QueryAnswer]) -> Verdict:
     wanted = ask(_plain(reference))
     if wanted.kind != "rows":
         return wrong_verdict("different", f"not executed: of the reference, {wanted.detail}")

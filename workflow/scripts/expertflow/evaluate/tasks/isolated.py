@@ -19,7 +19,7 @@ if __name__ == "__main__":  # started isolated, it does not find the project by 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.isolation.worker import Reply, Worker, serve
 from expertflow.evaluate.records import Verdict
-from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 MEMORY_BYTES = 1 << 30
 
@@ -33,11 +33,11 @@ class IsolatedTask(ScoringTask):
     cpu_s = 10
     wall_s = 60.0
 
-    def texts(self, case: Case) -> dict[str, str | None]:
+    def texts(self, case: ScoringCase) -> dict[str, str | None]:
         """Return what ``judge`` takes besides prediction and reference."""
         raise NotImplementedError
 
-    def score(self, cases: Sequence[Case]) -> list[Verdict]:
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
         options = {"judge": type(self).__module__, "cpu_s": self.cpu_s}
         verdicts = []
         with closing(Worker(Path(__file__), options, wall_s=self.wall_s)) as worker:

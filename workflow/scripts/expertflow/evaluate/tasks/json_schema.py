@@ -16,7 +16,7 @@ from expertflow.core.strict_json import parse_json
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.base import ScoringCase
 from expertflow.evaluate.tasks.isolated import IsolatedTask
 
 MAX_CHARS = 200_000
@@ -36,7 +36,7 @@ class JsonSchema(IsolatedTask):
     required = ("fields.schema",)
     packages = ("jsonschema", "regex")
 
-    def texts(self, case: Case) -> dict[str, str | None]:
+    def texts(self, case: ScoringCase) -> dict[str, str | None]:
         return {"schema": case.text("schema")}
 
 

@@ -17,7 +17,7 @@ from expertflow.evaluate.isolation import sql_worker
 from expertflow.evaluate.isolation.sql_worker import Limits
 from expertflow.evaluate.isolation.worker import Worker
 from expertflow.evaluate.records import EvaluationSpec, Verdict
-from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 
 class SqlExecution(ScoringTask):
@@ -44,7 +44,7 @@ class SqlExecution(ScoringTask):
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
         return super().tools(spec) | {"sqlite": sqlite3.sqlite_version}
 
-    def score(self, cases: Sequence[Case], limits: Limits | None = None) -> list[Verdict]:
+    def score(self, cases: Sequence[ScoringCase], limits: Limits | None = None) -> list[Verdict]:
         limits = limits or Limits()
         script = Path(sql_worker.__file__)
         verdicts = []
@@ -55,7 +55,7 @@ class SqlExecution(ScoringTask):
         return verdicts
 
 
-def _judge(case: Case, worker: Worker) -> Verdict:
+def _judge(case: ScoringCase, worker: Worker) -> Verdict:
     name = case.text("database") if "database" in case.fields else "database"
     if name not in case.artefacts:
         known = ", ".join(sorted(case.artefacts)) or "none"

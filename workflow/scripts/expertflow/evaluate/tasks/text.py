@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.records import Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 # `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
 # bounded, so that a mile of hostile text takes linear time.
@@ -46,7 +46,7 @@ class FinalAnswer(ScoringTask):
     name = "final_answer"
     metric = "final_answer_accuracy"
 
-    def judge_case(self, case: Case) -> Verdict:
+    def judge_case(self, case: ScoringCase) -> Verdict:
         wanted = final_answer(case.example.reference)
         if wanted is None:
             raise EvaluationError(
@@ -70,7 +70,7 @@ class ExactMatch(ScoringTask):
     name = "exact_match"
     metric = "exact_match"
 
-    def judge_case(self, case: Case) -> Verdict:
+    def judge_case(self, case: ScoringCase) -> Verdict:
         found, wanted = case.prediction.split(), case.example.reference.split()
         if found == wanted:
             return Verdict(correct=True, kind="correct")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.records import Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case
+from expertflow.evaluate.tasks.base import ScoringCase
 from expertflow.evaluate.tasks.isolated import IsolatedTask
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TypeScript(IsolatedTask):
     fields = frozenset({"prefix"})
     packages = ("tree-sitter", "tree-sitter-typescript")
 
-    def texts(self, case: Case) -> dict[str, str | None]:
+    def texts(self, case: ScoringCase) -> dict[str, str | None]:
         return {"prefix": case.optional_text("prefix") or ""}
 
 

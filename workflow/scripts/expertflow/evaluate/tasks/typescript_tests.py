@@ -22,7 +22,7 @@ from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
 from expertflow.evaluate.records import EvaluationSpec, Example, Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import Case, ScoringTask
+from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.evaluate.tasks.node_runner import RUNNER
 
 # The first release of Node with `module.stripTypeScriptTypes` and a settled `--permission`.
@@ -85,7 +85,9 @@ class TypeScriptTests(ScoringTask):
             "bubblewrap": bubblewrap_version(),
         }
 
-    def score(self, cases: Sequence[Case], limits: SandboxLimits | None = None) -> list[Verdict]:
+    def score(
+        self, cases: Sequence[ScoringCase], limits: SandboxLimits | None = None
+    ) -> list[Verdict]:
         if not cases:
             return []
         if (reason := sandbox_problem()) is not None:
@@ -136,7 +138,7 @@ def sandbox_problem() -> str | None:
         document_id="probe", prompt="", reference="",
         fields={"tests": "import * as assert from 'assert'"},
     )  # fmt: skip
-    probe = Case(example=example, prediction=_PROBE, fields={"tests": "tests"}, artefacts={})
+    probe = ScoringCase(example=example, prediction=_PROBE, fields={"tests": "tests"}, artefacts={})
     try:
         with Sandbox(find_node().path, SandboxLimits()) as sandbox:
             verdict = _judge(probe, sandbox)
@@ -150,7 +152,7 @@ def sandbox_problem() -> str | None:
     return f"the sandbox does not confine what it should: {verdict.kind} ({verdict.detail})"
 
 
-def _judge(case: Case, sandbox: Sandbox) -> Verdict:
+def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
     with case.located():
         prefix, tests = case.optional_text("prefix") or "", case.text("tests")
     said = strip_code_fence(case.prediction)
