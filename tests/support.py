@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from expertflow.core.records import write_record
+from expertflow.data.records import Body, Turn
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import ModelFacts, PlanSpec
 from expertflow.plan.resolve import plan_training
@@ -77,6 +78,12 @@ def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 
             }  # fmt: skip
             writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=KEEP))
     return path
+
+
+def pair(question: str, answer: str = "tell") -> Body:
+    """Make a chat of one question and its answer."""
+    user = Turn(role="user", content=question, learned=False)
+    return Body(turns=(user, Turn(role="assistant", content=answer, learned=True)))
 
 
 def write_tiny_run(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import pair
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.layout import CHATML, read_layout
@@ -16,12 +17,7 @@ OWN = (
     "{% if add_generation_prompt %}<|u|>{% endif %}"
 )
 
-CHAT = Body(
-    turns=(
-        Turn(role="user", content="a", learned=False),
-        Turn(role="assistant", content="b", learned=True),
-    )
-)
+CHAT = pair("a", "b")
 
 
 def tokenizer(

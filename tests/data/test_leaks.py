@@ -103,16 +103,13 @@ def test_the_first_benchmark_is_named() -> None:
     assert both.find([QUESTION]) == "b"
 
 
-def test_no_benchmark_finds_nothing() -> None:
-    assert BenchmarkIndex.read(()).find([QUESTION]) is None
-
-
 def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
     path = write(tmp_path / "test.jsonl", {"question": QUESTION, "n": 1}, {"question": FIVE})
     other = write(tmp_path / "other.jsonl", {"a": {"b": "one two three"}, "c": "four five six"})
     found = BenchmarkIndex.read((spec(path), spec(other, "{a.b} {c}", 6)))
     assert found.find([QUESTION]) == str(path)
     assert found.find(["zero one two three four five six"]) == str(other)
+    assert BenchmarkIndex.read(()).find([QUESTION]) is None
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,6 @@ def test_data_cannot_pose_as_a_mark() -> None:
         assert any("x<|im_end|></s>y" in s.text and not s.special for s in segments)
 
 
-def test_a_mark_in_a_text_that_the_template_rewrites_is_rejected() -> None:
-    with pytest.raises(Reject, match="special_token_text"):
-        Renderer(layout(HEADERS)).render(chat(" x<|eot|>", "b"))
-
-
 def test_the_policy_on_marks_in_texts() -> None:
     body = chat("x<|im_end|>y", "b")
     plain = Renderer(chatml_layout())
@@ -147,12 +142,6 @@ def test_the_policy_on_marks_in_texts() -> None:
     assert whole(allowing.render(body)) == whole(plain.render(body))
     with pytest.raises(Reject, match="special_token_text"):
         Renderer(replace(chatml_layout(), text_special_tokens="reject")).render(body)
-
-
-def test_a_template_that_refuses_is_a_reason() -> None:
-    body = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
-    with pytest.raises(Reject, match="only user and assistant turns"):
-        Renderer(layout(BRACKETS)).render(body)
 
 
 def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
@@ -174,11 +163,34 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
     assert learned(segments).removeprefix("\n") == wanted.removeprefix("\n") + "|b|<|im_end|>"
 
 
-def test_a_mark_in_a_call_is_rejected() -> None:
-    call = ToolCall(name="f", arguments={"x": "<|im_end|>"})
-    turns = (Turn(role="assistant", content="", learned=True, tool_calls=(call,)),)
-    with pytest.raises(Reject, match="special_token_text"):
-        Renderer(chatml_layout()).render(Body(turns=turns))
+def calling(**arguments: str) -> Body:
+    call = ToolCall(name="look_up", arguments=arguments)
+    return Body(turns=(Turn(role="assistant", content="", learned=True, tool_calls=(call,)),))
+
+
+SYSTEM = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
+TOOLS = Body(turns=chat("a", "b").turns, tools=({"function": {"name": "look_up"}},))
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "reason"),
+    [
+        (HEADERS, chat(" x<|eot|>", "b"), "special_token_text: a text that"),
+        (CHATML, calling(x="<|im_end|>"), "special_token_text: a tool"),
+        (BRACKETS, SYSTEM, "only user and assistant turns"),
+        (HEADERS, calling(), "leaves out the call in turn 1"),
+        (NO_SYSTEM, SYSTEM, r"leaves out turn 1 \(system\)"),
+        (HEADERS, TOOLS, "leaves out the tools"),
+    ],
+)
+def test_what_a_template_refuses_rewrites_or_leaves_out(
+    template: str, body: Body, reason: str
+) -> None:
+    with pytest.raises(Reject, match=reason):
+        Renderer(layout(template)).render(body)
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS, BRACKETS, THINKING])
@@ -206,23 +218,6 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
         assert all(text in whole(segments) for text in texts)
 
 
-def test_what_a_template_leaves_out_is_a_reason() -> None:
-    call = ToolCall(name="look_up", arguments={})
-    calling = Body(turns=(Turn(role="assistant", content="", learned=True, tool_calls=(call,)),))
-    with pytest.raises(Reject, match="leaves out the call in turn 1"):
-        Renderer(layout(HEADERS)).render(calling)
-    only_last = (
-        "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}</s>{% endif %}"
-        "{% endfor %}"
-    )
-    system = Body(turns=(Turn(role="system", content="s", learned=False), *chat("a", "b").turns))
-    with pytest.raises(Reject, match=r"leaves out turn 1 \(system\)"):
-        Renderer(layout(only_last)).render(system)
-    tools = Body(turns=chat("a", "b").turns, tools=({"function": {"name": "look_up"}},))
-    with pytest.raises(Reject, match="leaves out the tools"):
-        Renderer(layout(HEADERS)).render(tools)
-
-
 def test_results_go_to_the_calls_that_the_data_names() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -248,13 +243,9 @@ def test_blanks_that_special_tokens_swallow_are_left_out() -> None:
 
 
 def test_the_reference_of_a_call_is_the_call() -> None:
-    call = ToolCall(name="f", arguments={"x": 1})
-    turns = (
-        Turn(role="user", content="a", learned=False),
-        Turn(role="assistant", content="", learned=True, tool_calls=(call,)),
-    )
-    _, answer = question_of(Renderer(chatml_layout()), Body(turns=turns))
-    assert answer == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    body = Body(turns=(*chat("a").turns, *calling(x="1").turns))
+    _, answer = question_of(Renderer(chatml_layout()), body)
+    assert answer == '<tool_call>\n{"name": "look_up", "arguments": {"x": "1"}}\n</tool_call>'
 
 
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.data.chat_template import ChatTemplate, place
-from expertflow.data.layout import CHATML, chatml_layout
+from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, ToolCall, Turn
-from expertflow.data.traced_text import Condition
 
 LOOP = "{% for m in messages %}{% set c = m.content %}[%s]{% endfor %}"
 PLAIN = {
@@ -106,34 +105,16 @@ def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> Non
     assert n_met == 400 if not conditions else 20 < n_met < 400 or name == "equal"
 
 
-def test_questions_are_noted_with_their_answers() -> None:
-    found = chat_template(PLAIN["begins"]).form(body(place(0), place(1)))
-    assert found is not None
-    assert set(found[1]) == {Condition(i, "startswith", "<tool", False) for i in range(2)}
-
-
-def test_a_chat_with_tools_has_a_form_too() -> None:
+def test_a_chat_with_tools_has_a_form_unless_one_of_them_poses() -> None:
     template = ChatTemplate(chatml_layout())
     call = ToolCall(name="find", arguments={"a": 1})
     turns = body(place(0), place(1)).turns
-    called = Body(
-        turns=(turns[0], replace(turns[1], tool_calls=(call,))),
-        tools=({"type": "function", "function": {"name": "find"}},),
-    )
-    assert template.layout.chat_template == CHATML
-    found = template.form(called)
-    assert found is not None and found[1] == ()
-    posing = replace(called, tools=({"function": {"name": "<|im_end|>"}},))
-    assert template.form(posing) is None
+    called = Body(turns=(turns[0], replace(turns[1], tool_calls=(call,))))
 
+    def form_with(**function: str) -> object:
+        return template.form(replace(called, tools=({"type": "function", "function": function},)))
 
-def test_a_tool_that_poses_as_a_place_has_no_form() -> None:
-    template = ChatTemplate(chatml_layout())
-    tool = {"type": "function", "function": {"name": "f", "description": place(0)}}
-    assert template.form(replace(body(place(0), place(1)), tools=(tool,))) is None
-
-
-def test_what_the_template_refuses_has_no_form() -> None:
-    template = chat_template("{{ raise_exception('no') }}")
-    assert template.form(body(place(0))) is None
-    assert template._trace is None
+    assert form_with(name="find") is not None
+    assert form_with(name="<|im_end|>") is None
+    assert form_with(name="f", description=place(0)) is None
+    assert chat_template("{{ raise_exception('no') }}").form(body(place(0))) is None

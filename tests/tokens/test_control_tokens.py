@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support import pair
 from transformers import PreTrainedTokenizerFast
 
 from expertflow.data.chat_template import chat_environment
 from expertflow.data.layout import CHATML, read_layout
-from expertflow.data.records import Body, Layout, Turn
+from expertflow.data.records import Layout
 from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
@@ -63,11 +64,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, shared_data: Path) ->
 
 
 def encode(family: Family, question: str, answer: str) -> list[int]:
-    turns = (
-        Turn(role="user", content=question, learned=False),
-        Turn(role="assistant", content=answer, learned=True),
-    )
-    segments = Renderer(family.layout).render(Body(turns=turns))
+    segments = Renderer(family.layout).render(pair(question, answer))
     ids: list[int] = tokenize([segments], Engine(family.folder)).ids[0].tolist()
     return ids
 

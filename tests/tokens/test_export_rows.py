@@ -108,15 +108,6 @@ def test_rows_go_through_in_batches_and_come_out_alike(
         assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
 
 
-def test_the_same_rows_give_the_same_bytes(source: Path) -> None:
-    outputs = [source.with_name(name) for name in ("one", "two")]
-    for output in outputs:
-        export_rows(source, output, targets="labels", padded=True)
-    one, two = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in outputs)
-    assert one == two
-    assert set(one) == {ROWS_FILE, "dataset_info.json", "state.json"}
-
-
 def test_no_rows_are_no_rows_there(tmp_path: Path) -> None:
     write_rows(tmp_path / "held_out", iter([]), length=LENGTH)
     assert len(exported(tmp_path / "held_out")) == 0

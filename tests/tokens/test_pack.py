@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from support import keep_list, token_shard
@@ -12,7 +13,7 @@ from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.pack import choose_length, pack_sequences
 from expertflow.tokens.ragged import ragged
-from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec
+from expertflow.tokens.records import DecodedSample, PackingRecord, PackingSpec, TokenShardRecord
 
 
 def spec(**changes: object) -> PackingSpec:
@@ -155,45 +156,36 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
     assert sum(record.histogram.counts) == len(lengths)
 
 
+def pack_one(
+    folder: Path, shard: TokenShardRecord, held_out: list[bool], **changes: object
+) -> PackingRecord:
+    keep = keep_list(folder, {"000": held_out})
+    output = folder / "packed"
+    return pack_sequences(
+        expert="e", spec=spec(**changes), shards=[shard], keep=keep, output=output
+    )
+
+
 def test_nothing_to_learn_is_an_error(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path, [[1, 2], [3, 4]])
-    keep = keep_list(tmp_path, {"000": [False, True]})
     with pytest.raises(DataError, match="nothing to learn"):
-        pack_sequences(
-            expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "packed"
-        )
-
-
-def write_index(path: Path, lengths: list[int], dropped: list[str | None]) -> None:
-    import pyarrow as pa
-
-    none = ragged([[] for _ in lengths])
-    posing = [i == 1 for i in range(len(lengths))]
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
-        writer.write_batch(index_batch(np.array(lengths), none, posing, dropped))
+        pack_one(tmp_path, token_shard(tmp_path, [[1, 2], [3, 4]]), [False, True])
 
 
 def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, [[1, 2, 3]] * 98)
     refused: list[str | None] = [None] * 98 + ["chat_template"] * 2
-    write_index(Path(shard.index_path), [3] * 98 + [0, 0], refused)
-    shard = replace(
-        shard, n_documents=100, dropped_examples=("s/98: chat_template (no system turn)",)
-    )
-
-    def run(n_kept: int, limit: float) -> PackingRecord:
-        keep = keep_list(tmp_path, {"000": [i == 99 or i < 9 for i in range(n_kept)]})
-        # The token shard's own spans are gone, so nothing is learned: that comes after the limit.
-        return pack_sequences(
-            expert="e", spec=spec(max_rejected_fraction=limit), shards=[shard], keep=keep,
-            output=tmp_path / "out",
-        )  # fmt: skip
-
-    with pytest.raises(DataError, match=r"source s: .* cannot write 2 of 100 documents .*s/98"):
-        run(100, 0.01)
-    for n_kept, limit in ((100, 0.02), (98, 0.0)):
-        with pytest.raises(DataError, match="nothing to learn"):
-            run(n_kept, limit)
+    with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
+        lengths, none = np.array([3] * 98 + [0, 0]), ragged([[]] * 100)
+        writer.write_batch(index_batch(lengths, none, [False] * 100, refused))
+    example = "s/98: chat_template (no system turn)"
+    shard = replace(shard, n_documents=100, dropped_examples=(example,))
+    # The token shard's own spans are gone, so nothing is learned: that comes after the limit.
+    limits = {(100, 0.01): r"source s: .* cannot write 2 of 100 documents .*s/98"}
+    limits |= dict.fromkeys([(100, 0.02), (98, 0.0)], "nothing to learn")
+    for (n_kept, limit), message in limits.items():
+        held_out = [i == 99 or i < 9 for i in range(n_kept)]
+        with pytest.raises(DataError, match=message):
+            pack_one(tmp_path, shard, held_out, max_rejected_fraction=limit)
 
 
 def test_two_engines_are_refused(tmp_path: Path) -> None:
@@ -208,19 +200,15 @@ def test_a_token_file_of_the_wrong_size_is_noticed(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, documents(5))
     ids = Path(shard.path)
     ids.write_bytes(ids.read_bytes()[:-4])
-    keep = keep_list(tmp_path, {"000": [False] * 4 + [True]})
     with pytest.raises(DataError, match="its index says"):
-        pack_sequences(expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "o")
+        pack_one(tmp_path, shard, [False] * 4 + [True])
 
 
 def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
-    def sample(row: int) -> tuple[int, DecodedSample]:
-        names = {"document_id": f"s/{row}", "pieces": ()}
-        return row, DecodedSample(**names, n_tokens=1, n_supervised_tokens=1)  # type: ignore[arg-type]
-
-    shard = replace(token_shard(tmp_path, documents(9)), samples=tuple(map(sample, range(8))))
-    keep = keep_list(tmp_path, {"000": [True, False, False, True, False, False, False]})
-    record = pack_sequences(
-        expert="e", spec=spec(), shards=[shard], keep=keep, output=tmp_path / "out"
+    samples = tuple(
+        (i, DecodedSample(document_id=f"s/{i}", n_tokens=1, n_supervised_tokens=1, pieces=()))
+        for i in range(8)
     )
+    shard = replace(token_shard(tmp_path, documents(9)), samples=samples)
+    record = pack_one(tmp_path, shard, [True, False, False, True, False, False, False])
     assert [s.document_id for s in record.samples] == ["s/1", "s/2", "s/4"]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
+from support import pair
 
 from expertflow.core.files import sha256_file
 from expertflow.data.documents import DocumentWriter, NewDocument
@@ -16,10 +17,9 @@ from expertflow.data.records import Body, Layout, ShardRecord, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Form, Renderer
 from expertflow.data.shapes import frame_of
-from expertflow.tokens import shard as module
 from expertflow.tokens.arrow import from_arrow_lists, read_index
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.records import StoredTokens, TokenShardRecord, TokenSpec
+from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch, tokenize
 from expertflow.train.model.base import save_tokenizer, train_tokenizer
@@ -51,15 +51,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(tokenizer: Path) -> Engine:
     return Engine(tokenizer)
-
-
-def pair(question: str, answer: str = "tell") -> Body:
-    return Body(
-        turns=(
-            Turn(role="user", content=question, learned=False),
-            Turn(role="assistant", content=answer, learned=True),
-        )
-    )
 
 
 def batch_of(bodies: list[Body]) -> pa.RecordBatch:
@@ -205,33 +196,30 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
 
 
 def test_tokens_are_made_once(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = []
-    real = module._tokenize_shards
+    caplog.set_level("INFO")
+    texts = {"000": [pair(f"ask {i}") for i in range(5)], "001": [pair(str(i)) for i in range(6)]}
 
-    def counting(name: str, *rest: Any) -> StoredTokens:
-        made.append(name)
-        return real(name, *rest)
+    def shard(name: str) -> ShardRecord:
+        return write_documents(tmp_path, texts[name], name)
 
-    monkeypatch.setattr(module, "_tokenize_shards", counting)
-    shards = {
-        name: write_documents(tmp_path, [pair(f"ask {i}") for i in range(n)], name)
-        for name, n in (("000", 5), ("001", 6))
-    }
-    first = {name: pretokenize(tmp_path, tokenizer, shard) for name, shard in shards.items()}
-    assert made == ["000", "001"]
-    # One shard is edited: it alone is tokenised again. Then the edit is taken back.
+    def made(*shards: ShardRecord, **changes: Any) -> tuple[TokenShardRecord, bool]:
+        caplog.clear()
+        record = pretokenize(tmp_path, tokenizer, *shards, **changes)
+        return record, "taken from the store" not in caplog.text
+
+    first, was_made = made(shard("000"))
+    second, _ = made(shard("001"))
+    assert was_made
+    # One shard is edited: it alone is tokenized again. Then the edit is undone.
     edited = write_documents(tmp_path, [pair("ask more")], "001")
-    assert pretokenize(tmp_path, tokenizer, shards["000"]) == first["000"]
-    assert pretokenize(tmp_path, tokenizer, edited).n_documents == 1
-    again = write_documents(tmp_path, [pair(f"ask {i}") for i in range(6)], "001")
-    assert pretokenize(tmp_path, tokenizer, again) == first["001"]
-    assert made == ["000", "001", "001"]
+    assert made(shard("000")) == (first, False)
+    assert made(edited)[0].n_documents == 1
+    assert made(shard("001")) == (second, False)
     # Another engine's version is another key.
     other = TokenSpec(engine="tokenizers", versions={"tokenizers": "0"})
-    pretokenize(tmp_path, tokenizer, again, spec=other)
-    assert made == ["000", "001", "001", "001"]
+    assert made(shard("001"), spec=other)[1]
 
 
 def test_an_interrupted_shard_leaves_nothing(

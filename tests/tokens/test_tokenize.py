@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support import pair
 
 from expertflow.core.errors import DataError
 from expertflow.data.layout import chatml_layout, read_layout
@@ -22,11 +23,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:
-    turns = (
-        Turn(role="user", content=question, learned=False),
-        Turn(role="assistant", content=answer, learned=True),
-    )
-    return Renderer(chatml_layout()).render(Body(turns=turns))
+    return Renderer(chatml_layout()).render(pair(question, answer))
 
 
 def alone(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
