@@ -1,7 +1,6 @@
 """The bench of what is learned: its data, its table, and the whole chain on a few real records."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 
 import learned
-from learned_data import lay_out, word_tokenizer
+from learned_data import lay_out
 
 N_RECORDS = 300
 
@@ -38,36 +37,6 @@ def test_the_bar_is_the_better_of_constant_and_template() -> None:
     assert learned.beats_bar([row("constant", 3), row("template", 9, low=-0.01), *others]) is False
     assert learned.beats_bar([row("constant", 3, low=-0.01), row("template", 9), *others]) is True
     assert learned.beats_bar(others) is None
-
-
-def test_the_table_shows_values_intervals_and_changes() -> None:
-    after = row("after", 40) | {"expert_less_this": None}
-    unknown = row("before", 0) | {"value_fraction": None, "reason": "no sandbox"}
-    found = {
-        "metric": "execution_accuracy",
-        "rows": [row("template", 9) | {"description": "fills in a form"}, unknown, after],
-        "beats_bar": True,
-        "n_steps": 10,
-        "training_minutes": 1.25,
-        "n_training_documents": 7,
-        "published_step": 10,
-    }
-    lines = learned.table(found).splitlines()
-    assert re.search(
-        r"template +9/100 +9\.0% \[0\.0%, 100\.0%\] +\+20\.0 \[\+10\.0, \+30", lines[1]
-    )
-    assert "no sandbox" in lines[2]
-    assert lines[3].rstrip().endswith("40.0% [0.0%, 100.0%]")
-    assert "constant and template: yes" in lines[4]
-
-
-def test_a_word_has_the_same_tokens_wherever_it_stands() -> None:
-    tokenizer = word_tokenizer(['select "uefa cup" from t_1 where "club" = 3'] * 5, 300)
-    word = tokenizer.encode("club").ids
-    for text in ('"club"', " Club ", "the CLUB?"):
-        ids = tokenizer.encode(text).ids
-        assert any(ids[i : i + len(word)] == word for i in range(len(ids)))
-    assert tokenizer.decode(tokenizer.encode('Where "Club" = 3').ids) == 'where "club" = 3'
 
 
 def test_schemas_are_joined_to_their_documents(tmp_path: Path) -> None:

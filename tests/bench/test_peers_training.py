@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 import training_beside
 from measured import Failed
 from training_beside import TrainingJob
-from training_lines import FREE, OURS, PADDED, all_the_same, failure, same_work, summary
+from training_lines import FREE, OURS, PADDED, same_work, summary
 from training_table import print_method
 
 CASE = {"precision": "fp32"}
@@ -62,14 +62,6 @@ def test_other_losses_or_tokens_are_other_work(apart: float, n_tokens: int, same
     assert same_work({"lines": {FREE: row}}) is same
 
 
-def test_the_padded_default_is_held_to_no_bound() -> None:
-    ours = {0: made_up(s=[1.0], losses=[4.0])}
-    peer = {0: made_up(s=[1.0], losses=[5.0], n_tokens=900)}
-    row = summed({OURS: ours, PADDED: peer}, PADDED)
-    assert (row["same_work"], row["loss_bound"]) == (None, None)
-    assert same_work({"lines": {PADDED: row}}) is None
-
-
 @pytest.mark.parametrize("pair", [(math.nan, 2.0), (2.0, math.nan), (2.0, math.inf)])
 @pytest.mark.parametrize("line", [FREE, PADDED])
 def test_a_loss_that_is_not_finite_is_never_the_same_work(
@@ -81,13 +73,6 @@ def test_a_loss_that_is_not_finite_is_never_the_same_work(
     assert same_work({"lines": {line: row}}) is False
 
 
-def test_a_loss_of_zero_or_one_that_is_missing_is_no_slip() -> None:
-    zero = {0: made_up(s=[1.0], losses=[0.0])}
-    assert summed({OURS: zero, FREE: zero}, FREE)["same_work"]
-    longer = {0: made_up(s=[1.0], losses=[0.0, 0.0])}
-    assert summed({OURS: longer, FREE: zero}, FREE)["same_work"] is False
-
-
 def test_half_precision_shows_other_work_alone_and_fp32_shows_the_same() -> None:
     run = {0: made_up(s=[1.0], losses=[2.0])}
     row = summed({OURS: run, FREE: run}, FREE, "bf16")
@@ -97,68 +82,6 @@ def test_half_precision_shows_other_work_alone_and_fp32_shows_the_same() -> None
     for answer in (True, False, None):
         assert same_work({"lines": {FREE: row}, "proof": {"same_work": answer}}) is answer
     assert same_work({"lines": {FREE: row}, "proof": {"problem": "out of memory"}}) is None
-
-
-def test_what_was_not_compared_is_not_known() -> None:
-    absent = {"lines": {OURS: {}, FREE: {"problem": "no"}, PADDED: {"same_work": None}}}
-    assert same_work(absent) is None
-    assert all_the_same([True, True]) and all_the_same([True, None]) is None
-    # A peer that cannot be had is listed; one that was there and crashed is a failure.
-    measured = {"methods": {"full": absent}}
-    assert failure(measured, has_peer=False) is None
-    assert failure(measured, has_peer=True) == "full, TRL padding-free: no"
-    ours = {"methods": {"full": {"problem": "out of memory"}}}
-    assert failure(ours, has_peer=False) == "full, ours: out of memory"
-
-
-def test_a_method_that_does_not_fit_leaves_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def timed(_: object, __: object, line: str, name: str) -> dict[str, Any]:
-        if name.startswith("full"):
-            raise Failed("our_steps ended with 1: error: out of memory")
-        return made_up(s=[1.0], losses=[2.0])
-
-    work = {"n_parameters": 1, "row_length_tokens": 8, "cases": {"full": CASE, "lora": CASE}}
-    monkeypatch.setattr(training_beside, "prepared", lambda _: work)
-    monkeypatch.setattr(training_beside, "timed", timed)
-    measured = training_beside.measure_training(job(tmp_path))
-    assert "out of memory" in measured["methods"]["full"]["problem"]
-    assert measured["methods"]["lora"]["lines"][FREE]["same_work"]
-    assert measured["same_work"] is None
-    assert "full: not measured: our_steps" in capsys.readouterr().out
-
-
-def test_on_a_card_a_short_run_in_fp32_is_the_proof(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = []
-
-    def prepared(short: TrainingJob) -> dict[str, Any]:
-        asked.append((short.fp32, short.n_warmup_steps, short.n_timed_steps, short.methods))
-        return {"cases": {"lora": CASE}}
-
-    monkeypatch.setattr(training_beside, "prepared", prepared)
-    monkeypatch.setattr(training_beside, "timed", lambda *_: made_up(s=[1.0], losses=[2.0]))
-    proving = job(tmp_path, prove_in_fp32=True, n_timed_steps=20)
-    row = training_beside.measured(proving, "lora", {"precision": "bf16"})
-    assert asked == [(True, 1, 3, ("lora",))]
-    assert row["proof"] == {"n_steps": 4, "loss_apart": 0.0, "loss_bound": 1e-4, "same_work": True}
-    assert same_work(row)
-    print_method("lora", row)
-    assert "0.0e+00 apart over 4 steps" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("2,3", "2"), ("GPU-ab,1", "GPU-ab")])
-def test_every_process_sees_one_card(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, first: str
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    for program in ("our_steps.py", "trl_steps.py"):
-        found = training_beside.environment_of(program, "cuda")
-        assert found["CUDA_VISIBLE_DEVICES"] == first
 
 
 # As if the packages were not installed.
@@ -202,25 +125,6 @@ def test_a_peer_that_fails_is_listed_and_not_run_again(
     assert measured["lines"][FREE] == {"problem": "trl_steps ended with 1: out of memory"}
     print_method("full", measured)
     assert "not measured: trl_steps ended with 1: out of memory" in capsys.readouterr().out
-
-
-def test_a_peer_that_cannot_be_had_leaves_ours_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(training_beside, "timed", lambda *_: made_up(s=[1.0], losses=[2.0]))
-    absent = job(tmp_path, peer=None, peer_problem="not installed: ERROR: no")
-    lines = training_beside.measured(absent, "lora", CASE)["lines"]
-    assert lines[OURS]["tokens_per_s"]["n"] == 2
-    assert lines[FREE] == lines[PADDED] == {"problem": "not installed: ERROR: no"}
-
-
-def test_our_failure_fails_the_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def timed(*_: object) -> dict[str, Any]:
-        raise Failed("our_steps ended with 1: no")
-
-    monkeypatch.setattr(training_beside, "timed", timed)
-    with pytest.raises(Failed, match="our_steps"):
-        training_beside.measured(job(tmp_path), "full", CASE)
 
 
 def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> None:

@@ -7,18 +7,13 @@ from support import ROOT
 
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
-from turns import ratios, spread, turns
+from turns import ratios, turns
 
 
 def test_every_other_repeat_runs_the_other_way_round() -> None:
     order = turns(("ours", "peer"), 4)
     assert [line for _, line in order] == ["ours", "peer", "peer", "ours"] * 2
     assert [repeat for repeat, _ in order] == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_three_lines_are_each_run_once_a_repeat() -> None:
-    order = turns(("a", "b", "c"), 3)
-    assert [line for _, line in order] == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
 
 
 def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
@@ -30,11 +25,6 @@ def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
     assert found is not None
     assert found.median == pytest.approx(1, abs=0.01)
     assert (found.least, found.most) == pytest.approx((0.9, 1 / 0.9))
-
-
-def test_a_spread_is_the_median_and_both_ends() -> None:
-    found = spread([3.0, 1.0, 10.0])
-    assert (found.median, found.least, found.most, found.n) == (3.0, 1.0, 10.0, 3)
 
 
 def test_repeats_that_one_side_lacks_are_left_out() -> None:

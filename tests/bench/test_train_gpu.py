@@ -20,8 +20,6 @@ sys.path.insert(0, str(ROOT / "bench"))
 import train_gpu
 from gpu_kit import cards, kernels, training
 
-from expertflow.train.memory import OutOfMemory
-
 PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
 # What a rented machine with torch and transformers has not, by the names that are imported.
 ABSENT = (
@@ -80,13 +78,6 @@ def test_the_budget_leaves_parts_out_and_says_so(tmp_path: Path) -> None:
     assert "left out, the budget was spent: route, lora" in done.stdout
 
 
-def test_every_part_has_its_turn_and_the_profile_comes_before_the_variants() -> None:
-    order = list(train_gpu.ORDER)
-    assert sorted(order) == sorted(train_gpu.parts.PARTS)
-    assert order.index("profile") < order.index("lora-no-compile")
-    assert max(order.index(name) for name in ("lora", "full", "resume")) < order.index("profile")
-
-
 def work(folder: Path, **changes: Any) -> training.Work:
     settings: dict[str, Any] = {
         "folder": folder, "device": "cpu", "model": "tiny", "sizes": {}, "packings": {},
@@ -141,20 +132,6 @@ def test_out_of_memory_halves_the_micro_batch_or_is_the_result(
     assert fixed == {"out_of_memory": "short of memory", "micro_batch_size": 8}
 
 
-def test_a_check_that_does_not_fit_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def short(_: Any) -> dict[str, Any]:
-        # As the loop says it of a step.
-        raise OutOfMemory("out of memory at micro-batch 4")
-
-    monkeypatch.setitem(train_gpu.parts.PARTS, "profile", short)
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    result = train_gpu.parts.run("profile", work(tmp_path))
-    assert result == {"out_of_memory": "out of memory at micro-batch 4"}
-    assert not train_gpu.is_bad(result)
-
-
 def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
     rows = yaml.safe_load(cards.TABLE.read_text(encoding="utf-8"))["gpus"]
     read = cards.read_table(cards.TABLE)
@@ -164,22 +141,6 @@ def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
     assert cards.card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matmul"),
-        ("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
-        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", "attention"),
-        ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
-        ("void at::native::multi_tensor_apply_kernel<...>", "optimiser"),
-    ],
-)
-def test_kernels_are_sorted_by_kind(name: str, kind: str) -> None:
-    assert kernels.kind_of(name) == kind
 
 
 def test_shares_and_gaps_are_of_the_whole_span() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from msgspec.structs import replace
 from plan_fixtures import QWEN_06B, card, draft_of, plan, seq
 from support import ROOT, plan_spec
 
@@ -86,12 +85,6 @@ def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
     assert choose_micro_batch(draft) == (4, True)
 
 
-def test_starcoder2_in_4_bits_gets_four_rows_by_the_cards_size() -> None:
-    facts = replace(QWEN_06B, model_type="starcoder2", n_layers=30, hidden_size=3072)
-    made = plan(RTX_2060, seq(1024), facts, method="qlora")
-    assert made.batch_size == 4
-
-
 def test_without_checkpointing_the_most_rows_are_taken() -> None:
     micro, checkpoint, draft = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))
     assert (micro, checkpoint) == (8, False)
@@ -106,11 +99,6 @@ def test_a_card_that_would_idle_checkpoints_just_enough() -> None:
 
 def test_checkpointing_that_brings_no_more_rows_stays_off() -> None:
     assert chosen(traced(kept=GIB, checkpointed=GIB))[:2] == (2, False)
-
-
-def test_short_rows_are_not_held_to_a_number_that_16_do_not_reach() -> None:
-    trace = traced(kept=GIB // 100, checkpointed=GIB // 200, n_tokens=64)
-    assert chosen(trace, length=64)[:2] == (16, False)
 
 
 def test_the_reason_names_the_bytes_of_this_and_the_next_micro_batch() -> None:
@@ -140,13 +128,6 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
     assert "to the brim" in because(chosen(traced(GIB, GIB), batch_size=3)[2])
     with pytest.raises(HardwareError, match="one row of 1024 tokens"):
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
-
-
-def test_the_reason_for_checkpointing_names_the_bytes_without() -> None:
-    """12 rows of 1 GiB and 1 GiB of model, 8 % and 1 GiB of reserve."""
-    draft = chosen(traced(kept=GIB, checkpointed=GIB // 100), batch_size=12)[2]
-    expected = "needed to fit: predicted 15.0 GiB without"
-    assert because(draft, "gradient_checkpointing") == expected
 
 
 def test_what_is_chosen_fits() -> None:

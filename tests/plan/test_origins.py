@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, plan_spec, write_tiny_run
+from support import ROOT, write_tiny_run
 
-from expertflow.config.hardware_tables import HardwareTables, calibration_spec
+from expertflow.config.hardware_tables import HardwareTables
 from expertflow.config.load import Schemas, load_config, load_expert
 from expertflow.config.stated import stated_text
 from expertflow.core.errors import ConfigError
@@ -81,10 +81,6 @@ def test_the_length_of_rows_has_an_origin_where_it_is_set(tmp_path: Path) -> Non
     assert told(64)["sequence_length_tokens"] == "manifest"
     assert "sequence_length_tokens" not in told("auto")
     assert "max_seq_length" not in told(64)
-
-
-def test_an_origin_is_nothing_to_a_calibration() -> None:
-    assert calibration_spec(plan_spec()).origins == {}
 
 
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:

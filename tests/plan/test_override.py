@@ -82,12 +82,6 @@ def test_an_adapter_from_nothing_needs_all_its_settings(made: Made) -> None:
         made.changed(method="lora", lora_r=4)
 
 
-def test_the_loader_is_changed(made: Made) -> None:
-    plan = made.changed(loader="workers", dataloader_num_workers=2)
-    assert (plan.loader, plan.dataloader_num_workers) == ("workers", 2)
-    assert {"dataloader_num_workers", "loader"}.isdisjoint(because(plan, but_not="given by hand"))
-
-
 def because(plan: TrainPlan, *, but_not: str) -> dict[str, str]:
     return {r.setting: r.because for r in plan.reasons if r.because != but_not}
 
@@ -134,13 +128,6 @@ def test_a_changed_share_of_the_work_is_explained_and_not_priced(tmp_path: Path)
     assert "for world_size 1" in plan.cost.reason
 
 
-def test_decay_ends_where_warm_up_does(tmp_path: Path) -> None:
-    made = Made(tmp_path, lr_decay_ratio=1.0)
-    plan = made.changed(warmup_ratio=0.75)
-    assert (plan.n_steps, plan.n_decay_steps) == (40, 10)
-    assert made.changed(lr_decay_ratio=0.1).n_decay_steps == 4
-
-
 def test_a_cpu_trains_in_half_precision_only_where_asked_by_hand(made: Made) -> None:
     assert (made.plan.precision, made.plan.bf16) == ("fp32", False)
     plan = made.changed(bf16=True)
@@ -171,9 +158,3 @@ def test_contradictions_are_refused_in_one_line(
         Made(tmp_path, lora=LORA).changed(**changes)
     assert "\n" not in str(caught.value)
     assert "training." not in str(caught.value)
-
-
-def test_a_thread_in_place_of_no_workers_has_batches_ahead(tmp_path: Path) -> None:
-    made = Made(tmp_path, loader="workers")
-    assert made.plan.dataloader_prefetch_factor == 0
-    assert made.changed(loader="thread").dataloader_prefetch_factor == 4

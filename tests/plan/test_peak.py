@@ -44,10 +44,6 @@ def test_shares_divide_the_model_and_not_the_activations(n_tokens: int) -> None:
     assert math.isclose(bytes_per_parameter(shared, whole), 16 * 3 / 4, abs_tol=1e-6)
 
 
-def test_copies_share_nothing() -> None:
-    assert peak_of(parallel="ddp", world_size=4) == peak_of()
-
-
 LINE = MemoryLine(
     checkpoint_activations=False, model_bytes=4000, gradient_bytes=400, n_tokens=(100, 400, 1600),
     step_bytes=(1000, 1000, 13_000),
@@ -80,13 +76,6 @@ def test_the_parts_of_a_traced_step_add_up() -> None:
 )
 def test_between_traced_points_is_a_straight_line(n_tokens: int, n_bytes: int) -> None:
     assert parts(n_tokens=n_tokens).step_bytes == n_bytes
-
-
-def test_shares_divide_what_was_traced_of_the_model() -> None:
-    whole, shared = parts(), parts(parallel="fsdp", world_size=4)
-    assert shared.model_bytes == whole.model_bytes / 4
-    assert shared.optimizer_bytes == whole.optimizer_bytes / 4
-    assert shared.step_bytes == whole.step_bytes
 
 
 def test_a_trace_holds_for_half_precision_of_either_kind() -> None:

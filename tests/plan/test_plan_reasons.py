@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from plan_fixtures import PACKING, card, plan, reasons_of
 
 from expertflow.core.records import from_json, to_json
-from expertflow.plan.reasons import SYSTEMS, source_values
+from expertflow.plan.reasons import SYSTEMS
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.show import plan_text
 from expertflow.tokens.records import LengthChoice
@@ -34,11 +34,6 @@ def test_everything_auto_has_its_sentence() -> None:
         assert all(len(made[setting].because) > 10 for setting in AUTO)
 
 
-def test_no_setting_is_explained_twice() -> None:
-    names = [reason.setting for reason in plan(card("H100 SXM")).reasons]
-    assert sorted(names) == sorted(set(names))
-
-
 @pytest.mark.parametrize(
     ("letter", "setting", "value"),
     [
@@ -58,11 +53,6 @@ def test_the_replaced_set_up_is_quoted(letter: str, setting: str, value: str) ->
 def test_without_a_set_up_nothing_is_quoted() -> None:
     for system in (None, "", "Z: unknown", "a text without a letter"):
         assert all(r.source_value is None for r in plan(None, system=system).reasons)
-
-
-def test_set_up_bs_warm_up_is_worked_out_for_these_steps() -> None:
-    assert source_values("B: x", n_steps=66)["n_warmup_steps"] == "10 = max(10, int(0.1 x 66))"
-    assert source_values("B: x", n_steps=500)["n_warmup_steps"].startswith("50 = ")
 
 
 def test_every_quoted_setting_is_one_of_the_plan() -> None:

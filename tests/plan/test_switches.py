@@ -60,12 +60,6 @@ def test_workers_take_all_settings() -> None:
     assert reasons["loader"] == "unpacked rows, and dataloader_num_workers is 3"
 
 
-def test_without_workers_nothing_is_prefetched() -> None:
-    plan, reasons = chosen("bfd", loader="workers")
-    assert plan["dataloader_prefetch_factor"] == 0
-    assert "when it is asked for" in reasons["dataloader_prefetch_factor"]
-
-
 @pytest.mark.parametrize(
     ("packing", "wanted", "expected", "because"),
     [

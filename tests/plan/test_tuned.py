@@ -91,17 +91,6 @@ def test_the_best_is_taken_and_every_setting_says_so() -> None:
     assert values["tuned"] == FILE and values["attention"] == "flex"
 
 
-def test_without_a_file_nothing_changes() -> None:
-    assert replace(plan(spec()), tuned=None) == plan(spec(tuned=None))
-
-
-def test_memory_is_predicted_for_what_was_taken() -> None:
-    other = replace(DEFAULT, batch_size=1, gradient_accumulation_steps=16)
-    made, before = plan(spec(), record(best=other)), plan(spec())
-    assert made.predicted_peak_bytes is not None and before.predicted_peak_bytes is not None
-    assert made.predicted_peak_bytes < before.predicted_peak_bytes
-
-
 def test_what_is_predicted_not_to_fit_is_refused() -> None:
     small = card("RTX 2060")
     packing = seq(512)
@@ -190,9 +179,3 @@ def test_a_default_that_none_beats_stays_with_its_reason() -> None:
     assert settings_of(made) == DEFAULT
     because = reasons(made)["attention"]
     assert because.startswith("tuned: the default, which none was faster than by 2 %, of 2 on")
-
-
-def test_a_default_that_too_few_pairs_were_timed_for_says_so() -> None:
-    made = plan(spec(), record(best=DEFAULT, gain=None, gain_low=None, gain_high=None))
-    assert settings_of(made) == DEFAULT
-    assert reasons(made)["attention"].startswith("tuned: the default, as too few pairs of it and a")

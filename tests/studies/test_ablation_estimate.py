@@ -25,13 +25,6 @@ def test_an_interval_is_that_of_the_logarithms() -> None:
     assert (found.least, found.most) == (math.exp(-0.1), math.exp(0.1))
 
 
-def test_a_ratio_and_its_inverse_say_the_same() -> None:
-    one, other = estimate([1.1, 1.3, 1.25]), estimate([1 / 1.1, 1 / 1.3, 1 / 1.25])
-    assert other.value == pytest.approx(1 / one.value)
-    assert other.low == pytest.approx(1 / one.high)
-    assert other.least == pytest.approx(1 / one.most)
-
-
 def test_a_single_ratio_has_no_interval() -> None:
     with pytest.raises(ValueError, match="1 ratios"):
         estimate([2.0])

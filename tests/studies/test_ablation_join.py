@@ -1,24 +1,18 @@
 """ablation.json: bars, rungs, dollars, and what is said of all of it."""
 
-from pathlib import Path
-
 import pytest
-from ablation_records import claim, hopeless, measured, plain, spec_of, timing, variant
+from ablation_records import hopeless, measured, plain, spec_of, variant
 from msgspec.structs import replace
-from support import write_tiny_run
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import from_json, read_record, to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.ablation import Measured, join_ablation
 from expertflow.studies.records import AblationRecord, AblationSpec, VariantRecord
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder)
-    return read_record(TrainPlan, folder / "plan.json")
+@pytest.fixture
+def plan(full_plan: TrainPlan) -> TrainPlan:
+    return full_plan
 
 
 def joined(
@@ -57,11 +51,6 @@ def test_a_rung_that_is_run_as_the_one_before_is_worth_nothing(plan: TrainPlan) 
     assert joined(plan, rungs(), naive, other, plain("end")).bars[1].step is not None
 
 
-def test_a_second_rung_that_is_the_plan_is_no_step(plan: TrainPlan) -> None:
-    record = joined(plan, rungs(), measured("naive", 0.4, 0.4, 0.41), plain("middle"), plain("end"))
-    assert record.bars[1].step is not None and record.bars[2].step is None
-
-
 def test_bars_are_of_one_plan_speed_though_the_machine_changed(plan: TrainPlan) -> None:
     records = measured("naive", 0.5, 0.5, 0.5, plan=80), measured("middle", 0.5, 0.5, 0.5, plan=120)
     record = joined(plan, rungs(), *records, plain("end"))
@@ -90,11 +79,6 @@ def test_what_was_not_measured_keeps_its_reason(plan: TrainPlan) -> None:
     assert record.bars[1].step is None and record.bars[2].step is not None
 
 
-def test_without_any_measurement_there_is_no_speed(plan: TrainPlan) -> None:
-    record = joined(plan, spec_of([variant("v")]), plain("v"), price=1.0)
-    assert record.plan_tokens_per_s is None and "plan_tokens_per_s" in record.unavailable
-
-
 def test_other_metrics_are_no_speed(plan: TrainPlan) -> None:
     half = variant("half", metric="hours", saves=0.5)
     own = measured("half", 1.01, 1.01, 1.02, timings=())
@@ -102,13 +86,6 @@ def test_other_metrics_are_no_speed(plan: TrainPlan) -> None:
     (bar,) = record.bars
     assert bar.metric == "hours" and bar.ratio is not None
     assert bar.tokens_per_s is bar.usd_per_million_tokens is None
-
-
-def test_the_most_memory_of_all_runs_counts(plan: TrainPlan) -> None:
-    runs = tuple(timing(50, peak_memory_bytes=n) for n in (5, 9, 7))
-    record = joined(plan, spec_of([variant("v")]), measured("v", 0.5, 0.5, 0.5, timings=runs))
-    assert record.bars[0].peak_memory_bytes == 9
-    assert record.bars[0].padding_fraction == pytest.approx(0.2)
 
 
 def test_an_odd_loss_is_told(plan: TrainPlan) -> None:
@@ -141,9 +118,3 @@ def test_records_of_another_plan_or_none_are_refused(plan: TrainPlan) -> None:
         joined(plan, spec, measured("a", 1, 1, 1))
     with pytest.raises(DataError, match="2 different plans"):
         joined(plan, spec, measured("a", 1, 1, 1), measured("b", 1, 1, 1, plan_sha256="q"))
-
-
-def test_the_record_survives_the_disk(plan: TrainPlan, tmp_path: Path) -> None:
-    claims = [claim("v", "plan", low=1.0, high=2.0)]
-    record = joined(plan, spec_of([variant("v")], claims), measured("v", 1.5, 1.4, 1.6))
-    assert from_json(AblationRecord, to_json(record)) == record

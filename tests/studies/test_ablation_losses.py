@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support import write_tiny_run
 
-from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import Staged
 from expertflow.studies.compare_trials import (
@@ -15,19 +13,15 @@ from expertflow.studies.compare_trials import (
     compare_losses,
     count_saves,
     hours_ratios,
-    loss_last,
     read_speed_ratios,
 )
 from expertflow.studies.variants import NotMeasurableError
-from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.train.trial import TrialResult
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder)
-    return read_record(TrainPlan, folder / "plan.json")
+@pytest.fixture
+def base(full_plan: TrainPlan) -> TrainPlan:
+    return full_plan
 
 
 def result(losses: list[float], *, tokens_per_step: float = 100, n_warmup: int = 2) -> TrialResult:
@@ -46,10 +40,6 @@ def told(base: TrainPlan, own: TrialResult, plain: TrialResult, **changes: Any) 
 
 def falling(n: int, scale: float = 1.0) -> list[float]:
     return [scale * (6 - 3 * i / n) for i in range(n)]
-
-
-def test_the_last_third_of_the_timed_steps_counts() -> None:
-    assert loss_last(result([9, 9, 5, 5, 5, 5, 1, 3])) == 2
 
 
 def test_the_same_rows_agree_within_rounding(base: TrainPlan) -> None:
@@ -84,11 +74,6 @@ def test_another_order_has_a_wider_bound(base: TrainPlan) -> None:
     found = told(base, result(falling(14, 1.08)), result(falling(14)), other_rows=True)
     assert found.is_sane and found.bound == 0.10
     assert not told(base, result(falling(14, 0.8)), result(falling(14)), other_rows=True).is_sane
-
-
-def test_another_method_is_not_compared(base: TrainPlan) -> None:
-    found = told(base, result(falling(14, 2)), result(falling(14)), method="lora")
-    assert found.is_sane is None and found.bound is None and found.because
 
 
 def test_a_loss_of_no_number_is_odd(base: TrainPlan) -> None:
@@ -157,11 +142,3 @@ def test_read_speeds_are_compared_in_turns(tmp_path: Path, monkeypatch: pytest.M
     ratios, how = read_speed_ratios(pair, n_repeats=3)
     assert ratios == [4.0, 4.0, 4.0] and "256 MiB" in how
     assert asked == ["source", "target", "target", "source", "source", "target"]
-
-
-def test_small_files_say_nothing_of_a_disk(tmp_path: Path) -> None:
-    for name in ("source", "target"):
-        (tmp_path / name / "train").mkdir(parents=True)
-        (tmp_path / name / "train" / ROWS_FILE).write_bytes(b"x")
-    with pytest.raises(NotMeasurableError, match="say nothing"):
-        read_speed_ratios(staged(tmp_path / "source", tmp_path / "target"), n_repeats=3)

@@ -82,13 +82,3 @@ def test_the_folder_is_one_that_training_reads(tmp_path: Path) -> None:
     assert int(loose.seq_lengths.values.sum()) == packing.train.n_tokens == first.n_tokens
     held_out = read_rows(tmp_path / "loose" / "held_out")
     assert len(held_out) == packing.held_out.n_sequences
-
-
-def test_rows_that_come_again_in_a_later_epoch_count_once(tmp_path: Path) -> None:
-    write_tiny_run(tmp_path)
-    plan = read_record(TrainPlan, tmp_path / "plan.json")
-    rows = read_rows(tmp_path / "packed" / "train")
-    first = first_rows(plan, rows, n_steps=3 * plan.n_steps_per_epoch)
-    assert len(first.chosen) == len(rows) == len(set(first.chosen.tolist()))
-    few = first_rows(plan, rows, n_steps=2)
-    assert few.chosen.tolist() == first.chosen[: 2 * plan.global_batch_sequences].tolist()

@@ -16,7 +16,6 @@ from expertflow.studies.variants import (
     IsThePlanError,
     NotMeasurableError,
     Setup,
-    documents_as_rows,
     first_rows,
     one_process,
     set_up_variant,
@@ -59,11 +58,6 @@ def resolved(folder: Path, base: TrainPlan | None = None, **variant: Any) -> Set
     )
 
 
-def test_a_change_by_hand_takes_the_plans_steps(tiny: Path) -> None:
-    setup = resolved(tiny, training={"attention": "sdpa"})
-    assert setup.plan.attention == "sdpa" and setup.n_timed_steps == 10 and setup.rows == "packed"
-
-
 def test_a_micro_batch_keeps_the_global_batch(tiny: Path) -> None:
     base = plan_of(tiny)
     setup = resolved(tiny, training={"batch_size": 2})
@@ -72,11 +66,6 @@ def test_a_micro_batch_keeps_the_global_batch(tiny: Path) -> None:
     assert setup.plan.n_steps == base.n_steps and setup.n_timed_steps == 10
     with pytest.raises(NotMeasurableError, match=r"of 3 rows do not make up .* of 8"):
         resolved(tiny, training={"batch_size": 3})
-
-
-def test_another_batch_runs_as_many_tokens(tiny: Path) -> None:
-    setup = resolved(tiny, training={"batch_size": 1, "gradient_accumulation_steps": 1})
-    assert setup.plan.global_batch_sequences == 1 and setup.n_timed_steps == 80
 
 
 def test_what_changes_nothing_is_the_plan(tiny: Path) -> None:
@@ -131,14 +120,6 @@ def test_a_variants_own_batch_counts_documents(tiny: Path) -> None:
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 
 
-def test_loose_rows_are_not_compiled_unless_asked(tiny: Path) -> None:
-    base = replace(plan_of(tiny), torch_compile=True)
-    assert not resolved(tiny, base, rows="unpacked").plan.torch_compile
-    assert resolved(
-        tiny, base, rows="unpacked", training={"torch_compile": True}
-    ).plan.torch_compile
-
-
 def test_what_loose_rows_force_is_told(tiny: Path) -> None:
     base = replace(plan_of(tiny), torch_compile=True)
     setup = resolved(tiny, base, rows="unpacked")
@@ -157,12 +138,6 @@ def test_variants_that_are_run_alike_have_one_digest(tiny: Path) -> None:
     one, same, other = (resolved(tiny, training=t).settings_sha256 for t in (plain, idle, sdpa))
     assert one == same != other
     assert resolved(tiny, rows="unpacked", training=plain).settings_sha256 != one
-
-
-def test_a_short_run_stays_one(tiny: Path) -> None:
-    base = replace(plan_of(tiny), n_steps=1, n_warmup_steps=0, n_decay_steps=0)
-    plan = documents_as_rows(base, base, first_of(tiny), own_batch=False)
-    assert plan.n_steps == 1 and plan.n_warmup_steps == plan.n_decay_steps == 0
 
 
 def test_several_processes_become_one(tiny: Path) -> None:

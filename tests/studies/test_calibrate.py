@@ -22,7 +22,6 @@ from expertflow.studies.calibrate import (
     CalibrationJob,
     levels,
     shorten_plan,
-    step_seconds,
     take_times,
 )
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
@@ -136,10 +135,6 @@ def steps(seconds: list[float]) -> list[StepRecord]:
         )
         for i, (s, end) in enumerate(zip(seconds, ends, strict=True))
     ]  # fmt: skip
-
-
-def test_a_step_lasts_until_the_end_of_the_next() -> None:
-    assert step_seconds(steps([1.0, 2.0, 3.0])).tolist() == pytest.approx([0.9, 2.0, 3.0])
 
 
 def test_short_epochs_are_timed_whole() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LORA, SCRIPTS, plan_spec, write_tiny_run
+from support import LORA, SCRIPTS, plan_spec
 
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record, to_json, write_record
@@ -22,13 +22,6 @@ FREE: dict[str, Any] = {
     "method": "lora", "lora": LORA, "batch_size": None, "gradient_accumulation_steps": None,
     "n_threads": None, "tuned": "tuning.json",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder, lora=LORA, n_steps=8)
-    return folder
 
 
 def job(tiny: Path, folder: Path, spec: PlanSpec | None = None, **changes: Any) -> TuneJob:
@@ -90,15 +83,6 @@ def test_without_time_for_pairs_the_default_stays(tiny: Path, tmp_path: Path) ->
     assert made.best == made.default and made.gain is None
     fastest = max(made.trials, key=lambda trial: trial.tokens_per_s or 0.0)
     assert fastest.settings.batch_size == 16
-
-
-def test_no_pair_begins_whose_trials_take_longer_than_is_left(tiny: Path, tmp_path: Path) -> None:
-    whole, after = Machine(), Machine()
-    whole.tune(job(tiny, tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        Machine(stops_after=len(whole.ran) - 6).tune(job(tiny, tmp_path))
-    made = after.tune(job(tiny, tmp_path, max_s=9.0))
-    assert after.ran == [] and made.best == made.default and made.gain is None
 
 
 def test_pairs_go_on_from_those_of_a_search_that_was_stopped(tiny: Path, tmp_path: Path) -> None:

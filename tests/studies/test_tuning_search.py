@@ -94,13 +94,6 @@ def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
 
 
-def test_checkpointing_wins_where_few_rows_are_slow() -> None:
-    card = Card(lambda c: speed(c) * c.batch_size)
-    best = card.search(per_row=30 * GB).best()
-    assert best is not None
-    assert (best.batch_size, best.gradient_checkpointing) == (8, True)
-
-
 @pytest.mark.parametrize("outcome", ["out of memory", "failed"])
 def test_a_trial_that_fails_is_a_result_and_the_search_goes_on(outcome: Any) -> None:
     card = Card(speed)
@@ -113,12 +106,6 @@ def test_a_trial_that_fails_is_a_result_and_the_search_goes_on(outcome: Any) -> 
     assert search.trials[largest].outcome == outcome
     assert search.trials[largest].reason == "CUDA out of memory"
     assert search.best() == replace(DEFAULT, batch_size=8, gradient_accumulation_steps=2)
-
-
-def test_nothing_that_runs_is_no_best() -> None:
-    card = Card(speed)
-    card.run = lambda choice, least: TrialResult(outcome="failed")  # type: ignore[method-assign]
-    assert card.search().best() is None
 
 
 def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
@@ -134,13 +121,6 @@ def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
     assert card.least[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
 
 
-def test_what_is_not_compiled_is_held_against_its_like() -> None:
-    card = Card(speed)
-    card.search()
-    plain = replace(DEFAULT, torch_compile=False)
-    assert card.least[DEFAULT] is None and card.least[plain] is None
-
-
 def test_no_trial_begins_when_the_time_is_over() -> None:
     card = Card(speed)
     search = card.search(max_s=25.0)
@@ -148,11 +128,6 @@ def test_no_trial_begins_when_the_time_is_over() -> None:
     reasons = {t.reason for t in search.trials.values() if t.outcome == "left out"}
     assert "budget: the 25 s of the search were over" in reasons
     assert search.best() in card.ran
-
-
-def test_the_default_is_run_even_without_time() -> None:
-    card = Card(speed)
-    assert card.search(max_s=0.0).best() == DEFAULT and card.ran == [DEFAULT]
 
 
 def test_a_tie_goes_to_the_default_and_else_to_the_simpler() -> None:
