@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from test_prepare import documents, source_of
 from test_shapes import SPEC
 
+from expertflow.core.files import read_json_lines
 from expertflow.data.layout import read_layout
 from expertflow.data.prepare import prepare_shard
 from expertflow.data.records import ShardPlan, ShardRecord
@@ -110,15 +111,6 @@ def test_a_family_becomes_documents(family: str, shared_data: Path, tmp_path: Pa
     assert record.n_documents == n_records - sum(rejected.values()) - sum(filtered.values())
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def as_calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Take the first of the accepted values of every argument that has one."""
     return [
@@ -130,20 +122,13 @@ def as_calls(truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["simple_python", "multiple", "parallel", "live_simple"])
 def test_function_calls_are_learned_as_calls(name: str, shared_data: Path, tmp_path: Path) -> None:
-    raw = lines(shared_data / "chat-tools" / "bfcl" / f"{name}.jsonl")
-    path = write(
-        tmp_path / "calls.jsonl",
-        [
-            {
-                "messages": [
-                    *record["question"][0],
-                    {"role": "assistant", "tool_calls": as_calls(record["ground_truth"])},
-                ],
-                "tools": record["function"],
-            }
-            for record in raw
-        ],
-    )
+    raw = read_json_lines(shared_data / "chat-tools" / "bfcl" / f"{name}.jsonl")
+    path = tmp_path / "calls.jsonl"
+    with path.open("w") as stream:
+        for record in raw:
+            calls = {"role": "assistant", "tool_calls": as_calls(record["ground_truth"])}
+            chat = {"messages": [*record["question"][0], calls], "tools": record["function"]}
+            stream.write(json.dumps(chat) + "\n")
     source = SourceSpec(name="s", kind="local", messages="messages", tools="tools")
     shard = run(path, tmp_path, source)
     assert (shard.n_documents, shard.n_rejected_by_reason) == (len(raw), {})

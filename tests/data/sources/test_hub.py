@@ -47,8 +47,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def source(**changes: Any) -> SourceSpec:
-    return SourceSpec(name="s", kind="hub", **{**SUMS, **changes})
+SOURCE = SourceSpec(name="s", kind="hub", **SUMS)
 
 
 def lines(content: bytes) -> list[dict[str, Any]]:
@@ -70,22 +69,16 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
         # Not even loaded, so nothing can have been asked of the network.
         assert again["libraries"] == []
         assert {**again, "libraries": None} == {**first, "libraries": None}
-    assert library_reads(tmp_path) == lines(files["train.jsonl"])
-
-
-def library_reads(home: Path) -> list[dict[str, Any]]:
-    """Read a data set as a user of ``datasets`` would, offline, from the same cache."""
+    # A user of the library can read it from the same cache.
     code = "import datasets, json; d = datasets.load_dataset('someone/sums', split='train');"
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     done = subprocess.run(
         [sys.executable, "-c", f"{code} print(json.dumps(d.to_list()))"],
-        env={**clean, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+        env={**clean, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        check=True,
         capture_output=True,
-        text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
+    assert json.loads(done.stdout) == lines(files["train.jsonl"])
 
 
 def test_a_cut_download_shows_how_far_it_is_and_goes_on_there(tmp_path: Path) -> None:
@@ -264,7 +257,7 @@ def test_a_download_that_does_not_fit_is_refused_before(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_ends_in_one_line() -> None:
     with pytest.raises(DataError, match=r"^source s: no space left for .*set HF_HOME") as caught:
-        with hub_errors.one_line(source()):
+        with hub_errors.one_line(SOURCE):
             try:
                 raise OSError(errno.ENOSPC, "No space left on device")
             except OSError as error:
@@ -282,5 +275,5 @@ def test_a_disk_that_fills_up_ends_in_one_line() -> None:
     ],
 )
 def test_quoted_texts_hold_no_secret(text: str) -> None:
-    said = hub_errors.explain(source(), ValueError(text))
+    said = hub_errors.explain(SOURCE, ValueError(text))
     assert "[hidden]" in said and TOKEN not in said and "abc.def" not in said
