@@ -14,7 +14,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import activate
-from expertflow.train.feed.loader import AnyFeed, feed_of
+from expertflow.train.feed.loader import BaseFeed, feed_of
 from expertflow.train.model.attention import activate_flash_3, describe
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.load import DTYPES, load_for_training, loaded_words
@@ -104,12 +104,8 @@ def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Mod
     return wrap(loss, plan), words
 
 
-def _data(inputs: TrainInputs, processes: Processes) -> tuple[AnyFeed, PackedRows, str]:
-    """Return what the run reads, what it is evaluated on, and a line about both.
-
-    Raises:
-        TrainingError: several processes would have to tokenize on the fly.
-    """
+def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRows, str]:
+    """Return what the run reads, what it is evaluated on, and a line about both."""
     plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
         feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
@@ -144,11 +140,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Cl
 
 
 def _resume(run: Run, directory: Path) -> None:
-    """Restore weights, optimizer and random numbers from a checkpoint.
-
-    Raises:
-        TrainingError: the rows of the next step are not those that were due.
-    """
+    """Restore weights, optimizer and random numbers, if its rows are those that come next."""
     progress, processes = run.progress, run.processes
     saved = checkpoint.restore(
         directory,

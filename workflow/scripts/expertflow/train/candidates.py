@@ -69,10 +69,7 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
 
 
 def _others(run: Run, published: int) -> list[Path]:
-    """List the checkpoints that are whole, but the published one, as the first process sees them.
-
-    A collective.
-    """
+    """List the whole checkpoints but the published one, as rank 0 sees them. A collective."""
     kept = checkpoint_files.complete(run.state) if run.processes.is_first else []
     own = [
         directory
@@ -100,7 +97,6 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _export(run: Run, target: Path) -> None:
-    """Write the model or adapter as it is now, with its tokenizer, as safetensors."""
     whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
     if not run.processes.is_first:
         return
@@ -115,7 +111,7 @@ def _export(run: Run, target: Path) -> None:
 
 
 def _whole(run: Run) -> dict[str, torch.Tensor]:
-    """Gather what is to be written from the shares of all processes: the adapter, or everything."""
+    """Gather the adapter, or all weights, from the shares of all processes."""
     adapter = run.plan.lora is not None
     # A head that is tied to the embedding has a name in the state, and no parameter of its own.
     wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}

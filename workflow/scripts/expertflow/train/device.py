@@ -2,16 +2,14 @@
 
 import os
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 
 from expertflow.plan.records import TrainPlan
 
 ON_OFF = {True: "on", False: "off"}
-# A cube of 8192 is large enough for any card of today; 1024 takes a CPU some milliseconds.
-CUDA_WIDTH, CPU_WIDTH = 8192, 1024
+# A cube of 8192 is large enough for any card of today.
+MATMUL_WIDTH = 8192
 N_WARMUP, N_TIMED = 5, 15
 # Messages of those that allocate outside torch: cuBLAS, Triton, NCCL, and CUDA as it loads a
 # kernel, ask the driver, which has nothing left once torch holds it all.
@@ -64,47 +62,29 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(s in str(error) for s in SHORTAGES)
 
 
-def measured_matmul_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the median product of two square matrices.
+def measured_matmul_flops_per_s(dtype: torch.dtype) -> float:
+    """Return what the card reaches on the median product of two square matrices.
 
-    The data is random: products of zeros draw less power, and so run at higher clocks.
+    The data is random: products of zeros draw less power, and so run at higher clocks. All are
+    queued before the first is waited for.
     """
-    width = CUDA_WIDTH if device.type == "cuda" else CPU_WIDTH
-    generator = torch.Generator(device).manual_seed(0)
-    shape = width, width
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = MATMUL_WIDTH, MATMUL_WIDTH
     left, right = (
-        torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
+        torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in range(2)
     )
-    out = torch.empty(shape, device=device, dtype=dtype)
-    timed = _cuda_seconds if device.type == "cuda" else _host_seconds
-    seconds = timed(lambda: torch.mm(left, right, out=out))
-    return 2 * width**3 / statistics.median(seconds)
+    out = torch.empty(shape, device="cuda", dtype=dtype)
+    pairs = []
+    for _ in range(N_WARMUP + N_TIMED):
+        start = cuda_event()
+        torch.mm(left, right, out=out)
+        pairs.append((start, cuda_event()))
+    torch.cuda.synchronize()
+    seconds = (start.elapsed_time(end) / 1000 for start, end in pairs[N_WARMUP:])
+    return float(2 * MATMUL_WIDTH**3 / statistics.median(seconds))
 
 
 def cuda_event() -> torch.cuda.Event:
-    """Record an event that can be timed behind all that was queued."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _cuda_seconds(run: Callable[[], object]) -> list[float]:
-    """Time on the device itself; all is queued before the first is waited for."""
-    for _ in range(N_WARMUP):
-        run()
-    pairs = []
-    for _ in range(N_TIMED):
-        start = cuda_event()
-        run()
-        pairs.append((start, cuda_event()))
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1000 for start, end in pairs]
-
-
-def _host_seconds(run: Callable[[], object]) -> list[float]:
-    seconds = []
-    for _ in range(N_WARMUP + N_TIMED):
-        begun = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begun)
-    return seconds[N_WARMUP:]

@@ -71,7 +71,6 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
 
 
 def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]) -> RunSummary:
-    """Train from the newest checkpoint to the end."""
     state = inputs.state
     with Saver(state, keep=inputs.plan.save_total_limit) as saver:
         newest = checkpoint.agree_on(checkpoint_files.newest(state), state, processes)

@@ -21,7 +21,6 @@ PROBLEMS = {
 
 
 def trainer_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of the trainer: what the workflow gives, and what a person may."""
     parser = cli.stage_parser(description, by_hand=True)
     parser.add_argument("--results", type=Path, help="an expert's results: where the records are")
     for name in RECORDS:
@@ -39,7 +38,6 @@ def trainer_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line; fill in where records and results lie."""
     args = parser.parse_args()
     if (args.shards is None) != (args.keep is None):
         parser.error("--shards and --keep go together")
@@ -56,7 +54,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def changes_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Give the hyper-parameters that were set by hand.
+    """Return the hyper-parameters that were set by hand.
 
     Raises:
         ConfigError: a value that a manifest may not have either.
@@ -86,7 +84,6 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _problems(error: Any) -> Iterator[str]:
-    """Say in words what a value must be."""
     if error.validator in PROBLEMS:
         yield f"{PROBLEMS[error.validator]} {error.validator_value}"
 

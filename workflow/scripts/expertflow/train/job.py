@@ -98,11 +98,6 @@ def run_job(job: TrainingJob) -> bool:
 
 
 def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
-    """Read what the job is made from.
-
-    Raises:
-        TrainingError: the packed rows are missing, and the job has no documents instead.
-    """
     model = read_record(ModelRecord, job.model)
     plan = read_record(TrainPlan, job.plan)
     plan = override(plan, job.changes, packing=packing, facts=model.facts)

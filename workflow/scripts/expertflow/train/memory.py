@@ -65,7 +65,6 @@ def halved(plan: TrainPlan) -> TrainPlan:
 
 
 def retries(state: Path) -> tuple[MemoryRetry, ...]:
-    """Read how often memory was short in this run so far."""
     path = state / RETRIES_FILE
     return read_record(tuple[MemoryRetry, ...], path) if path.is_file() else ()
 

@@ -68,7 +68,7 @@ def _eight_bit(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
 
 
 def learning_rate(step: int, plan: TrainPlan) -> float:
-    """Give the learning rate of optimiser step ``step``, counted from 0.
+    """Return the learning rate of optimizer step ``step``, counted from 0.
 
     A pure function of the step, so there is no scheduler state to save. Decays come to 0 at step
     ``n_steps``, which is the first that is not done.
@@ -89,7 +89,7 @@ def learning_rate(step: int, plan: TrainPlan) -> float:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, model: Any, copy: Copy = to_cpu
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Give the state by parameter name: whole tensors through ``copy``, and numbers.
+    """Return the state by parameter name: whole tensors through ``copy``, and numbers.
 
     A collective where parameters are sharded.
 
@@ -153,7 +153,6 @@ def load_optimizer(
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give the optimiser that accelerate's holds, or the one given."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
 
@@ -169,7 +168,7 @@ def _known(optimizer: torch.optim.Optimizer) -> frozenset[str]:
 def _number(
     value: Any, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
 ) -> Any:
-    """Give a number the form its optimiser keeps it in."""
+    """Return a number in the form its optimizer keeps it in."""
     if not isinstance(optimizer, torch.optim.AdamW):
         return value
     on_device = group["fused"] or group["capturable"]

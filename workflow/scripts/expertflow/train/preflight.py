@@ -30,7 +30,7 @@ from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
 
 log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
-FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
+FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.13"}
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 # Packages that only some settings need: which, and what to do where one is missing.
 OPTIONAL: dict[str, tuple[Callable[[TrainPlan], bool], str]] = {
@@ -89,11 +89,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
 
 
 def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
-    """Return the name of the card that torch trains on.
-
-    Raises:
-        HardwareError: there is none, or it lacks the plan's precision.
-    """
+    """Return the name of the card that torch trains on; refuse one that lacks the precision."""
     if not torch.cuda.is_available():
         raise HardwareError(
             f"the plan is for {gpu.name} and torch sees no CUDA device; run on that machine, or"
@@ -116,11 +112,7 @@ def _has_bf16() -> bool:
 
 
 def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
-    """Return the bytes that are free, and that checkpoints and model need.
-
-    Raises:
-        HardwareError: there is too little.
-    """
+    """Return the bytes that are free, and that checkpoints and model need."""
     free = shutil.disk_usage(state).free
     # A run that is resumed has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
@@ -139,11 +131,7 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
 
 
 def _check_gpu_memory(plan: TrainPlan) -> int:
-    """Return the least memory that is free on the cards of this run.
-
-    Raises:
-        HardwareError: the plan needs more on one of them.
-    """
+    """Return the least memory that is free on the cards of this run."""
     free = free_gpu_memory_bytes(plan.world_size)
     if free is None:
         # The driver does not tell; torch asks CUDA, for the card of this process only.
@@ -179,7 +167,7 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     try:
-        return measured_matmul_flops_per_s(torch.device("cuda"), dtype)
+        return measured_matmul_flops_per_s(dtype)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
         # The product's memory is training's again.
@@ -187,18 +175,13 @@ def _measured_peak(plan: TrainPlan) -> float | None:
 
 
 def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
-    """Return the plan's card as the table that the machine's cards are looked up in."""
     if gpu is None:
         return []
     return [{"name": gpu.name, "driver_names": list(gpu.driver_names)}]
 
 
 def _versions(plan: TrainPlan) -> dict[str, str]:
-    """Return the releases of the packages that decide a result.
-
-    Raises:
-        HardwareError: one of them is missing, or too old.
-    """
+    """Return the releases of the packages that decide a result."""
     found = {name: _version(name, "install envs/") for name in PACKAGES}
     for name, (is_needed, remedy) in OPTIONAL.items():
         if is_needed(plan):

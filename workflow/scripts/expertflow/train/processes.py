@@ -42,8 +42,6 @@ PORTS = range(20_000, 32_000)
 
 
 class Processes:
-    """The processes that train together, seen from one of them; there may be no other."""
-
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.rank: int = accelerator.process_index
@@ -58,7 +56,6 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what there is to write."""
         return self.rank == 0
 
     def scaled(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -129,7 +126,6 @@ class RankZeroDecision:
         self._store = next(rendezvous("env://", timeout=PATIENCE))[0] if several else None
 
     def announce(self, *, go_on: bool) -> None:
-        """Tell the others whether there is something left to train."""
         if self._store is not None:
             self._store.set(GO_ON, str(int(go_on)))
 
@@ -174,7 +170,6 @@ def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes
 
 
 def is_helper() -> bool:
-    """Tell whether this process was launched beside a first one."""
     return os.environ.get(RANK, "0") != "0"
 
 

@@ -56,8 +56,6 @@ BEHIND = "the device runs behind the host; see sampled_steps for the steps that 
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """What a finished state holds: the run's summary, sizes and hashes of its files."""
-
     summary: RunSummary
     files: dict[str, dict[str, Any]]
 
@@ -146,7 +144,7 @@ def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) ->
 
 
 def _unavailable(run: Run) -> dict[str, str]:
-    """Say of each figure that this run does not have why it has not."""
+    """Return for each figure that this run lacks the reason why."""
     if run.device.type == "cpu":
         names = (
             "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s",
@@ -221,7 +219,6 @@ def _time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
 
 
 def write_outcome(state: Path, summary: RunSummary) -> None:
-    """Note that a state is finished, and what its files then hold."""
     for name in LOGS:
         # The note must not survive a power cut that these do not.
         sync(state / name)

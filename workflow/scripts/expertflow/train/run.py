@@ -16,7 +16,7 @@ from expertflow.core.process import noted_signals
 from expertflow.core.records import Record, from_json, to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.feed.loader import AnyFeed
+from expertflow.train.feed.loader import BaseFeed
 from expertflow.train.processes import Processes
 from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
 from expertflow.train.saved.saver import Saver
@@ -122,7 +122,7 @@ class Run(Struct, kw_only=True):
     loss: Any
     optimizer: Any
     processes: Processes
-    feed: AnyFeed
+    feed: BaseFeed
     held_out: PackedRows
     clock: Clock
     timer: StepTimer

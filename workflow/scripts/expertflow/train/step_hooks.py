@@ -258,7 +258,6 @@ def _book(run: Run, record: StepRecord) -> None:
 
 
 def _report_progress(run: Run, records: list[StepRecord]) -> None:
-    """Log how far the run is, how fast, how long it takes yet, and what it has cost."""
     last, plan = records[-1], run.plan
     mean_s = sum(record.step_s for record in records) / len(records)
     values: dict[str, Any] = {

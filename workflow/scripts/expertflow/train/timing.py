@@ -48,7 +48,6 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the process started, plus those of earlier sessions."""
         return self._earlier_wall + time.perf_counter() - self._start
 
     @contextmanager
@@ -65,7 +64,6 @@ class Clock:
         self.seconds["startup"] += self.wall_s - self._earlier_wall - named
 
     def totals(self) -> dict[str, float]:
-        """Return all parts and the wall time, for a checkpoint."""
         return {**self.seconds, "wall": self.wall_s}
 
 

@@ -50,18 +50,17 @@ class Batch(Record, frozen=True, kw_only=True):
 
     @property
     def n_padding_tokens(self) -> int:
-        """Count the positions that hold no document."""
         return self.input_ids_BL.numel() - self.n_tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave a worker as one tensor, since each one that is sent costs a connection."""
+        """Pickle as one tensor, since each one that is sent by a worker costs a connection."""
         tensors = (self.input_ids_BL, self.position_ids_BL, self.labels_BL, self.cu_seqlens)
         whole = torch.cat([tensor.reshape(-1) for tensor in tensors])
         rest = (self.n_tokens, self.n_target_tokens, self.rows)
         return _received, (whole, self.max_documents, self.max_length, *rest)
 
     def pin_memory(self) -> "Batch":
-        """Copy the tensors to memory that a GPU can read; called by torch's DataLoader."""
+        """Pin the tensors for a GPU; called by torch's DataLoader."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {k: v.pin_memory() for k, v in values.items() if isinstance(v, torch.Tensor)}
         return Batch(**{**values, **tensors})
@@ -75,7 +74,6 @@ def _received(
     n_target_tokens: int,
     rows: tuple[int, ...],
 ) -> Batch:
-    """Take apart what a batch was sent as."""
     n = len(rows) * length
     sizes = [n, n, n, len(whole) - 3 * n]
     ids, positions, labels, cu_seqlens = whole.split(sizes)  # type: ignore[no-untyped-call]
@@ -93,7 +91,7 @@ def _received(
 
 
 class Buffers:
-    """Room for some micro-batches, to be filled again and again; pinned if a GPU is to read it."""
+    """Memory for some micro-batches, filled again and again; pinned if a GPU is to read it."""
 
     def __init__(
         self, n_rows: int, length: int, *, n_batches: int = 1, pinned: bool = False
@@ -105,7 +103,7 @@ class Buffers:
         self._views: dict[tuple[int, int, int], list[torch.Tensor]] = {}
 
     def tensors(self, start: int, n_rows: int, length: int) -> list[torch.Tensor]:
-        """Give ids, positions and labels of rows that begin at ``start``, as [n_rows, length]."""
+        """Return ids, positions and labels of rows from ``start`` on, as [n_rows, length]."""
         key = (start, n_rows, length)
         if key not in self._views:
             if len(self._views) >= MAX_VIEWS:
@@ -115,7 +113,6 @@ class Buffers:
         return self._views[key]
 
     def cu_seqlens(self, start: int, end: int) -> torch.Tensor:
-        """Give a part of the bounds as a tensor."""
         return self._tensors[3][start:end]
 
 
@@ -135,7 +132,6 @@ class Collator:
         self._max_documents = _max_documents(rows, self.n_tokens_N)
 
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
-        """Build one micro-batch."""
         return self.batches([chosen], buffers)[0]
 
     def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
@@ -181,14 +177,13 @@ class Collator:
         return made
 
     def max_documents(self, n_rows: int) -> int:
-        """Give the most documents and paddings that so many rows can hold together."""
+        """Return the most documents and paddings that so many rows can hold together."""
         known = self._max_documents
         if n_rows < len(known):
             return known[n_rows]
         return known[-1] + (n_rows - len(known) + 1) * (known[-1] - known[-2])
 
     def _lengths(self, n_tokens_B: Ints, first_rows_P: Ints) -> Ints:
-        """Give the row length of every batch."""
         full = self.rows.length
         if not self.cuts:
             return np.full(len(first_rows_P), full)
@@ -196,14 +191,13 @@ class Collator:
         return np.minimum(-(-longest_P // MULTIPLE) * MULTIPLE, full)
 
     def _cut(self, length: int) -> PackedRows:
-        """Give views of the first ``length`` tokens of every row."""
         if length == self.rows.length:
             return self.rows
         parts = tuple(part[:, :length] for part in self.rows.parts_NL)
         return replace(self.rows, parts_NL=parts)
 
     def _derive(self, buffers: Buffers, chosen: Rows, n_tokens_B: Ints, length_B: Ints) -> Ints:
-        """Fill in positions and labels; give the bounds of all documents and paddings."""
+        """Fill in positions and labels; return the bounds of all documents and paddings."""
         lengths = _document_lengths(self.rows.seq_lengths, chosen, length_B - n_tokens_B)
         bounds = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=bounds[1:])
@@ -229,7 +223,7 @@ def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
 
 
 def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[int]:
-    """Give the most documents and paddings of 0, 1, 2 ... rows together."""
+    """Return the most documents and paddings of 0, 1, 2 ... rows together."""
     n_N = np.diff(rows.seq_lengths.offsets) + (n_tokens_N < rows.length)
     rest = len(n_N) - MAX_BATCH_ROWS
     most = np.partition(n_N, rest)[rest:] if rest > 0 else n_N
@@ -249,7 +243,7 @@ def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.int
 
 
 def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
-    """Give what caps the ids of some rows to labels: IGNORE, or more than any id.
+    """Return what caps the ids of some rows to labels: IGNORE, or more than any id.
 
     Ids are not negative and IGNORE is, so the smaller one is the label.
     """
@@ -273,12 +267,10 @@ def _places(first: Ints, n: Ints, ends: Ints) -> Ints:
 
 
 def _counting(n: int) -> Ints:
-    """Give 0, 1 ... n - 1."""
     return _tables(n.bit_length())[0][:n]
 
 
 def _turns(n: int) -> Ints:
-    """Give IGNORE and the highest number in turns."""
     return _tables(n.bit_length())[1][:n]
 
 

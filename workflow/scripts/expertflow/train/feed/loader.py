@@ -12,69 +12,80 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from itertools import chain, islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
+from msgspec import Struct
 from torch.utils.data import DataLoader, Dataset
 
-from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
 
-if TYPE_CHECKING:  # it brings all that reads and renders documents
-    from expertflow.train.feed.on_the_fly import OnTheFlyFeed
 
+class BaseFeed(Struct, kw_only=True):
+    """What a run reads: the rows of every micro-batch of every step, and their collator."""
 
-class Feed(Record, frozen=True, kw_only=True):
-    """What a run reads: the rows of every micro-batch of every step."""
-
-    collator: Collator
     order: RowOrder
     micro_batch_size: int
     n_steps: int
-    n_steps_per_epoch: int
     world_size: int = 1
     rank: int = 0
 
+    def step_rows(self, step: int) -> tuple[Collator, Rows]:
+        """Return the rows of a step over all ranks, and the collator that knows them."""
+        raise NotImplementedError
+
     def n_targets(self, step: int) -> int:
         """Count the targets of a step over all ranks: what its loss is divided by."""
-        return int(self.collator.n_targets_N[self.order.rows_of_step(step)].sum())
+        collator, rows = self.step_rows(step)
+        return int(collator.n_targets_N[rows].sum())
 
     def n_tokens(self, step: int) -> int:
-        """Count the tokens of a step over all ranks."""
-        return int(self.collator.n_tokens_N[self.order.rows_of_step(step)].sum())
+        collator, rows = self.step_rows(step)
+        return int(collator.n_tokens_N[rows].sum())
 
     def micro_batches(self, step: int) -> list[Rows]:
-        """Give the rows of every micro-batch of a step that this rank runs: as many on every rank.
+        """Return the rows of every micro-batch of a step that this rank runs, as many on each rank.
 
         Where an epoch's last step leaves a rank fewer, or none, it runs one of the step's rows
         again, which does not count.
         """
-        own = self._own(step)
-        missing = len(self.weights(step)) - len(own)
-        return own + [self.order.rows_of_step(step)[:1]] * missing
+        rows = self.step_rows(step)[1]
+        own = list(micro_batch_rows(rows[self.rank :: self.world_size], self.micro_batch_size))
+        return own + [rows[:1]] * (len(self.weights(step)) - len(own))
 
     def weights(self, step: int) -> list[float]:
-        """Give what every micro-batch of a step counts on this rank: 1, or 0 for one run again."""
+        """Return each micro-batch's loss weight on this rank: 1, or 0 for filler."""
+        rows = self.step_rows(step)[1]
         # The first rank is given rows first, so none has more.
-        n_rows = len(self.order.rows_of_step(step, world_size=self.world_size, rank=0))
-        n_most = -(-n_rows // self.micro_batch_size)
-        n_own = len(self._own(step))
+        n_own, n_most = (
+            -(-len(rows[rank :: self.world_size]) // self.micro_batch_size)
+            for rank in (self.rank, 0)
+        )
         return [1.0] * n_own + [0.0] * (n_most - n_own)
 
-    def _own(self, step: int) -> list[Rows]:
-        rows = self.order.rows_of_step(step, world_size=self.world_size, rank=self.rank)
-        return list(micro_batch_rows(rows, self.micro_batch_size))
+    def batches_from(self, step: int) -> Generator[Batch, None, None]:
+        for number in range(step, self.n_steps):
+            collator, _ = self.step_rows(number)
+            yield from map(collator.batch, self.micro_batches(number))
+
+
+class Feed(BaseFeed, kw_only=True):
+    """Packed rows, all known to one collator."""
+
+    collator: Collator
+    n_steps_per_epoch: int
+
+    def step_rows(self, step: int) -> tuple[Collator, Rows]:
+        return self.collator, self.order.rows_of_step(step)
 
     def between(self, step: int, end: int) -> Iterator[Rows]:
-        """Give the rows of every micro-batch of some steps."""
         return chain.from_iterable(self.micro_batches(s) for s in range(step, end))
 
 
 def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
-    """Give what a process of a planned run reads."""
     collator = Collator(rows)
     order = RowOrder(
         n_rows=len(rows),
@@ -93,11 +104,8 @@ def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
     )
 
 
-AnyFeed: TypeAlias = "Feed | OnTheFlyFeed"
-
-
 def load_batches(
-    feed: AnyFeed, step: int, *, plan: TrainPlan, device: torch.device
+    feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
     """Load all micro-batches from a step on; nothing is left running after the block."""
     if not isinstance(feed, Feed):
@@ -127,7 +135,6 @@ class BufferGroup:
         return collator.batches(parts, self._buffers) if parts else []
 
     def wait(self) -> None:
-        """Wait until the device has done all that reads the buffers."""
         if self._done is not None:
             self._done.synchronize()
 
@@ -213,7 +220,7 @@ class _MadeByWorkers(Dataset[Batch]):
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:
-    """Let a worker live on when all processes are told to stop: the trainer ends its step first."""
+    """Keep a worker alive when all processes are told to stop: the trainer ends its step first."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
@@ -226,7 +233,6 @@ class _Epoch:
 
     @property
     def end(self) -> int:
-        """Give the first step of the next epoch, or the end of the run."""
         per_epoch = self.feed.n_steps_per_epoch
         return min(self.feed.n_steps, (self.step // per_epoch + 1) * per_epoch)
 

@@ -1,10 +1,9 @@
 """Feed a run with documents that are tokenised in its own time, where packed rows are missing."""
 
-from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
@@ -15,8 +14,9 @@ from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.document_rows import DocumentRows
-from expertflow.train.feed.batches import Batch, Collator, targets_per_row
-from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
+from expertflow.train.feed.batches import Collator, targets_per_row
+from expertflow.train.feed.loader import BaseFeed
+from expertflow.train.feed.order import RowOrder, Rows
 from expertflow.train.records import ModelRecord
 
 
@@ -28,12 +28,11 @@ class Documents(Record, frozen=True, kw_only=True):
 
     @property
     def sha256(self) -> str:
-        """Hash what the documents are and which count."""
         records = [read_record(ShardRecord, path).sha256 for path in self.shards]
         return sha256_json([records, sha256_file(self.keep)])
 
     def planned(self, plan: TrainPlan) -> TrainPlan:
-        """Give the plan for rows of one document each, made when they are asked for.
+        """Return the plan for rows of one document each, made when they are asked for.
 
         The number of steps stays, so a step sees fewer tokens than the plan says.
         """
@@ -60,11 +59,7 @@ class Documents(Record, frozen=True, kw_only=True):
         )
 
     def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
-        """Give the documents of one split.
-
-        Raises:
-            TrainingError: there are none.
-        """
+        """Return the documents of one split."""
         rows = DocumentRows(
             [read_record(ShardRecord, path) for path in self.shards],
             self.keep,
@@ -78,51 +73,24 @@ class Documents(Record, frozen=True, kw_only=True):
         return rows
 
 
-class OnTheFlyFeed(Struct, kw_only=True):
-    """What a run reads when nothing is packed: each step's documents, tokenised as it begins."""
+class OnTheFlyFeed(BaseFeed, kw_only=True):
+    """Each step's documents, tokenized as it begins; its rows are counted within the step."""
 
     documents: DocumentRows
-    order: RowOrder
-    micro_batch_size: int
-    n_steps: int
-    _tokenised: tuple[int, Collator] | None = field(default=None)
+    _tokenized: tuple[int, Collator] | None = field(default=None)
 
-    def n_targets(self, step: int) -> int:
-        """Count the targets of a step: what its loss is divided by."""
-        return int(self._collator(step).n_targets_N.sum())
-
-    def n_tokens(self, step: int) -> int:
-        """Count the tokens of a step."""
-        return int(self._collator(step).n_tokens_N.sum())
-
-    def weights(self, step: int) -> list[float]:
-        """Give what every micro-batch of a step counts: all of them 1."""
-        return [1.0] * len(self.micro_batches(step))
-
-    def micro_batches(self, step: int) -> list[Rows]:
-        """Give the rows of every micro-batch, counted within the step."""
-        n_rows = len(self.order.rows_of_step(step))
-        return list(micro_batch_rows(np.arange(n_rows), self.micro_batch_size))
-
-    def batches_from(self, step: int) -> Generator[Batch, None, None]:
-        """Make the micro-batches from a step on."""
-        for number in range(step, self.n_steps):
-            collator = self._collator(number)
-            for rows in self.micro_batches(number):
-                yield collator.batch(rows)
-
-    def _collator(self, step: int) -> Collator:
-        made = self._tokenised
+    def step_rows(self, step: int) -> tuple[Collator, Rows]:
+        made = self._tokenized
         if made is None or made[0] != step:
             rows = self.documents.take(self.order.rows_of_step(step))
-            self._tokenised = made = step, Collator(rows)
-        return made[1]
+            self._tokenized = made = step, Collator(rows)
+        return made[1], np.arange(len(made[1].rows))
 
 
 def read_on_the_fly(
     plan: TrainPlan, model: ModelRecord, documents: Documents
 ) -> tuple[OnTheFlyFeed, PackedRows]:
-    """Give the feed of a run, and its held-out rows.
+    """Return the feed of a run, and its held-out rows.
 
     Raises:
         TrainingError: there are no documents, or nothing is to be learned of those held out.

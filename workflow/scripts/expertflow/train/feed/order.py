@@ -29,7 +29,7 @@ class RowOrder(Struct, kw_only=True):
     _made: dict[int, Rows] = field(default_factory=dict)
 
     def rows_of_step(self, step: int, *, world_size: int = 1, rank: int = 0) -> Rows:
-        """Give the rows of optimiser step ``step``, or a rank's share of them.
+        """Return the rows of optimizer step ``step``, or a rank's share of them.
 
         An epoch's last batch may be smaller, down to nothing for some ranks.
         """
@@ -38,12 +38,12 @@ class RowOrder(Struct, kw_only=True):
         return chosen[rank::world_size]
 
     def sha256_of_step(self, step: int) -> str:
-        """Name the rows of a step, so that a resumed run can tell whether its order is the same."""
+        """Hash the rows of a step, to tell whether a resumed run has the same order."""
         rows: Rows = self.rows_of_step(step).astype("<i8")
         return hashlib.sha256(rows.tobytes()).hexdigest()
 
     def rows_of_epoch(self, epoch: int) -> Rows:
-        """Give all rows in the order of an epoch.
+        """Return all rows in the order of an epoch.
 
         Two epochs are kept: the loader may be in the next one while the trainer asks about this.
         """
@@ -74,6 +74,5 @@ class RowOrder(Struct, kw_only=True):
 
 
 def micro_batch_rows(chosen: Rows, micro_batch_size: int) -> Iterator[Rows]:
-    """Cut the rows of a step into those of its micro-batches."""
     for start in range(0, len(chosen), micro_batch_size):
         yield chosen[start : start + micro_batch_size]

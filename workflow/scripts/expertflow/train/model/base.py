@@ -98,7 +98,6 @@ def wanted_files(directory: Path) -> list[Path]:
 
 
 def hash_weights(directory: Path) -> str:
-    """Name a model's weights by the hashes of their files."""
     return sha256_json([sha256_file(file) for file in weight_files(directory)])
 
 
@@ -201,7 +200,6 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def learn_merges(tokenizer: Tokenizer, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Teach a byte-level BPE its merges; how it cuts texts first is set already."""
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -57,11 +57,7 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
 
 
 def _check_tools(device: torch.device) -> None:
-    """Refuse to compile where it would fail in the first step.
-
-    Raises:
-        TrainingError: there is no triton, it cannot build a kernel, or there is no C++ compiler.
-    """
+    """Refuse to compile where it would fail in the first step."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise TrainingError("training.torch_compile needs triton; install it, or set it to false")
     if device.type == "cuda":
@@ -94,7 +90,7 @@ def _try_a_kernel(device: torch.device) -> None:
 
 
 def _draw_one_by_one() -> None:
-    """Let each random number of a kernel depend on the seed and on its place, and nothing else.
+    """Make each random number of a kernel depend on the seed and on its place, and nothing else.
 
     Drawn four at once, as torch does where a kernel has one dimension, it depends on the kernel's
     shape too (pytorch issue 198333). A checkpointed layer is computed again by other kernels: the

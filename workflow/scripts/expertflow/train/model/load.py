@@ -105,7 +105,6 @@ def is_quantised(model: Any) -> bool:
 
 
 def quantised_layers(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the 4-bit layers by name."""
     from bitsandbytes.nn.modules import Linear4bit
 
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear4bit)}

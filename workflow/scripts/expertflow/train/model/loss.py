@@ -47,7 +47,7 @@ def summed_loss(
 
 
 def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the flat positions that predict a target, and the targets, both [T].
+    """Return the flat positions that predict a target, and the targets, both [T].
 
     The host knows how many there are, so a device is not asked, which would stall its queue.
     """
@@ -57,12 +57,10 @@ def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, t
 
 
 def chunk_rows(head_VH: torch.Tensor) -> int:
-    """Choose how many rows get their logits at a time."""
     return CHUNK_OF_TRAINED_HEAD if head_VH.is_cuda and head_VH.requires_grad else CHUNK
 
 
 def loss_route(head_VH: torch.Tensor, *, label_smoothing: float = 0.0) -> str:
-    """Say in words how the loss is computed."""
     head = "trained" if head_VH.requires_grad else "frozen"
     smoothed = f", labels smoothed by {label_smoothing:g}" if label_smoothing else ""
     return (
@@ -121,7 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _loss_to_gradient(
     logits_CV: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Give the loss of some logits, and turn them in place into its gradient.
+    """Return the loss of some logits, and turn them in place into its gradient.
 
     With smoothing e a target is 1 - e on its token and e / V on every token.
     """

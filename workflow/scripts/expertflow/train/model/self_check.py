@@ -46,7 +46,7 @@ HALF_TOLERANCE = 0.1
 
 @torch.no_grad()
 def check_model(loss: PackedLoss) -> str:
-    """Compare head and attention with the model's own forward pass; say how far they are apart.
+    """Compare head and attention with the model's own forward pass; return how far they are apart.
 
     Run it under the autocast of training and before the model is compiled or wrapped. Random
     numbers, modes and attention of the model are left as they were.
@@ -128,14 +128,14 @@ def _batch(n_ids: int) -> Batch:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Give the root of the mean squared difference, relative to what is expected."""
+    """Return the root of the mean squared difference, relative to what is expected."""
     found, expected = found.float(), expected.float()
     return float((found - expected).norm() / expected.norm())
 
 
 @contextmanager
 def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
-    """Let the model use the attention that its family is written with."""
+    """Switch to the attention that the model's family is written with."""
     name = lm.config._attn_implementation
     lm.set_attn_implementation("eager")
     try:
@@ -146,7 +146,7 @@ def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Switch dropout off; give every part its own mode back."""
+    """Switch dropout off; restore the mode of every part afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

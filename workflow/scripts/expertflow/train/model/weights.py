@@ -19,19 +19,19 @@ Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
-    """Give the trained parameters by name; a tied one is there once."""
+    """Return the trained parameters by name; a tied one is there once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a whole tensor on its device. It shares memory unless it was sharded."""
+    """Return a whole tensor on its device. It shares memory unless it was sharded."""
     tensor = tensor.detach()
     whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.contiguous()
 
 
 def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Bring a whole tensor to the device and the shards of another one, in memory of its own."""
+    """Copy a whole tensor to the device and the shards of another one."""
     if not isinstance(like, DTensor):
         return whole.to(like.device, copy=True)
     # Every rank has the whole, so nothing is sent.
@@ -43,12 +43,11 @@ def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def to_cpu(whole: torch.Tensor) -> torch.Tensor:
-    """Bring a tensor to the CPU. One that is there already is not copied."""
     return whole.cpu()
 
 
 def trainable_state(model: Any, copy: Copy = to_cpu) -> dict[str, torch.Tensor]:
-    """Give the trained parameters by name, whole, one after the other through ``copy``.
+    """Return the trained parameters by name, whole, one after the other through ``copy``.
 
     On the CPU the default shares memory with the model; ``checkpoint.take`` makes a true copy.
     """

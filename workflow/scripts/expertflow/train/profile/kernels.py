@@ -52,7 +52,6 @@ def busy_us(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
-    """Sum launches up by name, the longest first."""
     n_calls: defaultdict[str, int] = defaultdict(int)
     taken_us: defaultdict[str, float] = defaultdict(float)
     for span in spans:

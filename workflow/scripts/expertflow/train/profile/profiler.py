@@ -70,7 +70,7 @@ def choose_window(plan: TrainPlan, first: int) -> Window | None:
 
 
 def cut_short(plan: TrainPlan) -> tuple[str, ...]:
-    """Say that fewer steps are watched than were asked for, if so, and why."""
+    """Return a note if fewer steps are watched than were asked for."""
     n_allowed = _n_allowed(plan)
     if n_allowed == plan.profile_steps:
         return ()
@@ -138,7 +138,6 @@ class StepProfiler:
             self._write_reason(self._reason or self._too_short())
 
     def begin(self) -> None:
-        """Call before each step."""
         window, step = self._window, self._run.progress.step
         if window is None:
             return
@@ -289,7 +288,6 @@ class StepProfiler:
         return f"the run ended after step {last}, before step {self._window.steps.start + 1}"
 
     def _write_reason(self, reason: str) -> bool:
-        """Write a record without a profile; tell whether that was possible."""
         n_wanted, device = self._run.plan.profile_steps, self._run.device.type
         record = KernelProfile(n_wanted_steps=n_wanted, device=device, reason=reason)
         try:

@@ -53,7 +53,7 @@ NO_STEP = -1
 
 
 class NotFinite(TrainingError):
-    """A trained parameter is not finite."""
+    pass
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ def take(
 
 
 def _host_copy(whole: torch.Tensor) -> torch.Tensor:
-    """Begin a copy to the host; on CUDA it is there only after a synchronise."""
+    """Begin a copy to the host; on CUDA it is complete only after a synchronize."""
     pinned = whole.device.type == "cuda" and whole.nbytes <= PINNED_BYTES
     host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=pinned)
     return host.copy_(whole, non_blocking=pinned)
@@ -244,7 +244,6 @@ def _set_random_states(states: dict[str, torch.Tensor], *, rank: int, device: to
 
 
 def _reseed(*, seed: int, step: int, rank: int) -> None:
-    """Start this process' generators anew, elsewhere for every seed, step and rank."""
     number = int(sha256_text(f"{seed} {step} {rank}")[:15], 16)
     torch.manual_seed(number)
     random.seed(number)

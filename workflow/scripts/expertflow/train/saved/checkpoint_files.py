@@ -28,7 +28,7 @@ def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]
 
 
 def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: bool) -> str | None:
-    """Say how files differ from their fingerprints, if they do; by sizes alone, or to the byte."""
+    """Return how files differ from their fingerprints, by sizes alone or to the byte."""
     for name, size in wanted["n_bytes"].items():
         path = directory / name
         if not path.is_file():
@@ -45,7 +45,7 @@ def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: 
 
 
 def damage(directory: Path, *, contents: bool = False) -> str | None:
-    """Say what is wrong with a checkpoint's files, if anything.
+    """Return what is wrong with a checkpoint's files, if anything.
 
     A power cut may leave files of the right size and full of zeros: ``contents`` finds these, and
     reads everything.
@@ -119,7 +119,6 @@ def last_seen_s(state: Path) -> float:
 
 
 def prune(state: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep`` and the best one."""
     kept = {*complete(state)[-max(1, keep) :], best(state)}
     for path in sorted((state / "checkpoints").glob("step-*")):
         if path not in kept:

@@ -35,12 +35,10 @@ class Saver:
         self.n_bytes: int | None = None
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Begin to write a snapshot, as soon as the one before is written."""
         self.wait()
         self._writing = self._thread.submit(self._write, snapshot)
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
         writing, self._writing = self._writing, None
         if writing is None:
             return

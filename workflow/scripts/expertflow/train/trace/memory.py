@@ -56,12 +56,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def enter(self, phase: str) -> None:
-        """Begin a phase; a phase can be entered again."""
         self._phase = phase
         self._note()
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Follow a tensor that was there before."""
         storage = tensor.untyped_storage()
         key, n_bytes = storage._cdata, storage.nbytes()
         if key in self._alive:
