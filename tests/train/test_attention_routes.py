@@ -13,7 +13,6 @@ from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention
-from expertflow.train.model.packed import document_kwargs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BOUNDS = torch.tensor([0, 10, 17, 32, 52, 57, 64, 64, 64], dtype=torch.int32)
@@ -76,19 +75,6 @@ def test_a_call_a_document_is_attention_within_documents(
         MODULE, *heads(), None, scaling=scaling, sliding_window=window, document_bounds=BOUNDS
     )
     torch.testing.assert_close(out, dense(window, scaling or 8**-0.5))
-
-
-def test_key_heads_are_repeated_on_cuda_only() -> None:
-    query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads())
-    for given, found in zip(
-        (key, value), attention.ungrouped(query, key, value, on_cuda=True), strict=True
-    ):
-        assert found.shape == query.shape
-        # Query heads 0 and 1 share key head 0.
-        for head in range(4):
-            assert torch.equal(found[:, head], given[:, head // 2])
-    assert attention.ungrouped(query, key, value, on_cuda=False) == (key, value)
-    assert attention.ungrouped(query, query, value, on_cuda=True)[0] is query
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -188,15 +174,6 @@ def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any
     return SimpleNamespace(config=config, dtype=dtype)
 
 
-def test_the_kernel_gets_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)
-    for chosen in ([0, 1], [2, 1], [0, 2]):
-        batch = packed_batch(chosen)
-        kwargs = document_kwargs(model(), batch, batch.position_ids_BL)
-        assert sorted(kwargs) == ["cu_seq_lens_q", "max_length_q"]
-        assert kwargs["max_length_q"] == 32 and len(kwargs["cu_seq_lens_q"]) == 7
-
-
 def test_routes_on_a_cpu_are_described() -> None:
     said = {
         name: attention.describe(name, device=CPU, dtype=torch.float32)
@@ -256,10 +233,3 @@ def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert "cannot be loaded (No module named" in attention.activate_flash_3(CUDA)
     monkeypatch.setattr("torch.nn.attention.list_flash_attention_impls", lambda: [])
     assert "does not know it" in attention.activate_flash_3(CUDA)
-
-
-def test_plans_name_what_transformers_knows() -> None:
-    names = {name: attention.implementation(name) for name in ("packed", "varlen", "sdpa", "flex")}
-    assert names == {
-        "packed": "packed", "varlen": "packed", "sdpa": "sdpa", "flex": "flex_attention"
-    }  # fmt: skip

@@ -48,24 +48,6 @@ def names(state: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
-def test_a_checkpoint_that_is_put_back_and_saved_again_is_the_same(
-    tmp_path: Path, method: str, optim: str, dtype: torch.dtype
-) -> None:
-    plan = train_plan(optim=optim)
-    net, optimizer = trained(plan, method, dtype=dtype)
-    first = checkpoint.write(tmp_path / "a", snapshot(net, optimizer, step=3), keep=1)
-    other = tiny_net(method, dtype=dtype, seed=1)
-    new = make_optimizer(other, plan)
-    assert first is not None
-    restored(first, other, new)
-    assert weights_sha256(other) == weights_sha256(net)
-    second = checkpoint.write(tmp_path / "b", snapshot(other, new, step=3), keep=1)
-    assert second is not None
-    assert content(second) == content(first)
-    assert any(key.endswith(("/exp_avg", "/absmax1")) for key in content(first))
-
-
-@pytest.mark.parametrize(("method", "optim", "dtype"), RUNS)
 def test_a_resumed_run_goes_on_bit_by_bit(
     tmp_path: Path, method: str, optim: str, dtype: torch.dtype
 ) -> None:
@@ -194,23 +176,6 @@ def test_what_a_power_cut_left_full_of_zeros_is_removed(
         checkpoint_files.remove_partials(tmp_path)
     assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
     assert list((tmp_path / "checkpoints").iterdir()) == [good]
-
-
-def test_a_checkpoint_that_is_the_newest_and_the_best_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(tmp_path, step=1, loss=0.5)
-    both = saved(tmp_path, step=2, loss=0.2)
-    read: list[Path] = []
-    hash_files = checkpoint_files.hash_files
-
-    def counted(directory: Path, names: list[str]) -> dict[str, str]:
-        read.append(directory)
-        return hash_files(directory, names)
-
-    monkeypatch.setattr(checkpoint_files, "hash_files", counted)
-    checkpoint_files.remove_partials(tmp_path)
-    assert read == [both]
 
 
 def test_the_log_of_steps_is_on_the_disk_before_the_checkpoint(

@@ -1,6 +1,5 @@
 """The trainer's flags take what a manifest may say, and nothing else."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -46,11 +45,3 @@ def test_values_that_a_manifest_may_have_are_given_on() -> None:
         *("--warmup-ratio", "0", "--attention", "sdpa", "--dataloader-num-workers", "0"),
     )
     assert given == wanted
-
-
-def test_the_schema_is_not_read_where_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("yaml", "jsonschema"):
-        monkeypatch.setitem(sys.modules, package, None)
-    assert changes() == {}
-    with pytest.raises(ImportError):
-        changes("--seed", "1")

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from expertflow.tokens.packing import IGNORE
-from expertflow.train.model.loss import CHUNK, loss_route, summed_loss, targets_of
+from expertflow.train.model.loss import CHUNK, summed_loss, targets_of
 
 N_IDS, WIDTH = 301, 16
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
@@ -146,12 +146,3 @@ def test_a_long_loss_is_the_same_in_two_runs() -> None:
         summed_loss(hidden, head, labels, n_targets=n).backward()
         grads.append((hidden.grad, head.grad))
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-def test_the_route_is_named() -> None:
-    _, head, *_ = case(1)
-    assert loss_route(head) == (
-        "supervised rows only, 256 at a time with their gradients, head trained"
-    )
-    frozen = head.detach()
-    assert loss_route(frozen, label_smoothing=0.1).endswith("head frozen, labels smoothed by 0.1")

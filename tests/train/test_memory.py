@@ -13,7 +13,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train import assemble as assembling
 from expertflow.train import memory
 from expertflow.train.feed.batches import Batch
-from expertflow.train.memory import OutOfMemory, advice, halved
+from expertflow.train.memory import OutOfMemory, advice
 from expertflow.train.model import packed
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
@@ -59,12 +59,6 @@ def test_memory_may_be_short_for_others_than_torch(plan: TrainPlan, said: str) -
 def test_another_error_stays_what_it_is(plan: TrainPlan) -> None:
     with pytest.raises(RuntimeError, match="device-side"), memory.memory_advice(plan, CPU):
         raise RuntimeError("CUDA error: device-side assert triggered")
-
-
-def test_half_a_micro_batch_is_the_same_global_batch(plan: TrainPlan) -> None:
-    less = halved(replace(plan, batch_size=8, gradient_accumulation_steps=3,
-                          global_batch_sequences=24))  # fmt: skip
-    assert (less.batch_size, less.gradient_accumulation_steps) == (4, 6)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:

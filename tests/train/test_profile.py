@@ -110,6 +110,10 @@ def no_memory(*_: Any, **__: Any) -> None:
     raise MemoryError
 
 
+def full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -120,6 +124,7 @@ def no_memory(*_: Any, **__: Any) -> None:
         ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
         ("spans_of", no_memory, "the profiler failed: host memory ran out"),
         ("write_trace", no_memory, "it could not be written (host memory ran out)"),
+        ("write_trace", full_disk, "No space left"),
     ],
 )
 def test_a_profiler_that_fails_is_said_and_stops_nothing(
@@ -130,16 +135,6 @@ def test_a_profiler_that_fails_is_said_and_stops_nothing(
     assert train(inputs).n_steps == 8
     record = profile_of(inputs.state)
     assert record.n_steps == 0 and record.reason is not None and reason in record.reason
-
-
-def test_a_full_disk_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(profiler, "write_trace", full)
-    inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
-    assert train(inputs).n_steps == 8
-    assert "No space left" in (profile_of(inputs.state).reason or "")
 
 
 @pytest.mark.parametrize(("n_steps", "n_watched"), [(1, 0), (2, 1), (4, 3)])
@@ -243,7 +238,7 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
     assert not (inputs.state / PROFILE / KERNELS).exists()
     monkeypatch.setattr(loop, "step", step)
     outcome = train(assigned(tmp_path / "run"))
-    assert outcome.resumed_at_steps == [15 if signalled else 12]
+    assert outcome.resumed_at_steps == (15 if signalled else 12,)
     first = profile_of(inputs.state)
     assert first.first_step is not None and first.first_step > 13
     # Ended once more from its last checkpoint, it keeps its profile.
@@ -326,3 +321,18 @@ def test_a_lost_profile_spoils_nothing_else(
     assert "cannot be read" in (published().reason or "")
     (state / KERNELS).unlink()
     assert published().reason == "the state has lost it"
+
+
+def test_launches_are_summed_by_name() -> None:
+    long = "gemm" + "x" * 1_400
+    spans = [
+        kernels.Span(name="flash", start_us=0, end_us=30, self_us=30),
+        kernels.Span(name=long, start_us=30, end_us=70, self_us=40),
+        kernels.Span(name=long, start_us=70, end_us=90, self_us=20),
+        kernels.Span(name="nvjet", start_us=90, end_us=100, self_us=10),
+    ]
+    table = kernels.kernel_table(spans)
+    assert [(kernel.n_calls, kernel.total_s) for kernel in table] == [
+        (2, 60e-6), (1, 30e-6), (1, 10e-6)
+    ]  # fmt: skip
+    assert len(table[0].name) == kernels.N_CHARS

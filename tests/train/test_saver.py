@@ -1,9 +1,5 @@
-import multiprocessing
-import os
 import resource
-import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,34 +106,3 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
     assert checkpoint_files.complete(tmp_path) == sorted(tmp_path.glob("checkpoints/step-*"))
     checkpoint_files.remove_partials(tmp_path)
     assert names(tmp_path) == [f"step-{step:08d}"]
-
-
-def write_for_ever(state: Path, first: Snapshot) -> None:
-    for step in range(1, 1 << 20):
-        parts = {name: getattr(first, name) for name in ("weights", "optimizer", "progress")}
-        again = Snapshot(step=step % 3, is_whole=True, **parts)
-        checkpoint.write(state, again, keep=1)
-
-
-def test_a_kill_leaves_only_complete_checkpoints(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = taken(1)
-    for i in range(8):
-        worker = multiprocessing.get_context("fork").Process(
-            target=write_for_ever, args=(tmp_path, first)
-        )
-        worker.start()
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("checkpoints/step-*")):
-            assert worker.is_alive() and time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(0.01 + 0.0037 * i)
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        complete = checkpoint_files.complete(tmp_path)
-        assert complete == sorted(tmp_path.glob("checkpoints/step-*"))
-        checkpoint_files.remove_partials(tmp_path)
-        assert not list(tmp_path.glob("checkpoints/.*"))
-    assert not caplog.records

@@ -63,16 +63,6 @@ def test_storages_count_once_and_until_their_end() -> None:
     assert live.peaks == {"": 4000, "after": 0}
 
 
-def test_what_autograd_saves_is_counted() -> None:
-    x = torch.ones(1000, requires_grad=True)
-    with LiveBytes() as live:
-        y = x.exp().sum()
-        assert live.now_bytes == 4004
-        y.backward()
-        del y
-        assert live.now_bytes == 4000, "the gradient stays"
-
-
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
 def test_a_step_without_data_has_the_bytes_of_a_real_one(method: str, checkpoint: bool) -> None:

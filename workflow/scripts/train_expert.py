@@ -7,12 +7,12 @@ By hand, with any hyper-parameter changed:
 
 from expertflow.core import cli
 from expertflow.train.feed.on_the_fly import Documents
-from expertflow.train.flags import changes_of, parsed, trainer_parser
+from expertflow.train.flags import changes_of, parse_args, trainer_parser
 from expertflow.train.job import TrainingJob, run_job
 
 
 def main() -> None:
-    args = parsed(trainer_parser(__doc__))
+    args = parse_args(trainer_parser(__doc__))
     job = TrainingJob(
         plan=args.plan,
         packing=args.packing,

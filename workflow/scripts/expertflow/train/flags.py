@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -37,7 +36,7 @@ def trainer_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if (args.shards is None) != (args.keep is None):
         parser.error("--shards and --keep go together")
@@ -59,56 +58,35 @@ def changes_of(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a value that a manifest may not have either.
     """
-    given = {name: getattr(args, name) for name in flags()}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given:
-        _check(given)
-    return given
-
-
-def _check(given: dict[str, Any]) -> None:
+    settings = flags()
+    given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
+    if not given:
+        return {}
     # Here, as a run without changes by hand needs none of it.
     import jsonschema
 
-    settings = flags()
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} {value}: must be a finite number")
-        plain = list(value) if isinstance(value, tuple) else value
         validator = jsonschema.Draft202012Validator(settings[name].plain_schema)
-        for error in validator.iter_errors(plain):
+        for error in validator.iter_errors(value):
             shown = f"{value:g}" if isinstance(value, float) else value
-            problems = " and ".join(_problems(error)) or error.message
-            raise ConfigError(f"{flag} {shown}: must be {problems}")
-
-
-def _problems(error: Any) -> Iterator[str]:
-    if error.validator in PROBLEMS:
-        yield f"{PROBLEMS[error.validator]} {error.validator_value}"
+            words = PROBLEMS.get(error.validator)
+            problem = f"{words} {error.validator_value}" if words else error.message
+            raise ConfigError(f"{flag} {shown}: must be {problem}")
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
 
 
 def _add_flag(group: Any, name: str, setting: SettingInfo) -> None:
-    flag, kind = f"--{name.replace('_', '-')}", setting.kind
-    help_text = setting.text.replace("%", "%%")
+    kind = setting.kind
+    how: dict[str, Any] = {"help": setting.text.replace("%", "%%")}
     if kind is bool:
-        group.add_argument(
-            flag, action=argparse.BooleanOptionalAction, default=None, help=help_text
-        )
+        how |= {"action": argparse.BooleanOptionalAction, "default": None}
     elif get_origin(kind) is Literal:
-        group.add_argument(flag, choices=get_args(kind), help=help_text)
+        how["choices"] = get_args(kind)
     elif get_args(kind):
-        group.add_argument(flag, nargs="+", type=get_args(kind)[0], action=_AsTuple, help=help_text)
+        how |= {"nargs": "+", "type": get_args(kind)[0]}
     else:
-        group.add_argument(flag, type=kind, help=help_text)
-
-
-class _AsTuple(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, tuple(values))
+        how["type"] = kind
+    group.add_argument(f"--{name.replace('_', '-')}", **how)

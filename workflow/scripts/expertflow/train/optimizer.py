@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from expertflow.core.errors import TrainingError
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.load import BITSANDBYTES
-from expertflow.train.model.weights import Copy, distributed, gathered, to_cpu, trained_parameters
+from expertflow.train.model.weights import Copy, distributed, gathered, trained_parameters
 
 
 def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
@@ -29,7 +29,9 @@ def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
     decayed: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for name, parameter in trained_parameters(model).items():
-        (others if _is_vector(name, parameter) else decayed).append(parameter)
+        # DoRA's magnitudes are scales like a norm's; on embeddings they are stored as a matrix.
+        is_vector = parameter.dim() < 2 or "lora_magnitude_vector" in name
+        (others if is_vector else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": plan.weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -43,11 +45,6 @@ def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
     if plan.optim == "adamw_8bit":
         return _eight_bit(groups, settings)
     return torch.optim.AdamW(groups, fused=plan.optim == "adamw_torch_fused", **settings)
-
-
-def _is_vector(name: str, parameter: torch.Tensor) -> bool:
-    # DoRA's magnitudes are scales like those of a norm; on embeddings they are stored as a matrix.
-    return parameter.dim() < 2 or "lora_magnitude_vector" in name
 
 
 def _eight_bit(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
@@ -87,7 +84,7 @@ def learning_rate(step: int, plan: TrainPlan) -> float:
 
 
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, model: Any, copy: Copy = to_cpu
+    optimizer: torch.optim.Optimizer, model: Any, copy: Copy = torch.Tensor.cpu
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the state by parameter name: whole tensors through ``copy``, and numbers.
 

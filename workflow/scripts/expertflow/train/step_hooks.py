@@ -266,26 +266,19 @@ def _report_progress(run: Run, records: list[StepRecord]) -> None:
         "tokens_per_s": sum(record.n_tokens for record in records) / (mean_s * len(records)),
         "remaining_s": mean_s * (plan.n_steps - last.step),
     }
-    price = plan.cost.price_usd_per_hour
-    if price is not None:
+    minutes, seconds = divmod(round(values["remaining_s"]), 60)
+    hours, minutes = divmod(minutes, 60)
+    line = (
+        f"loss {last.loss:.4f} lr {last.learning_rate:.2e} {values['tokens_per_s']:,.0f} tokens/s"
+        f" {hours}:{minutes:02}:{seconds:02} left"
+    )
+    if (price := plan.cost.price_usd_per_hour) is not None:
         values["usd_so_far"] = run.clock.wall_s / 3600 * price
+        line += f" ${values['usd_so_far']:.2f} so far"
     if plan.report_to != "none":
         run.processes.accelerator.log(values, step=last.step)
-    line = _progress_line(values)
     if run.bar is not None:
         run.bar.update(last.step - run.bar.n)
         run.bar.set_postfix_str(line)
     else:
         log.info("step %d/%d %s", last.step, plan.n_steps, line)
-
-
-def _progress_line(values: dict[str, Any]) -> str:
-    """Return ``loss 1.2345 lr 2.00e-04 28,012 tokens/s 0:03:10 left $0.12 so far``."""
-    minutes, seconds = divmod(round(values["remaining_s"]), 60)
-    hours, minutes = divmod(minutes, 60)
-    line = (
-        f"loss {values['loss']:.4f} lr {values['learning_rate']:.2e}"
-        f" {values['tokens_per_s']:,.0f} tokens/s {hours}:{minutes:02}:{seconds:02} left"
-    )
-    spent = values.get("usd_so_far")
-    return line if spent is None else f"{line} ${spent:.2f} so far"

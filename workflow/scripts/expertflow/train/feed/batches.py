@@ -98,8 +98,8 @@ class Buffers:
     ) -> None:
         n = n_rows * length * n_batches
         sizes = (n, n, n, n + n_batches)
-        self._tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
-        self.ids, self.positions, self.labels, self.bounds = (t.numpy() for t in self._tensors)
+        self.all_tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
+        self.ids, self.positions, self.labels, self.bounds = (t.numpy() for t in self.all_tensors)
         self._views: dict[tuple[int, int, int], list[torch.Tensor]] = {}
 
     def tensors(self, start: int, n_rows: int, length: int) -> list[torch.Tensor]:
@@ -109,11 +109,8 @@ class Buffers:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             end = start + n_rows * length
-            self._views[key] = [t[start:end].view(n_rows, length) for t in self._tensors[:3]]
+            self._views[key] = [t[start:end].view(n_rows, length) for t in self.all_tensors[:3]]
         return self._views[key]
-
-    def cu_seqlens(self, start: int, end: int) -> torch.Tensor:
-        return self._tensors[3][start:end]
 
 
 class Collator:
@@ -166,7 +163,7 @@ class Collator:
                     input_ids_BL=ids_BL,
                     position_ids_BL=positions_BL,
                     labels_BL=labels_BL,
-                    cu_seqlens=buffers.cu_seqlens(first, last),
+                    cu_seqlens=buffers.all_tensors[3][first:last],
                     max_documents=self.max_documents(len(part)),
                     max_length=length,
                     n_tokens=n_tokens[i],
@@ -202,7 +199,9 @@ class Collator:
         bounds = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=bounds[1:])
         size, starts = int(bounds[-1]), bounds[:-1]
-        np.subtract(_counting(size), np.repeat(starts, lengths), out=buffers.positions[:size])
+        np.subtract(
+            _tables(size)[0][:size], np.repeat(starts, lengths), out=buffers.positions[:size]
+        )
         cap = _label_cap(self.rows.spans, chosen, length_B)
         cap[starts] = IGNORE
         np.minimum(buffers.ids[:size], cap, out=buffers.labels[:size])
@@ -256,26 +255,24 @@ def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
     spans.values.take(_places(first, n, ends), mode="clip", out=inner)
     inner += np.repeat((row_ends - length_B).astype(np.int32), n)
     # Stretches that are not supervised and stretches that are take turns.
-    return np.repeat(_turns(len(edges) - 1), edges[1:] - edges[:-1])
+    n_runs = len(edges) - 1
+    return np.repeat(_tables(n_runs)[1][:n_runs], edges[1:] - edges[:-1])
 
 
 def _places(first: Ints, n: Ints, ends: Ints) -> Ints:
     """List the places of runs: ``n`` from each ``first`` on; ``ends`` are the sums of ``n``."""
     places = np.repeat(first - ends + n, n)
-    places += _counting(len(places))
+    places += _tables(len(places))[0][: len(places)]
     return places
 
 
-def _counting(n: int) -> Ints:
-    return _tables(n.bit_length())[0][:n]
-
-
-def _turns(n: int) -> Ints:
-    return _tables(n.bit_length())[1][:n]
+def _tables(n: int) -> tuple[Ints, Ints]:
+    """Return 0, 1, 2 ..., and IGNORE and the highest number in turns; ``n`` of each, or more."""
+    return _tables_of_bits(n.bit_length())
 
 
 @lru_cache
-def _tables(n_bits: int) -> tuple[Ints, Ints]:
+def _tables_of_bits(n_bits: int) -> tuple[Ints, Ints]:
     counting = np.arange(1 << n_bits, dtype=np.int32)
     turns = np.where(counting % 2 == 1, np.iinfo(np.int32).max, IGNORE).astype(np.int32)
     return counting, turns

@@ -212,21 +212,15 @@ def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def activate_flash_3(device: torch.device) -> str:
     """Use FlashAttention-3 where torch knows it, the card has it and it is installed."""
-    hindrance = _flash_3_hindrance(device)
-    return "FlashAttention-3" if hindrance is None else f"no FlashAttention-3: {hindrance}"
-
-
-def _flash_3_hindrance(device: torch.device) -> str | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
-        return "it is for Hopper cards"
-    known: Callable[[], list[str]] = getattr(torch.nn.attention, "list_flash_attention_impls", list)
-    if "FA3" not in known():
-        return f"torch {torch.__version__} does not know it"
+        return "no FlashAttention-3: it is for Hopper cards"
+    if "FA3" not in torch.nn.attention.list_flash_attention_impls():
+        return f"no FlashAttention-3: torch {torch.__version__} does not know it"
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError) as error:
-        return f"it cannot be loaded ({' '.join(str(error).split())[:120]})"
-    return None
+        return f"no FlashAttention-3: it cannot be loaded ({' '.join(str(error).split())[:120]})"
+    return "FlashAttention-3"
 
 
 def check_flex(device: torch.device) -> None:

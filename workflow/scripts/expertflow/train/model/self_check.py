@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
-from expertflow.train.feed.batches import Batch, Collator
+from expertflow.train.feed.batches import Collator
 from expertflow.train.model.attention import layer_kinds
 from expertflow.train.model.packed import (
     PackedLoss,
@@ -102,7 +102,10 @@ def _head_difference(lm: PreTrainedModel) -> float:
 
 def _document_difference(lm: PreTrainedModel) -> float:
     """Compare packed documents with each alone in the model's own attention; the worst counts."""
-    batch = _batch(lm.get_input_embeddings().weight.shape[0])
+    n_ids = lm.get_input_embeddings().weight.shape[0]
+    ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
+    rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
+    batch = Collator(rows).batch(np.arange(2))
     try:
         packed_NH = hidden_states(lm, batch).flatten(0, 1)
     except TypeError as error:
@@ -119,12 +122,6 @@ def _document_difference(lm: PreTrainedModel) -> float:
             # Not max(), to which a NaN may be less than anything.
             worst = worst if found <= worst else found
     return worst
-
-
-def _batch(n_ids: int) -> Batch:
-    ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
-    rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
-    return Collator(rows).batch(np.arange(2))
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -42,11 +42,7 @@ def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def to_cpu(whole: torch.Tensor) -> torch.Tensor:
-    return whole.cpu()
-
-
-def trainable_state(model: Any, copy: Copy = to_cpu) -> dict[str, torch.Tensor]:
+def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
     """Return the trained parameters by name, whole, one after the other through ``copy``.
 
     On the CPU the default shares memory with the model; ``checkpoint.take`` makes a true copy.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -61,7 +61,7 @@ def choose_window(plan: TrainPlan, first: int) -> Window | None:
     earliest, last = first + min(N_WARM, n_left - n_steps), plan.n_steps - n_steps
     starts = [*range(earliest, last + 1), *range(earliest - 1, first, -1)]
     quiet = (start for start in starts if _is_quiet(plan, range(start, start + n_steps)))
-    plain = (start for start in starts if not _any_sampled(range(start, start + n_steps)))
+    plain = (start for start in starts if not any(map(is_sampled, range(start, start + n_steps))))
     start = next(quiet, next(plain, earliest))
     return Window(
         neighbours=range(max(first + 1, start - n_steps), start),
@@ -85,13 +85,9 @@ def _n_allowed(plan: TrainPlan) -> int:
     return min(plan.profile_steps, max(1, MAX_MICRO_BATCHES // plan.gradient_accumulation_steps))
 
 
-def _any_sampled(steps: Iterable[int]) -> bool:
-    return any(is_sampled(step) for step in steps)
-
-
 def _is_quiet(plan: TrainPlan, steps: range) -> bool:
     due = (step % every == 0 for step in steps[1:] for every in (plan.eval_steps, plan.save_steps))
-    return not _any_sampled(steps) and not any(due)
+    return not any(map(is_sampled, steps)) and not any(due)
 
 
 class StepProfiler:
