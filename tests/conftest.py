@@ -45,7 +45,7 @@ def shared_data() -> Path:
 # alone with one at the end; then come the others that run Snakemake, then those of a moment.
 LONGEST = (
     "test_interruptions.py", "test_processes.py", "test_fault_points.py", "test_reruns.py",
-    "test_token_reruns.py", "test_resume.py", "test_real_data.py", "test_bad_input.py",
+    "test_token_reruns.py", "test_resume.py", "test_whole_runs.py", "test_bad_input.py",
     "test_cluster_generic.py", "test_real_records.py", "test_trace_memory.py", "test_readme.py",
 )  # fmt: skip
 
@@ -63,8 +63,7 @@ LONG = {
     "workflow": {
         "test_ablation_reruns", "test_bundles", "test_cluster_generic", "test_demo_bundles",
         "test_dry_run_costs", "test_guarded_training", "test_interruptions", "test_object_storage",
-        "test_real_data", "test_remote_retries", "test_rows_alone", "test_snakemake_report",
-        "test_tuning",
+        "test_rows_alone", "test_tuning", "test_whole_runs",
     },
 }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """The house rules, read off the imports: data flows one way, and heavy packages have one door."""
 
 import ast
+import doctest
+import importlib
 from pathlib import Path
 
 import pytest
@@ -198,3 +200,11 @@ def test_files_and_functions_stay_readable(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda p: p.name)
 def test_scripts_stay_thin(path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("\n") <= 60, f"{path}: logic belongs in a room"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if ">>> " in p.read_text("utf-8")], ids=lambda path: path.stem
+)
+def test_examples_in_docstrings_hold(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

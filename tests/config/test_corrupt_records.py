@@ -1,7 +1,12 @@
+"""Records and sidecars that a power cut has corrupted are told of, and removed by a run."""
+
 import fcntl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support import SCRIPTS
 
 from expertflow.config.corrupt_records import remove_corrupt_records
 from expertflow.config.guard import only_looks
@@ -36,9 +41,10 @@ def test_records_that_are_no_json_are_removed(
     assert all(any(name in line for line in told) for name in SPOILT)
 
 
-def test_a_run_that_only_looks_just_tells(
+def test_a_job_or_a_run_that_only_looks_removes_nothing(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    remove_corrupt_records(results, looks=False, main=False)
     remove_corrupt_records(results, looks=True, main=True)
     assert all((results / name).exists() for name in SPOILT)
     assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
@@ -70,6 +76,14 @@ def test_what_only_looks_is_known_by_its_options(arguments: list[str], looks: bo
     assert only_looks(arguments, dryrun=True)
 
 
-def test_a_job_removes_nothing(results: Path) -> None:
-    remove_corrupt_records(results, looks=False, main=False)
-    assert all((results / name).exists() for name in SPOILT)
+@pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"output": "a'])
+def test_a_spoilt_sidecar_is_told_of_and_the_rest_is_checked(tmp_path: Path, spoilt: bytes) -> None:
+    (tmp_path / ".a.json.fingerprint").write_bytes(spoilt)
+    (tmp_path / ".b.json.fingerprint").write_text('{"output": "b.json"}')
+    command = [sys.executable, SCRIPTS / "verify_results.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stderr
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/a.json: its sidecar is SPOILT: cut short or empty",
+        f"{tmp_path}/b.json: missing",
+    ]

@@ -7,6 +7,7 @@ import yaml
 from support import ROOT
 
 from expertflow.config.load import WORDS, Schemas, load_config, load_expert, scalars
+from expertflow.config.validate import FORMER_NAMES
 from expertflow.core.errors import ConfigError
 
 SCHEMAS = Schemas.read(ROOT / "workflow" / "schemas")
@@ -62,6 +63,9 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
     assert scalars({"a": texts}, words=WORDS) == {"a": [3e-6, True, None, "x", "1e"]}
 
 
+SOURCE = {"name": "s", "kind": "local", "path": "x.jsonl"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -101,6 +105,22 @@ def test_scalars_of_the_command_line_get_their_type() -> None:
         (
             {"training": {"parallel": "fsdp", "optim": "adamw_8bit"}},
             "cannot share out the states of optim adamw_8bit",
+        ),
+        (
+            {"training": {"per_device_train_batch_size": 4}},
+            "'training.per_device_train_batch_size'; it is called 'batch_size' here",
+        ),
+        ({"training": {"lora_r": 4}}, "'training.lora_r'; it is called 'lora.r' here"),
+        (
+            {"evaluation": {"task": "exact_match", "backend": "vllm"}},
+            "'evaluation.backend'; transformers writes the answers; leave it out",
+        ),
+        ({"training": {"num_workers": 4}}, "it is called 'dataloader_num_workers' here"),
+        # An old name means something only where the new one belongs.
+        ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
+        (
+            {"sources": [{**SOURCE, "prompt": "{q}"}]},
+            "'sources.0' has kind, name, path, prompt: it must be exactly one of: with prompt and",
         ),
     ],
 )
@@ -262,3 +282,18 @@ def test_a_duration_without_quotes_is_told_to_be_quoted(tmp_path: Path) -> None:
     claims = [{"text": "t", **yaml.safe_load("duration: 46:47")}]
     with pytest.raises(ConfigError, match=r"the number 2807, .*quote it"):
         load(tmp_path, {**base(), "claims": claims})
+
+
+def below(node: dict[str, Any], path: str) -> bool:
+    for part in path.split("."):
+        node = node.get("properties", {}).get(part, {})
+    return bool(node)
+
+
+def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> None:
+    expert, defs = SCHEMAS.expert, SCHEMAS.expert["$defs"]
+    places = [defs["training"], defs["source"], expert["properties"]["data"], expert]
+    for old, new in FORMER_NAMES.items():
+        holders = [place for place in places if below(place, new)]
+        assert holders, new
+        assert not any(old in place["properties"] for place in holders), old

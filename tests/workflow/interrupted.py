@@ -150,11 +150,6 @@ def kill_jobs(space: Workspace) -> None:
             process.kill()
 
 
-def weights(record: dict[str, Any]) -> str:
-    sha256: str = record["weights_sha256"]
-    return sha256
-
-
 @contextmanager
 def never_left(space: Workspace) -> Any:
     """Kill what a failed test would leave running."""

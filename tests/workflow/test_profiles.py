@@ -1,6 +1,7 @@
 """Every profile is understood by Snakemake, and says what the default one says of all runs."""
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -16,6 +17,9 @@ from support import ROOT
 
 PROFILES = sorted(path.parent for path in ROOT.glob("profiles/*/config.yaml"))
 NAMES = [path.name for path in PROFILES]
+SLURM = ROOT / "profiles" / "slurm"
+HEAD = re.compile(r"^rule (\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
+RESOURCES = re.compile(r"^    resources:\n((?:        .*\n)+)", re.MULTILINE)
 NOT_RUN = ("kubernetes", "googlebatch", "aws-batch")
 
 # The options of plugins that the project does not install, from the sources of these versions;
@@ -138,3 +142,89 @@ def test_profiles_are_named_by_the_option_that_replaces_the_default() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/**/*.y*ml")]
     for page in [*pages, *ROOT.glob("profiles/*/config.yaml")]:
         assert not re.search(r" --profile\b", page.read_text(encoding="utf-8")), page.name
+
+
+def rules_with_cards() -> set[str]:
+    found = set()
+    for path in ROOT.glob("workflow/rules/*.smk"):
+        for name, body in HEAD.findall(path.read_text()):
+            asked = RESOURCES.search(body)
+            if asked and re.search(r"^ +gpu=", asked[1], re.MULTILINE):
+                found.add(name)
+    return found
+
+
+def test_the_rules_are_found() -> None:
+    assert rules_with_cards() >= {"train_expert", "evaluate_expert", "ablate_variant"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "queue"), [("slurm", "slurm_partition"), ("cluster-generic", "queue")]
+)
+def test_all_of_them_get_what_training_gets(profile: str, queue: str) -> None:
+    asked = read(ROOT / "profiles" / profile)["set-resources"]
+    train = asked["train_expert"]
+    for rule in sorted(rules_with_cards()):
+        assert rule in asked, f"profiles/{profile}: set-resources leaves out {rule}"
+        assert asked[rule][queue] == train[queue], rule
+        assert asked[rule]["mem_mb"] == train["mem_mb"] == 64000, rule
+
+
+@pytest.fixture
+def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    return tmp_path / "sacct"
+
+
+@pytest.mark.parametrize(("script", "command"), [("exit 0", "sacct"), ("exit 1", "squeue")])
+def test_sacct_is_asked_only_where_it_answers(sacct: Path, script: str, command: str) -> None:
+    sacct.write_text(f"#!/bin/sh\n{script}\n")
+    sacct.chmod(0o755)
+    assert read(SLURM)["slurm-status-command"] == command
+
+
+def test_squeue_is_asked_where_there_is_no_sacct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert read(SLURM)["slurm-status-command"] == "squeue"
+
+
+def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPU", "GPU", "GPU_MODEL", "GPU_MINUTES", "GPU_MEM_MB", "ACCOUNT", "GPUS"):
+        monkeypatch.delenv(f"EXPERTFLOW_SLURM_{name}", raising=False)
+    plain = read(SLURM)
+    assert plain["default-resources"]["slurm_partition"] == "cpu"
+    assert plain["set-resources"]["train_expert"]["slurm_partition"] == "gpu"
+    assert "slurm_account" not in plain["default-resources"]
+    assert "gpu_model" not in plain["set-resources"]["train_expert"]
+
+    own = {"CPU": "batch", "GPU": "h100", "GPU_MODEL": "nvidia_h100", "ACCOUNT": "lab",
+           "GPUS": "8", "GPU_MINUTES": "2880", "GPU_MEM_MB": "128000"}  # fmt: skip
+    for name, value in own.items():
+        monkeypatch.setenv(f"EXPERTFLOW_SLURM_{name}", value)
+    named = read(SLURM)
+    assert named["default-resources"]["slurm_partition"] == "batch"
+    assert named["default-resources"]["slurm_account"] == "lab"
+    assert named["resources"] == ["gpu=8"]
+    assert "runtime" not in plain["set-resources"]["train_expert"]
+    assert named["set-resources"]["train_expert"]["runtime"] == 2880
+    for rule in ("train_expert", "evaluate_expert", "ablate_variant", "tune_expert"):
+        assert named["set-resources"][rule]["slurm_partition"] == "h100"
+        assert named["set-resources"][rule]["gpu_model"] == "nvidia_h100"
+        assert named["set-resources"][rule]["mem_mb"] == 128000
+
+
+def test_all_rules_of_the_group_are_in_the_partition_with_cards() -> None:
+    made = read(SLURM)
+    grouped = [line.split("=")[0] for line in made["groups"]]
+    assert grouped == ["stage_to_nvme", "train_expert", "evaluate_expert"]
+    partitions = {made["set-resources"][rule]["slurm_partition"] for rule in grouped}
+    assert len(partitions) == 1, "Slurm gives a group one partition"
+
+
+def test_a_missing_plugin_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "executor" in name else find(name)
+    )
+    with pytest.raises(SystemExit, match="needs snakemake-executor-plugin-slurm; make slurm, or"):
+        read(SLURM)
