@@ -20,7 +20,7 @@ from expertflow.report.findings.hardware import (
     recomputed_s,
     switch_costs,
 )
-from expertflow.report.inputs import ReportInputs, ReportPaths, read_inputs
+from expertflow.report.inputs import ReportInputs, read_inputs
 from expertflow.report.page import render_page
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord
@@ -153,6 +153,4 @@ def test_an_ablation_of_another_expert_is_refused(
     with pytest.raises(DataError, match="ablation: is about expert 'expert-json'"):
         module._check_same_expert(stray)
     with pytest.raises(DataError, match="missing"):
-        read_inputs(
-            gpu_inputs.spec, ReportPaths.in_folder(tmp_path), ablation=tmp_path / "ablation.json"
-        )
+        read_inputs(gpu_inputs.spec, tmp_path, ablation=tmp_path / "ablation.json")

@@ -8,31 +8,34 @@ from msgspec.structs import fields, replace
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import to_json, write_record
-from expertflow.report.inputs import ReportInputs, ReportPaths, read_inputs, read_lines
+from expertflow.report.inputs import ReportInputs, read_inputs, read_lines
 from expertflow.train.records import StepRecord
 
+FILES = {"steps": "steps.jsonl", "samples": "gpu.jsonl", "profile": "profile/kernels.json"}
 
-def _write(folder: Path, inputs: ReportInputs) -> ReportPaths:
-    paths = ReportPaths.in_folder(folder)
-    for field in fields(paths):
-        path, record = getattr(paths, field.name), getattr(inputs, field.name)
+
+def _write(folder: Path, inputs: ReportInputs) -> None:
+    for field in fields(inputs):
+        record = getattr(inputs, field.name)
+        path = folder / FILES.get(field.name, f"{field.name}.json")
+        path.parent.mkdir(exist_ok=True)
         if isinstance(record, tuple):
             lines = [json.dumps(to_json(item)) for item in record]
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        else:
+        elif field.name not in ("spec", "ablation"):
             write_record(path, record)
-    return paths
 
 
 def test_inputs_survive_the_disk(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
-    paths = _write(tmp_path, cpu_inputs)
-    assert read_inputs(cpu_inputs.spec, paths) == cpu_inputs
+    _write(tmp_path, cpu_inputs)
+    assert read_inputs(cpu_inputs.spec, tmp_path) == cpu_inputs
 
 
 def test_records_of_another_expert_are_refused(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
     other = replace(cpu_inputs, export=replace(cpu_inputs.export, expert="expert-json"))
+    _write(tmp_path, other)
     with pytest.raises(DataError, match=r"export: is about expert 'expert-json'"):
-        read_inputs(cpu_inputs.spec, _write(tmp_path, other))
+        read_inputs(cpu_inputs.spec, tmp_path)
 
 
 def test_lines_end_at_newlines_alone(tmp_path: Path, cpu_inputs: ReportInputs) -> None:

@@ -8,7 +8,7 @@ from expertflow.core.files import write_text
 from expertflow.data.shards import token_shards
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
-from expertflow.report.inputs import ReportPaths, read_inputs
+from expertflow.report.inputs import read_inputs
 from expertflow.report.page import render_page
 from expertflow.report.provenance import collect_provenance
 from expertflow.report.records import ReportSpec
@@ -23,7 +23,7 @@ def main() -> None:
         html="report.html to write",
         ablation={"type": Path, "help": "ablation.json, where one was asked for"},
     )
-    inputs = read_inputs(job.spec, ReportPaths.in_folder(job.results), ablation=job.ablation)
+    inputs = read_inputs(job.spec, job.results, ablation=job.ablation)
     also = [job.ablation.name] if job.ablation else []
     report = build_report(inputs, collect_provenance(job.results, token_shards, also=also))
     check_report(report, inputs)

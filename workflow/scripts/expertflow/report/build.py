@@ -22,7 +22,7 @@ from expertflow.report.build_training import (
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import accept, find
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, explain, or_missing, settle
+from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, settle
 from expertflow.report.profile import by_kind, sorted_kernels
 from expertflow.report.records import SCHEMA_VERSION, Profile
 from expertflow.report.verdict import verdict
@@ -91,30 +91,26 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
 
 def _run(inputs: ReportInputs) -> r.Run:
     training = inputs.training
-    return r.Run(
+    return fill(
+        r.Run,
+        inputs.spec,
+        training,
+        inputs.monitor,
         id=f"{training.expert}-{training.fingerprint[:12]}",
-        expert=training.expert,
-        description=inputs.spec.description,
-        preset=inputs.spec.preset,
-        status=training.status,
-        started_at=training.started_at,
-        simulated=inputs.monitor.simulated,
     )
 
 
 def _model(inputs: ReportInputs) -> r.Model:
     model, plan, training = inputs.model, inputs.plan, inputs.training
-    return r.Model(
-        name=model.name,
-        kind=model.kind,
+    return fill(
+        r.Model,
+        model,
+        plan,
         revision=or_missing(model.revision, "only models from a hub have a revision"),
         licence=or_missing(model.licence, "the model states no licence"),
         params_total=training.n_params_total,
         params_trainable=training.n_params_trainable,
-        method=plan.method,
         lora=or_missing(plan.lora, "the method trains all weights"),
-        flops_per_token_model=plan.flops_per_token_model,
-        flops_per_token_hardware=plan.flops_per_token_hardware,
         convention=plan.flops_convention,
     )
 
@@ -141,7 +137,10 @@ def _data(inputs: ReportInputs) -> r.Data:
     ]
     n_seen = training.n_tokens + training.n_padding_tokens
     no_rows = "no rows were packed"
-    return r.Data(
+    return fill(
+        r.Data,
+        documents,
+        packing,
         records=documents.n_records,
         documents=documents.n_documents - n_refused,
         documents_train=documents.n_train - n_refused + packing.n_dropped_held_out,
@@ -152,12 +151,8 @@ def _data(inputs: ReportInputs) -> r.Data:
         filtered_by_reason=documents.n_filtered_by_reason,
         dropped_by_reason={k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})},
         kept_by_category=documents.n_kept_by_category,
-        duplicate_examples=documents.duplicate_examples,
         chat_template=inputs.model.layout.chat_template_origin,
-        samples=packing.samples,
         sources=sources,
-        packing=packing.packing,
-        overflow=packing.overflow,
         seq_len=packing.sequence_length_tokens,
         seq_len_reason=packing.length_reason,
         seq_len_suggestion=packing.suggestion.reason,
@@ -181,12 +176,13 @@ def _share(part: int, whole: int, reason: str) -> Measured[float]:
 
 def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
     plan, training = inputs.plan, inputs.training
-    return r.TrainingParameters(
+    return fill(
+        r.TrainingParameters,
+        plan,
         warmup_steps=plan.n_warmup_steps,
         batch_size=training.micro_batch_size,
         gradient_accumulation_steps=training.n_accumulation_steps,
         world_size=training.world_size,
-        global_batch_sequences=plan.global_batch_sequences,
         total_steps=plan.n_steps,
         num_train_epochs=plan.n_epochs,
         max_seq_length=plan.sequence_length_tokens,
@@ -194,20 +190,7 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
         fp16=training.precision == "fp16",
         tf32=plan.use_tf32,
         attention=training.attention,
-        gradient_checkpointing=plan.gradient_checkpointing,
-        learning_rate=plan.learning_rate,
-        lr_scheduler_type=plan.lr_scheduler_type,
-        weight_decay=plan.weight_decay,
-        max_grad_norm=plan.max_grad_norm,
-        adam_beta1=plan.adam_beta1,
-        adam_beta2=plan.adam_beta2,
-        optim=plan.optim,
-        save_steps=plan.save_steps,
-        save_every_minutes=plan.save_every_minutes,
-        eval_steps=plan.eval_steps,
-        load_best_model_at_end=plan.load_best_model_at_end,
         patience=or_missing(plan.patience, "the run was not to stop early"),
-        logging_steps=plan.logging_steps,
         seed=training.seed,
     )
 

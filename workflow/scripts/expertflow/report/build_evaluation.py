@@ -6,7 +6,7 @@ from typing import Any
 from expertflow.evaluate.records import EvaluationRecord, EvaluationSide, PairedChange, TaskScore
 from expertflow.report import records as r
 from expertflow.report.learned import LOSSES
-from expertflow.report.measured import Measured, Missing, explain, or_missing
+from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
 
 NO_CHANGE_REASON = "the two sides were not compared"
 JUDGE = {
@@ -36,9 +36,9 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
     """
     no_metric = f"task {record.task} has no metric beyond the held-out loss"
     baselines = tuple(
-        r.Baseline(
-            name=baseline.name,
-            description=baseline.description,
+        fill(
+            r.Baseline,
+            baseline,
             **_score(baseline.score, ""),
             change=or_missing(
                 baseline.change, "the baseline or the expert has no score to compare"
@@ -47,15 +47,15 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         for baseline in record.baselines
     )
     after = record.after.score
-    return r.Evaluation(
-        task=record.task,
+    return fill(
+        r.Evaluation,
+        record,
         metric=after.metric if after else Missing(no_metric),
         held_out_documents=record.n_held_out_documents,
         documents_shared_with_training=record.n_documents_shared_with_training,
         n_questions_shared_with_training=record.n_questions_shared_with_training,
         before=_side(record, "before", no_metric),
         after=_side(record, "after", no_metric),
-        changes=record.changes,
         published=_published(record),
         baselines=baselines,
         earlier=_earlier(record),
@@ -63,14 +63,8 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         if record.judge is None
         else explain(record.judge, JUDGE),
         lm_eval=_explained(record.lm_eval, LM_EVAL),
-        backend=record.backend,
-        decoding=record.decoding,
-        tools=record.tools,
         samples=_explained(record.samples, SAMPLE),
         worst=_explained(record.worst, SAMPLE),
-        answers_path=record.answers_path,
-        unavailable=record.unavailable,
-        wall_s=record.wall_s,
         delta=_delta(record, no_metric),
     )
 
@@ -88,13 +82,11 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     def known(field: str, reason: str) -> Measured[Any]:
         return or_missing(getattr(side, field), said.get(f"{name}.{field}", reason))
 
-    return r.Side(
-        held_out_loss=side.held_out_loss,
+    return fill(
+        r.Side,
+        side,
         held_out_loss_ci95=known("held_out_loss_ci95", single),
-        perplexity=side.perplexity,
         perplexity_ci95=known("perplexity_ci95", single),
-        n_target_tokens=side.n_target_tokens,
-        n_documents=side.n_documents,
         **_score(side.score, no_metric, {
             field: why
             for field in r.Scored.__struct_fields__
@@ -125,24 +117,17 @@ def _why_unscored(score: TaskScore | None, missing: str) -> str:
 def _published(record: EvaluationRecord) -> r.PublishedWeights:
     published = record.published
     candidates = tuple(
-        r.Candidate(
-            step=candidate.step,
+        fill(
+            r.Candidate,
+            candidate,
             held_out_loss=or_missing(
                 candidate.held_out_loss, "no held-out loss was measured at this step"
             ),
             **_score(candidate.score, ""),
-            published=candidate.published,
         )
         for candidate in published.candidates
     )
-    return r.PublishedWeights(
-        step=published.step,
-        path=published.path,
-        weights_sha256=published.weights_sha256,
-        reason=published.reason,
-        n_questions=published.n_questions,
-        candidates=candidates,
-    )
+    return fill(r.PublishedWeights, published, candidates=candidates)
 
 
 def _earlier(record: EvaluationRecord) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from expertflow.report import run_records as r
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, explain, or_missing
+from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 
@@ -20,11 +20,12 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         no_memory = "the plan does not say of what its peak consists"
     kept = no_memory if plan.gradient_checkpointing else "activations are kept"
     options: Any = [explain(option, {}, option.remark or because) for option in plan.options]
-    return r.Plan(
-        hardware=plan.hardware,
+    return fill(
+        r.Plan,
+        plan,
+        cost,
         steps=plan.n_steps,
         micro_batch_size=plan.batch_size,
-        gradient_accumulation_steps=plan.gradient_accumulation_steps,
         trained_tokens=plan.predicted_tokens,
         useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), no_part),
         memory_peak_bytes=or_missing(plan.predicted_peak_bytes, plan.predicted_peak_reason),
@@ -32,7 +33,6 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         next_micro_batch_peak_bytes=or_missing(plan.next_micro_batch_peak_bytes, no_memory),
         without_checkpointing_peak_bytes=or_missing(plan.without_checkpointing_peak_bytes, kept),
         memory_reason=plan.predicted_peak_reason,
-        calibrated=cost.calibrated,
         mfu_fraction=or_missing(cost.mfu_fraction, because),
         hours=or_missing(cost.predicted_hours, because),
         step_hours=or_missing(cost.step_hours, no_part),
@@ -49,8 +49,6 @@ def plan_section(inputs: ReportInputs) -> r.Plan:
         ),
         cost_reason=because,
         options=options,
-        claims=plan.claims,
-        reasons=plan.reasons,
     )
 
 

@@ -6,7 +6,7 @@ from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.derive import facts_of_card
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.measured import Measured, Missing, explain, or_missing
+from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
 
 T = TypeVar("T")
 # Bands that earlier set-ups worked by, as they stated them; nothing is judged by them.
@@ -28,27 +28,19 @@ def training_section(inputs: ReportInputs) -> r.Training:
     training = inputs.training
     no_loss = {"eval_loss": "no evaluation fell into this epoch"}
     epochs: Any = [explain(epoch, no_loss) for epoch in training.epoch_summaries]
-    return r.Training(
+    return fill(
+        r.Training,
+        training,
         steps=training.n_steps,
         planned_steps=inputs.plan.n_steps,
         stopped_early_at_step=or_missing(
             training.stopped_early_at_step, "the run was not stopped early"
         ),
-        published_step=training.published_step,
         n_candidates=len(training.candidates),
         epochs=training.n_epochs,
         sessions=training.n_sessions,
-        resumed_at_steps=training.resumed_at_steps,
         saves=training.n_saves,
-        checkpoint_write_s=training.checkpoint_write_s,
-        memory_retries=training.memory_retries,
-        on_the_fly=training.on_the_fly,
         sampled_steps=_of_trainer(inputs, training.sampled_steps, "sampled_steps"),
-        activated=training.activated,
-        loss_first=training.loss_first,
-        loss_last=training.loss_last,
-        eval_points=training.eval_points,
-        save_points=training.save_points,
         epoch_summaries=epochs,
         series_path=training.steps_path,
     )

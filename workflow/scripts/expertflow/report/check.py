@@ -29,7 +29,8 @@ FRACTION_ROUNDING = 1e-9
 LOSS_ROUNDING = 1e-3  # nats: per document and over packed rows, losses are summed in another order
 MAX_CLOCK_GAP_FRACTION = 0.01
 LEAVING_S = 5.0  # processes part and the monitor hears of it after the run's clock was read
-PLACE = "report.json.evaluation"
+PLACE = "evaluation"
+EPOCHS = "training_report.training.epoch_summaries"
 # Nulls that no reason is asked for: the record that they stand in has it, or they are choices.
 INTENTIONAL = re.compile(
     r"comparison\[|findings\[|acceptance\[|training_report\.hardware\.machine\."
@@ -70,63 +71,58 @@ def check_report(report: Report, inputs: ReportInputs) -> None:
         check(report)
     check_against_records(report, inputs)
     for path in null_paths(report):
-        if path not in report["unavailable"] and not INTENTIONAL.match(path):
-            raise DataError(f"report.json.{path}: null without a reason in 'unavailable'")
+        is_told = path in report["unavailable"] or INTENTIONAL.match(path) is not None
+        _require(is_told, path, "null without a reason in 'unavailable'")
+
+
+def _require(holds: bool, place: str, fault: str) -> None:
+    if not holds:
+        raise DataError(f"report.json.{place}: {fault}")
 
 
 def _check_epochs(report: Report) -> None:
     training = report["training_report"]["training"]
     started, found = n_epochs_started(training["epochs"]), len(training["epoch_summaries"])
-    if found != started:
-        raise DataError(
-            "report.json.training_report.training.epoch_summaries: "
-            f"{found} entries for {started} epochs started"
-        )
+    _require(found == started, EPOCHS, f"{found} entries for {started} epochs started")
 
 
 def _check_warmup(report: Report) -> None:
     parameters = report["training_parameters"]
-    n_warmup, n_steps = parameters["warmup_steps"], parameters["total_steps"]
-    if n_warmup >= n_steps:
-        raise DataError(
-            f"report.json.training_parameters.warmup_steps: {n_warmup} is not below "
-            f"total_steps {n_steps}"
-        )
+    n, n_steps = parameters["warmup_steps"], parameters["total_steps"]
+    fault = f"{n} is not below total_steps {n_steps}"
+    _require(n < n_steps, "training_parameters.warmup_steps", fault)
 
 
 def _check_time(report: Report) -> None:
     time = report["time"]
     parts_s, wall_s = sum(time[part] or 0.0 for part in TIME_PARTS), time["wall_s"]
-    if abs(parts_s - wall_s) > 0.01 * wall_s:
-        raise DataError(
-            f"report.json.time: the parts add up to {parts_s:.3f} s, wall_s is {wall_s:.3f} s"
-        )
+    fault = f"the parts add up to {parts_s:.3f} s, wall_s is {wall_s:.3f} s"
+    _require(abs(parts_s - wall_s) <= 0.01 * wall_s, "time", fault)
 
 
 def _check_cost(report: Report) -> None:
     cost, hours = report["cost"], report["time"]["wall_s"] / 3600
-    if abs(cost["hours"] - hours) > 1e-9 * hours:
-        raise DataError(f"report.json.cost.hours: {cost['hours']} is not wall_s = {hours} h")
+    is_same = abs(cost["hours"] - hours) <= 1e-9 * hours
+    _require(is_same, "cost.hours", f"{cost['hours']} is not wall_s = {hours} h")
     usd, rate = cost["usd"], cost["usd_per_hour"]
-    if (usd is None) != (rate is None):
-        raise DataError("report.json.cost.usd: must be known exactly when usd_per_hour is")
+    is_priced = (usd is None) == (rate is None)
+    _require(is_priced, "cost.usd", "must be known exactly when usd_per_hour is")
     if usd is None:
         return
     billed = billed_hours(hours, report["plan"]["billing_minutes"])
     for key, expected in (("usd", rate * hours), ("billed_usd", rate * billed)):
         value = cost[key]
-        if value is None or abs(value - expected) > ROUNDING * max(expected, 1e-9):
-            raise DataError(f"report.json.cost.{key}: {value} is not rate x hours = {expected}")
+        is_right = value is not None and abs(value - expected) <= ROUNDING * max(expected, 1e-9)
+        _require(is_right, f"cost.{key}", f"{value} is not rate x hours = {expected}")
 
 
 def check_tokens(report: Report) -> None:
     """Check that epochs add up, and that a full one has the tokens of every packed row."""
     training, data = report["training_report"]["training"], report["data"]
-    epochs, place = training["epoch_summaries"], "training_report.training.epoch_summaries"
+    epochs = training["epoch_summaries"]
     for key, whole in (("tokens", data["trained_tokens"]), ("steps", training["steps"])):
         total = sum(epoch[key] for epoch in epochs)
-        if total != whole:
-            raise DataError(f"report.json.{place}: {key} add up to {total:,}, not to {whole:,}")
+        _require(total == whole, EPOCHS, f"{key} add up to {total:,}, not to {whole:,}")
     if why_rows_differ(report) is not None:
         return
     per_epoch, useful = steps_per_epoch(report), data["useful_tokens"]
@@ -134,19 +130,19 @@ def check_tokens(report: Report) -> None:
     for index, epoch in enumerate(epochs):
         whole, tokens = epoch["steps"] == per_epoch, epoch["tokens"]
         most = useful if whole else min(useful, epoch["steps"] * cells)
-        if tokens > most or (whole and tokens != useful):
-            raise DataError(
-                f"report.json.{place}[{index}].tokens: {tokens:,} in {epoch['steps']:,} of"
-                f" {per_epoch:,} steps; the packed rows have {useful:,} and a step"
-                f" {cells:,} places"
-            )
+        fault = (
+            f"{tokens:,} in {epoch['steps']:,} of {per_epoch:,} steps; the packed rows have"
+            f" {useful:,} and a step {cells:,} places"
+        )
+        is_right = tokens <= most and not (whole and tokens != useful)
+        _require(is_right, f"{EPOCHS}[{index}].tokens", fault)
 
 
 def _check_worth(report: Report) -> None:
     worth = sum(finding["worth_usd"] or 0.0 for finding in report["findings"])
     usd = report["cost"]["usd"]
-    if worth > (usd or 0.0) * (1 + ROUNDING):
-        raise DataError(f"report.json.findings: worth ${worth:.4f} together, the run cost ${usd}")
+    fault = f"worth ${worth:.4f} together, the run cost ${usd}"
+    _require(worth <= (usd or 0.0) * (1 + ROUNDING), "findings", fault)
 
 
 def _check_plan(report: Report) -> None:
@@ -159,8 +155,8 @@ def _check_plan(report: Report) -> None:
 
 
 def _adds_up(name: str, whole: float, parts: list[float]) -> None:
-    if abs(sum(parts) - whole) > ROUNDING * max(whole, sum(parts)):
-        raise DataError(f"report.json.plan.{name}: is {whole:.6g}, its parts are {sum(parts):.6g}")
+    is_right = abs(sum(parts) - whole) <= ROUNDING * max(whole, sum(parts))
+    _require(is_right, f"plan.{name}", f"is {whole:.6g}, its parts are {sum(parts):.6g}")
 
 
 def _check_scores(report: Report) -> None:
@@ -171,8 +167,9 @@ def _check_scores(report: Report) -> None:
         side = report["evaluation"][name]
         for key in ("held_out_loss", "perplexity"):
             _check_inside(f"{PLACE}.{name}.{key}", side[key], side[f"{key}_ci95"])
-        if (side["n_cut_off"] or 0) > (side["n_examples"] or 0):
-            raise DataError(f"{PLACE}.{name}.n_cut_off: more than the {side['n_examples']} answers")
+        n = side["n_examples"] or 0
+        is_right = (side["n_cut_off"] or 0) <= n
+        _require(is_right, f"{PLACE}.{name}.n_cut_off", f"more than the {n} answers")
 
 
 def _scored(evaluation: Report) -> Iterator[tuple[str, Report]]:
@@ -188,23 +185,19 @@ def _check_counts(place: str, scored: Report) -> None:
     if scored["value_fraction"] is None:
         return
     n, n_correct, kinds = scored["n_examples"], scored["n_correct"], scored["n_by_kind"]
-    if sum(kinds.values()) != n or kinds.get("correct", 0) != n_correct:
-        raise DataError(
-            f"{place}.n_by_kind: {sum(kinds.values())} verdicts, {kinds.get('correct', 0)} correct;"
-            f" {n} answers, {n_correct} correct"
-        )
-    if not n or abs(scored["value_fraction"] - n_correct / n) > FRACTION_ROUNDING:
-        raise DataError(
-            f"{place}.value_fraction: {scored['value_fraction']} is not {n_correct} of {n}"
-        )
+    counted, right, value = sum(kinds.values()), kinds.get("correct", 0), scored["value_fraction"]
+    fault = f"{counted} verdicts, {right} correct; {n} answers, {n_correct} correct"
+    _require((counted, right) == (n, n_correct), f"{place}.n_by_kind", fault)
+    is_right = bool(n) and abs(value - n_correct / n) <= FRACTION_ROUNDING
+    _require(is_right, f"{place}.value_fraction", f"{value} is not {n_correct} of {n}")
 
 
 def _check_inside(place: str, value: float | None, ci95: list[float] | None) -> None:
     if value is None or ci95 is None:
         return
     slack = FRACTION_ROUNDING * max(1.0, abs(value))
-    if not ci95[0] - slack <= value <= ci95[1] + slack:
-        raise DataError(f"{place}: {value} is outside its interval {ci95[0]} to {ci95[1]}")
+    is_inside = ci95[0] - slack <= value <= ci95[1] + slack
+    _require(is_inside, place, f"{value} is outside its interval {ci95[0]} to {ci95[1]}")
 
 
 def _check_changes(report: Report) -> None:
@@ -215,8 +208,8 @@ def _check_changes(report: Report) -> None:
         is_loss = change["quantity"] in LOSSES
         key = change["quantity"] if is_loss else "value_fraction"
         _check_difference(place, change, after[key], before[key])
-        if not is_loss and change["n"] != after["n_examples"]:
-            raise DataError(f"{place}.n: {change['n']}, but {after['n_examples']} were asked")
+        fault = f"{change['n']}, but {after['n_examples']} were asked"
+        _require(is_loss or change["n"] == after["n_examples"], f"{place}.n", fault)
     for index, baseline in enumerate(evaluation["baselines"]):
         if baseline["change"] is not None:
             place, value = f"{PLACE}.baselines[{index}].change", baseline["value_fraction"]
@@ -227,11 +220,11 @@ def _check_changes(report: Report) -> None:
 
 def _check_difference(place: str, change: Report, one: float | None, other: float | None) -> None:
     if one is None or other is None:
-        raise DataError(f"{place}: a change of what was not measured")
+        raise DataError(f"report.json.{place}: a change of what was not measured")
     is_loss = change["quantity"] in LOSSES
     slack = LOSS_ROUNDING * max(1.0, one, other) if is_loss else FRACTION_ROUNDING
-    if abs(change["difference"] - (one - other)) > slack:
-        raise DataError(f"{place}.difference: {change['difference']} is not {one} less {other}")
+    fault = f"{change['difference']} is not {one} less {other}"
+    _require(abs(change["difference"] - (one - other)) <= slack, f"{place}.difference", fault)
     _check_word(place, change)
 
 
@@ -242,31 +235,23 @@ def _check_word(place: str, change: Report) -> None:
     low, high = change["ci95"]
     rose, fell = (WORSE, BETTER) if change["quantity"] in LOSSES else (BETTER, WORSE)
     word = rose if low > 0 else fell if high < 0 else NO_CHANGE
-    if change["change"] != word:
-        raise DataError(f"{place}.change: {change['change']!r}, the interval says {word!r}")
+    fault = f"{change['change']!r}, the interval says {word!r}"
+    _require(change["change"] == word, f"{place}.change", fault)
 
 
 def _check_published(report: Report) -> None:
-    published = report["evaluation"]["published"]
-    candidates = published["candidates"]
+    published, place = report["evaluation"]["published"], f"{PLACE}.published.candidates"
+    step, n_asked = published["step"], published["n_questions"]
+    candidates, exported = published["candidates"], report["export"]["published_step"]
     marked = [candidate["step"] for candidate in candidates if candidate["published"]]
-    if candidates and marked != [published["step"]]:
-        raise DataError(
-            f"{PLACE}.published.candidates: published is step {published['step']}, marked are"
-            f" {marked}"
-        )
+    fault = f"published is step {step}, marked are {marked}"
+    _require(not candidates or marked == [step], place, fault)
     for index, candidate in enumerate(candidates):
-        n = candidate["n_examples"]
-        if candidate["value_fraction"] is not None and n != published["n_questions"]:
-            raise DataError(
-                f"{PLACE}.published.candidates[{index}].n_examples: {n}, not the"
-                f" {published['n_questions']} that all were asked"
-            )
-    if report["export"]["published_step"] != published["step"]:
-        raise DataError(
-            f"report.json.export.published_step: {report['export']['published_step']}, but step"
-            f" {published['step']} was evaluated; run export_model again"
-        )
+        n, is_scored = candidate["n_examples"], candidate["value_fraction"] is not None
+        fault = f"{n}, not the {n_asked} that all were asked"
+        _require(not is_scored or n == n_asked, f"{place}[{index}].n_examples", fault)
+    fault = f"{exported}, but step {step} was evaluated; run export_model again"
+    _require(exported == step, "export.published_step", fault)
 
 
 def _check_judge(report: Report) -> None:
@@ -274,19 +259,19 @@ def _check_judge(report: Report) -> None:
     if judge is None:
         return
     counted = judge["n_wins"] + judge["n_losses"] + judge["n_ties"]
-    if counted + judge["n_failed"] != judge["n_pairs"] or judge["n_inconsistent"] > judge["n_ties"]:
-        raise DataError(
-            f"{PLACE}.judge: {counted} verdicts ({judge['n_ties']} ties,"
-            f" {judge['n_inconsistent']} of them inconsistent) and {judge['n_failed']} failures for"
-            f" {judge['n_pairs']} pairs"
-        )
+    n, n_unsure = judge["n_pairs"], judge["n_inconsistent"]
+    fault = (
+        f"{counted} verdicts ({judge['n_ties']} ties, {n_unsure} of them inconsistent) and"
+        f" {judge['n_failed']} failures for {n} pairs"
+    )
+    is_right = counted + judge["n_failed"] == n and n_unsure <= judge["n_ties"]
+    _require(is_right, f"{PLACE}.judge", fault)
     won = (judge["n_wins"] + judge["n_ties"] / 2) / counted if counted else None
-    said = judge["win_fraction"]
-    if (said is None) != (won is None) or (
-        said is not None and abs(said - won) > FRACTION_ROUNDING
-    ):
-        raise DataError(f"{PLACE}.judge.win_fraction: {said}, the verdicts say {won}")
-    _check_inside(f"{PLACE}.judge.win_fraction", said, judge["ci95"])
+    said, place = judge["win_fraction"], f"{PLACE}.judge.win_fraction"
+    is_right = (said is None) == (won is None)
+    is_right &= said is None or won is None or abs(said - won) <= FRACTION_ROUNDING
+    _require(is_right, place, f"{said}, the verdicts say {won}")
+    _check_inside(place, said, judge["ci95"])
 
 
 CHECKS: tuple[Callable[[Report], None], ...] = (
@@ -303,11 +288,8 @@ def check_against_records(report: Report, inputs: ReportInputs) -> None:
     """
     packing = inputs.packing
     rows = sha256_json([packing.train.sha256, packing.held_out.sha256])
-    if inputs.training.packing_sha256 != rows:
-        raise DataError(
-            "report.json.provenance.packing_sha256: the run trained on other rows than packing.json"
-            " describes; run train_expert again"
-        )
+    fault = "the run trained on other rows than packing.json describes; run train_expert again"
+    _require(inputs.training.packing_sha256 == rows, "provenance.packing_sha256", fault)
     # The monitor must have watched until the last step, and not beyond the run's end; both go by
     # the clock of the run. A monitor that died before the end is no witness.
     if inputs.monitor.monitor_cpu_fraction is None or not (inputs.samples and inputs.steps):
@@ -315,9 +297,9 @@ def check_against_records(report: Report, inputs: ReportInputs) -> None:
     time, interval_s = report["time"], inputs.monitor.effective_interval_s or 0.0
     allowed_s = max(2 * interval_s, MAX_CLOCK_GAP_FRACTION * time["wall_s"])
     seen_s, step_s = inputs.samples[-1].elapsed_s, inputs.steps[-1].elapsed_s
-    if step_s - seen_s > allowed_s or seen_s - time["wall_s"] > allowed_s + LEAVING_S:
-        raise DataError(
-            "report.json.training_report.hardware: the monitor's last reading is at"
-            f" {seen_s:.1f} s, the last step at {step_s:.1f} s of {time['wall_s']:.1f} s; at most"
-            f" {allowed_s:.1f} s apart are allowed"
-        )
+    fault = (
+        f"the monitor's last reading is at {seen_s:.1f} s, the last step at {step_s:.1f} s of"
+        f" {time['wall_s']:.1f} s; at most {allowed_s:.1f} s apart are allowed"
+    )
+    is_near = step_s - seen_s <= allowed_s and seen_s - time["wall_s"] <= allowed_s + LEAVING_S
+    _require(is_near, "training_report.hardware", fault)

@@ -2,9 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
-
-from msgspec.structs import fields
+from typing import Any, TypeVar, get_type_hints
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record, from_json, read_record
@@ -20,33 +18,6 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import KernelProfile, ModelRecord, StepRecord, TrainingRecord
 
 T = TypeVar("T")
-
-
-class ReportPaths(Record, frozen=True, kw_only=True):
-    """Where the records of one expert lie. The two series hold one JSON record a line."""
-
-    datasets: Path
-    documents: Path
-    model: Path
-    packing: Path
-    plan: Path
-    staging: Path
-    training: Path
-    monitor: Path
-    evaluation: Path
-    export: Path
-    steps: Path
-    samples: Path
-    preflight: Path
-    profile: Path
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> "ReportPaths":
-        """Give the places under which the workflow keeps an expert's records."""
-        records = {field.name: folder / f"{field.name}.json" for field in fields(cls)}
-        series = {"steps": folder / "steps.jsonl", "samples": folder / "gpu.jsonl"}
-        profile = {"profile": folder / "profile" / "kernels.json"}
-        return cls(**{**records, **series, **profile})
 
 
 class ReportInputs(Record, frozen=True, kw_only=True):
@@ -74,34 +45,28 @@ class ReportInputs(Record, frozen=True, kw_only=True):
     ablation: AblationRecord | None = None
 
 
-def read_inputs(
-    spec: ReportSpec, paths: ReportPaths, *, ablation: Path | None = None
-) -> ReportInputs:
-    """Read all records, and check that they speak of the same expert.
+def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None) -> ReportInputs:
+    """Read all records of an expert's folder, and check that they are about the same expert.
 
     Raises:
         DataError: a record is missing, malformed, or belongs to another expert.
     """
-    inputs = ReportInputs(
-        spec=spec,
-        datasets=read_record(DatasetManifest, paths.datasets),
-        documents=read_record(DocumentsRecord, paths.documents),
-        model=read_record(ModelRecord, paths.model),
-        packing=read_record(PackingRecord, paths.packing),
-        plan=read_record(TrainPlan, paths.plan),
-        staging=read_record(StagingRecord, paths.staging),
-        training=read_record(TrainingRecord, paths.training),
-        monitor=read_record(MonitorRecord, paths.monitor),
-        evaluation=read_record(EvaluationRecord, paths.evaluation),
-        export=read_record(ExportRecord, paths.export),
-        steps=read_lines(StepRecord, paths.steps),
-        samples=read_lines(GpuSample, paths.samples),
-        preflight=read_record(dict[str, Any], paths.preflight),
-        profile=read_record(KernelProfile, paths.profile),
-        ablation=None if ablation is None else read_record(AblationRecord, ablation),
-    )
-    _check_same_expert(inputs)
-    return inputs
+    read: dict[str, Any] = {
+        "steps": read_lines(StepRecord, folder / "steps.jsonl"),
+        "samples": read_lines(GpuSample, folder / "gpu.jsonl"),
+        "profile": read_record(KernelProfile, folder / "profile" / "kernels.json"),
+        "ablation": None if ablation is None else read_record(AblationRecord, ablation),
+    }
+    for name, cls in get_type_hints(ReportInputs).items():
+        if name != "spec" and name not in read:
+            read[name] = read_record(cls, folder / f"{name}.json")
+    for name, record in read.items():
+        if (expert := getattr(record, "expert", spec.expert)) != spec.expert:
+            raise DataError(
+                f"{name}: is about expert {expert!r}, the report about {spec.expert!r}; run that"
+                " stage again"
+            )
+    return ReportInputs(spec=spec, **read)
 
 
 def read_lines(cls: type[T], path: Path) -> tuple[T, ...]:
@@ -130,24 +95,3 @@ def _line(cls: type[T], line: bytes, *, where: str) -> T:
         raise DataError(f"{where}: not a JSON record ({error})") from error
     record: T = from_json(cls, value, where=where)
     return record
-
-
-def _check_same_expert(inputs: ReportInputs) -> None:
-    named = {
-        "datasets": inputs.datasets.expert,
-        "documents": inputs.documents.expert,
-        "packing": inputs.packing.expert,
-        "plan": inputs.plan.expert,
-        "staging": inputs.staging.expert,
-        "training": inputs.training.expert,
-        "evaluation": inputs.evaluation.expert,
-        "export": inputs.export.expert,
-    }
-    if inputs.ablation is not None:
-        named["ablation"] = inputs.ablation.expert
-    for record, expert in named.items():
-        if expert != inputs.spec.expert:
-            raise DataError(
-                f"{record}: is about expert {expert!r}, the report about "
-                f"{inputs.spec.expert!r}; run that stage again"
-            )

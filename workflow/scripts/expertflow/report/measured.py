@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 from expertflow.core.records import Record
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 
 class Missing(Record, frozen=True):
@@ -35,6 +36,14 @@ def explain(record: Record, reasons: Mapping[str, str], default: str | None = No
         name: Missing(why) if value is None and (why := reasons.get(name, default)) else value
         for name, value in found.items()
     }
+
+
+def fill(cls: type[R], *sources: Record, **given: Any) -> R:
+    """Build a section: what is not given is the field of the same name of the first source."""
+    for name in cls.__struct_fields__:
+        if name not in given:
+            given[name] = next(getattr(s, name) for s in sources if name in s.__struct_fields__)
+    return cls(**given)
 
 
 def settle(value: Any) -> tuple[Any, dict[str, str]]:

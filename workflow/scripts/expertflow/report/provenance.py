@@ -21,19 +21,6 @@ TokenShards = Callable[[int], Iterable[str]]
 COMMAND = "EXPERTFLOW_COMMAND"
 ROOT = Path(__file__).resolve().parents[4]
 LOCKFILE = ROOT / "envs" / "requirements.lock"
-RECORDS = (
-    "sources.lock.json",
-    "datasets.json",
-    "documents.json",
-    "model.json",
-    "packing.json",
-    "calibration.json",
-    "plan.json",
-    "staging.json",
-    "training.json",
-    "evaluation.json",
-    "export.json",
-)
 # Where each stage leaves its records, in the order of the chain.
 CHAIN = (
     "sources/fetched/*.json",
@@ -51,6 +38,7 @@ CHAIN = (
     "evaluation.json",
     "export.json",
 )
+RECORDS = ("sources.lock.json", *(name for name in CHAIN if "*" not in name))
 
 
 def collect_provenance(
@@ -86,7 +74,11 @@ def stages(results: Path, token_shards: TokenShards) -> list[dict[str, str]]:
         {"stage": stage, "record": record, "sha256": sha256, "code": code}
         for pattern in CHAIN
         for (stage, code), records in sorted(_notes(results, pattern, named).items())
-        for record, sha256 in [_together(pattern, records)]
+        for record, sha256 in (
+            records.items()
+            if len(records) == 1
+            else [(f"{pattern} ({len(records)})", sha256_json(records))]
+        )
     ]
 
 
@@ -114,12 +106,6 @@ def _notes(results: Path, pattern: str, named: set[str]) -> dict[tuple[str, str]
     return found
 
 
-def _together(pattern: str, records: dict[str, str]) -> tuple[str, str]:
-    if len(records) == 1:
-        return next(iter(records.items()))
-    return f"{pattern} ({len(records)})", sha256_json(records)
-
-
 def git_commit() -> str | None:
     """Give the commit of the code, marked when it has local changes; null outside a clone."""
     commit = _git("rev-parse", "HEAD")
@@ -130,13 +116,8 @@ def git_commit() -> str | None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip()

@@ -17,6 +17,7 @@ from expertflow.evaluate.records import (
     JudgeResult,
     LmEvalScore,
     PairedChange,
+    Published,
 )
 from expertflow.export.records import ExportRecord
 from expertflow.report.measured import Measured
@@ -103,15 +104,10 @@ class Candidate(Scored, frozen=True, kw_only=True):
     published: Annotated[bool, doc("The chosen one.")]
 
 
-class PublishedWeights(Record, frozen=True, kw_only=True):
+class PublishedWeights(Published, frozen=True, kw_only=True):
     """The weights that were evaluated and are exported, and why these."""
 
-    step: Annotated[Count, doc("Step of training.")]
-    path: Annotated[str, doc("Below the checkpoint's folder; . is itself.")]
-    weights_sha256: Annotated[str, doc("Hash of the weights.")]
-    reason: Annotated[str, doc("Why these.")]
-    n_questions: Annotated[Count, doc("Questions to choose by, no part of the reported scores.")]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # type: ignore[assignment]
 
 
 class Delta(Record, frozen=True, kw_only=True):
