@@ -33,13 +33,13 @@ class Step(Record, frozen=True, kw_only=True):
 
     label: str
     tokens_per_s: float | None
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
     before: float | None
     factor: Estimate | None
-    outcome: str
-    reason: str | None
-    is_plan: bool
+    outcome: str = MEASURED
+    reason: str | None = None
+    is_plan: bool = False
 
 
 class Ladder(Record, frozen=True, kw_only=True):
@@ -64,11 +64,14 @@ def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
     )
 
 
-def inverse(ratio: Estimate) -> Estimate:
-    """Turn what of is to be to what be is to of."""
+def divided(one: Estimate, other: Estimate) -> Estimate:
+    """Divide two ratios that were measured against the plan, as worst comes.
+
+    The interval of their quotient is at most this wide.
+    """
     return Estimate(
-        value=1 / ratio.value, low=1 / ratio.high, high=1 / ratio.low, least=1 / ratio.most,
-        most=1 / ratio.least,
+        value=one.value / other.value, low=one.low / other.high, high=one.high / other.low,
+        least=one.least / other.most, most=one.most / other.least,
     )  # fmt: skip
 
 
@@ -123,22 +126,19 @@ def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
 
 def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:
     steps: list[Step] = []
-    last: Bar | None = None
+    first: Estimate | None = None
+    last: Estimate | None = None
     for bar in rungs:
         steps.append(_step(bar, last, plan_tokens_per_s))
-        last = bar if rung_ratio(bar) else last
-    measured = [ratio for bar in rungs if (ratio := rung_ratio(bar))]
-    first_ratio, last_ratio = measured[0], measured[-1]
+        last = rung_ratio(bar) or last
+        first = first or last
+    assert first is not None and last is not None  # at least one rung was measured
     steps.append(
         Step(
             label=plan.label if plan else PLAN_LABEL,
             tokens_per_s=plan_tokens_per_s,
-            low=None,
-            high=None,
-            before=plan_tokens_per_s * last_ratio.value,
-            factor=None if last_ratio is SAME else inverse(last_ratio),
-            outcome=MEASURED,
-            reason=None,
+            before=plan_tokens_per_s * last.value,
+            factor=None if last is SAME else divided(SAME, last),
             is_plan=True,
         )
     )
@@ -146,14 +146,17 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
         name=rungs[0].of or "",
         steps=tuple(steps),
         start=next(step for step in steps if step.tokens_per_s is not None),
-        whole=inverse(first_ratio),
+        whole=divided(SAME, first),
     )
     check_product(ladder)
     return ladder
 
 
-def _step(bar: Bar, last: Bar | None, plan_tokens_per_s: float) -> Step:
-    ratio, before = rung_ratio(bar), rung_ratio(last) if last else None
+def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
+    ratio, factor = rung_ratio(bar), None
+    # Nothing changed: the plan twice, or a rung that is run as the one before.
+    if ratio is not None and before is not None and ratio != before:
+        factor = bar.step or divided(ratio, before)
     is_known = ratio is not None and ratio is not SAME
     return Step(
         label=bar.label,
@@ -161,30 +164,10 @@ def _step(bar: Bar, last: Bar | None, plan_tokens_per_s: float) -> Step:
         low=plan_tokens_per_s * ratio.low if ratio and is_known else None,
         high=plan_tokens_per_s * ratio.high if ratio and is_known else None,
         before=plan_tokens_per_s * before.value if before else None,
-        factor=_factor(bar.step, ratio, before),
+        factor=factor,
         outcome=bar.outcome,
         reason=bar.reason,
-        is_plan=False,
     )
-
-
-def _factor(
-    step: Estimate | None, ratio: Estimate | None, before: Estimate | None
-) -> Estimate | None:
-    """Give what a step is worth; across a gap it is reckoned from the two ratios, as worst comes.
-
-    Both were measured against the plan, so the interval of their quotient is at most this wide.
-    """
-    # Nothing changed: the plan twice, or a rung that is run as the one before.
-    if ratio is None or before is None or ratio == before:
-        return None
-    if step is not None:
-        return step
-    return Estimate(
-        value=ratio.value / before.value, low=ratio.low / before.high,
-        high=ratio.high / before.low, least=ratio.least / before.most,
-        most=ratio.most / before.least,
-    )  # fmt: skip
 
 
 def check_product(ladder: Ladder) -> None:

@@ -26,7 +26,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
     data, evaluation = chart_data(report, inputs), report["evaluation"]
-    provenance = report["provenance"]
+    provenance, timeline = report["provenance"], data.timeline
     facts = {name: value for name, value in provenance.items() if name not in SHOWN_ELSEWHERE}
 
     def cell(path: str, show: str = "plain", blank: str = view.NOT_MEASURED) -> view.Cell:
@@ -54,10 +54,12 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         epochs=_ends(report["training_report"]["training"]["epoch_summaries"]),
         machine=[*view_hardware.machine(report), *view_hardware.staging(report)],
         provenance=_flat(facts)[:N_ROWS],
-        loss_chart=trusted(charts.loss_chart(data)),
-        timeline=[trusted(chart) for chart in charts.timeline_charts(data)],
-        timeline_data=data.timeline,
-        length_chart=trusted(charts.length_chart(data)),
+        loss_chart=trusted(charts.loss_chart(data.loss)) if data.loss else None,
+        timeline=[trusted(charts.panel_chart(p, timeline)) for p in timeline.panels]
+        if timeline
+        else [],
+        timeline_data=timeline,
+        length_chart=trusted(charts.length_chart(data.lengths)),
         cuts=data.lengths.cuts,
         comparisons=comparisons(report),
     )

@@ -1,18 +1,8 @@
 """Sum a run up in one sentence: did it learn, was the time well spent, and what was lost."""
 
-from typing import Any, Literal
+from typing import Any
 
-from expertflow.core.records import Record
-from expertflow.report.format import (
-    NBSP,
-    duration,
-    loss,
-    number_of,
-    percent,
-    tenths,
-    usd,
-    words,
-)
+from expertflow.report.format import NBSP, duration, loss, number_of, percent, tenths, usd, words
 from expertflow.report.format import sentence as sentence_case
 from expertflow.report.learned import (
     BETTER,
@@ -27,24 +17,16 @@ from expertflow.report.learned import (
     spelled,
     why_no_baseline,
 )
+from expertflow.report.records import Learned
 
 Report = dict[str, Any]
 
 
-class Answer(Record, frozen=True, kw_only=True):
-    """What the evaluation says; ``unclear`` where chance alone may have made it."""
-
-    learned: Literal["yes", "no", "unclear"]
-    sentence: str
-
-
+# What the evaluation says, and the sentence for it; unclear where chance alone may have made it.
+Answer = tuple[Learned, str]
 ANSWERS = {"yes": ("good", "Yes."), "no": ("bad", "No."), "unclear": ("mixed", "Not shown.")}
 BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
-LEARNED: dict[str, Literal["yes", "no", "unclear"]] = {
-    BETTER: "yes",
-    WORSE: "no",
-    NO_CHANGE: "unclear",
-}
+LEARNED: dict[str, Learned] = {BETTER: "yes", WORSE: "no", NO_CHANGE: "unclear"}
 
 
 def verdict(report: Report) -> dict[str, str]:
@@ -54,14 +36,16 @@ def verdict(report: Report) -> dict[str, str]:
     only if the expert also beats the best answer without a model. The held-out loss answers for a
     task without a metric, never for one that could not be scored.
     """
-    found = _learned(report)
-    level, answer = ANSWERS[found.learned]
-    if level == "good" and (failed := _failed_bars(report)):
-        level, answer = "mixed", f"Yes, but {failed}."
-    sentences = (found.sentence, _time(report), _largest_loss(report))
+    learned, said = _learned(report)
+    level, answer = ANSWERS[learned]
+    bars = report["acceptance"]
+    n_failed = sum(item["verdict"] == "fail" for item in bars)
+    if level == "good" and n_failed:
+        level, answer = "mixed", f"Yes, but {n_failed} of {len(bars)} acceptance bars failed."
+    sentences = (said, _time(report), _largest_loss(report))
     return {
         "level": level,
-        "learned": found.learned,
+        "learned": learned,
         "answer": answer,
         "sentence": " ".join(s for s in sentences if s).replace(NBSP, " "),
     }
@@ -71,14 +55,14 @@ def _learned(report: Report) -> Answer:
     evaluation = report["evaluation"]
     if evaluation["documents_shared_with_training"]:
         leak = "Held-out documents were trained on, so the evaluation shows nothing."
-        return Answer(learned="unclear", sentence=leak)
+        return "unclear", leak
     change = deciding_change(evaluation)
     if change is None:
         return _not_compared(report)
     if change["quantity"] in LOSSES:
         said = _loss_sentence(evaluation)
         said += f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
-        return Answer(learned=LEARNED[change["change"]], sentence=said)
+        return LEARNED[change["change"]], said
     return _against_baseline(evaluation, change)
 
 
@@ -87,22 +71,22 @@ def _against_baseline(evaluation: dict[str, Any], change: dict[str, Any]) -> Ans
     best = best_baseline(evaluation)
     if (why := why_no_baseline(evaluation)) is not None:
         alone = f"No answer without a model was compared with it: {why.rstrip('. ')}."
-        return Answer(learned=learned, sentence=f"{sentence} {alone}")
+        return learned, f"{sentence} {alone}"
     if best is None or best["change"] is None:
-        return Answer(learned=learned, sentence=sentence)
+        return learned, sentence
     scored = f"({best['name']}, {tenths(best['value_fraction'])})"
     by = spelled(best["change"])
     if best["change"]["change"] == BETTER:
         beaten = f"It beats the best answer without a model {scored}: {by}."
-        return Answer(learned=learned, sentence=f"{sentence} {beaten}")
+        return learned, f"{sentence} {beaten}"
     if best["change"]["change"] == WORSE:
         worse = f"It is worse than answering without a model {scored}: {by}."
-        return Answer(learned="no", sentence=f"{sentence} {worse}")
+        return "no", f"{sentence} {worse}"
     equal = (
         f"It does not measurably beat answering without a model {scored}: {by}. Nothing of use"
         " is shown."
     )
-    return Answer(learned="no" if learned == "no" else "unclear", sentence=f"{sentence} {equal}")
+    return "no" if learned == "no" else "unclear", f"{sentence} {equal}"
 
 
 def _metric_sentence(evaluation: dict[str, Any], change: dict[str, Any]) -> str:
@@ -120,7 +104,8 @@ def _metric_sentence(evaluation: dict[str, Any], change: dict[str, Any]) -> str:
 
 
 def _loss_sentence(evaluation: dict[str, Any]) -> str:
-    losses = f"{_losses(evaluation)} nats a token"
+    before, after = (loss(evaluation[side]["held_out_loss"]) for side in ("before", "after"))
+    losses = f"from {before} to {after} nats a token"
     change = loss_change(evaluation)
     if change is None:
         return f"Held-out loss went {losses}, without an interval."
@@ -141,17 +126,7 @@ def _not_compared(report: Report) -> Answer:
     else:
         why = reasons.get("evaluation.delta.ci95", "")
     said = f"{sentence_case(why.rstrip('. '))}. " if why else ""
-    return Answer(learned="unclear", sentence=said + _loss_sentence(evaluation))
-
-
-def _losses(evaluation: dict[str, Any]) -> str:
-    before, after = evaluation["before"], evaluation["after"]
-    return f"from {loss(before['held_out_loss'])} to {loss(after['held_out_loss'])}"
-
-
-def _failed_bars(report: Report) -> str:
-    failed = sum(1 for item in report["acceptance"] if item["verdict"] == "fail")
-    return f"{failed} of {len(report['acceptance'])} acceptance bars failed" if failed else ""
+    return "unclear", said + _loss_sentence(evaluation)
 
 
 def _time(report: Report) -> str:

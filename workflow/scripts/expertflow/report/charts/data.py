@@ -1,14 +1,11 @@
-"""Choose what each chart shows: numbers and labels, without a word on how they are drawn.
-
-``as_json`` gives the same as plain values, so that what the page draws can be compared.
-"""
+"""Choose what each chart shows: numbers and labels, without a word on how they are drawn."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from expertflow.core.records import Record, to_json
+from expertflow.core.records import Record
 from expertflow.report import format as f
 from expertflow.report.charts import series
 from expertflow.report.charts.series import Point, Span
@@ -20,7 +17,6 @@ Colour = Literal["blue", "green", "orange", "purple"]
 
 GB = 1e-9
 LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
-N_DIGITS = 5  # of the values in as_json: finer than a pixel
 
 
 class Mark(Record, frozen=True, kw_only=True):
@@ -112,29 +108,8 @@ def chart_data(report: Report, inputs: ReportInputs) -> ChartData:
     )
 
 
-def as_json(data: ChartData) -> dict[str, Any]:
-    plain: dict[str, Any] = _rounded(to_json(data))
-    if plain["loss"]:
-        plain["loss"]["train"] = _columns(plain["loss"]["train"])
-    for panel in plain["timeline"]["panels"] if plain["timeline"] else []:
-        panel["points"] = _columns(panel["points"])
-    return plain
-
-
-def _columns(points: list[dict[str, float]]) -> dict[str, list[float]]:
-    return {name: [point[name] for point in points] for name in ("x", "y", "low", "high")}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{N_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
-
-
 def _loss(inputs: ReportInputs) -> LossData | None:
-    points = series.training_loss(inputs.steps)
+    points = series.envelope((step.step, step.loss) for step in inputs.steps)
     if not points:
         return None
     held_out = tuple(Mark(x=p.step, y=p.loss) for p in inputs.training.eval_points)
@@ -153,7 +128,9 @@ def _timeline(report: Report, inputs: ReportInputs) -> TimelineData | None:
     if not panels:
         return None
     bands = report["training_report"]["hardware"].get("reference_bands") or []
-    saves = series.save_spans(inputs.training.save_points)
+    saves = [
+        Span(start_s=p.elapsed_s, end_s=p.elapsed_s + p.save_s) for p in inputs.training.save_points
+    ]
     evaluations = series.evaluation_spans(inputs.steps, inputs.training.eval_points)
     ends_s = [panel.points[-1].x for panel in panels]
     end_s = max(ends_s + [span.end_s for span in (*saves, *evaluations)])

@@ -4,12 +4,13 @@ Only this module and its frame import altair and vl-convert: they take a second 
 """
 
 import math
+from collections.abc import Sequence
 
 import altair as alt
 
 from expertflow.report import format as f
 from expertflow.report.charts import series
-from expertflow.report.charts.data import ChartData, Cut, LengthData, LossData, Panel, TimelineData
+from expertflow.report.charts.data import Cut, LengthData, LossData, Panel, TimelineData
 from expertflow.report.charts.frame import (
     BLUE,
     GREY,
@@ -39,20 +40,7 @@ LINE_PX = 15
 CENTRE = 0.45  # labels right of it run to the left
 
 
-def loss_chart(data: ChartData) -> Chart | None:
-    return _loss(data.loss) if data.loss else None
-
-
-def timeline_charts(data: ChartData) -> list[Chart]:
-    timeline = data.timeline
-    return [_panel(panel, timeline) for panel in timeline.panels] if timeline else []
-
-
-def length_chart(data: ChartData) -> Chart:
-    return _lengths(data.lengths)
-
-
-def _loss(loss: LossData) -> Chart:
+def loss_chart(loss: LossData) -> Chart:
     held_out = [{"x": mark.x, "y": mark.y} for mark in loss.held_out]
     values = [p.low for p in loss.train] + [p.high for p in loss.train]
     values += [mark.y for mark in loss.held_out]
@@ -79,7 +67,7 @@ def _loss(loss: LossData) -> Chart:
     )  # fmt: skip
 
 
-def _panel(panel: Panel, timeline: TimelineData) -> Chart:
+def panel_chart(panel: Panel, timeline: TimelineData) -> Chart:
     unit, scale = time_unit(timeline.end_s)
     end = timeline.end_s / scale
     highest = max(point.high for point in panel.points)
@@ -93,6 +81,8 @@ def _panel(panel: Panel, timeline: TimelineData) -> Chart:
     points = [
         Point(x=p.x / scale, y=p.y, low=p.low, high=p.high) for p in panel.points
     ]  # fmt: skip
+
+    reference = [f"{s.label}: {s.low:g} to {s.high:g} {panel.unit}" for s in panel.reference]
 
     def draw(form: Form) -> list[alt.Chart]:
         axes = Axes(
@@ -110,15 +100,8 @@ def _panel(panel: Panel, timeline: TimelineData) -> Chart:
 
     return both_sizes(
         draw, title=panel.title, unit=panel.unit, label=panel.label, height_px=96,
-        note=_reference(panel),
+        note="; ".join(reference),
     )  # fmt: skip
-
-
-def _reference(panel: Panel) -> str:
-    return "; ".join(
-        f"{stripe.label}: {stripe.low:g} to {stripe.high:g} {panel.unit}"
-        for stripe in panel.reference
-    )
 
 
 def _stripes(panel: Panel, axes: Axes, end: float) -> list[alt.Chart]:
@@ -152,7 +135,7 @@ def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
     ]
 
 
-def _lengths(lengths: LengthData) -> Chart:
+def length_chart(lengths: LengthData) -> Chart:
     edges = lengths.edges
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
@@ -230,5 +213,6 @@ def _dozens(end: float, n_max: int) -> list[float]:
     return [i * step for i in range(int(end / step) + 1)]
 
 
-def _fitting(points: list[Point] | tuple[Point, ...], form: Form) -> list[Point]:
-    return series.halved(points) if form is NARROW else list(points)
+def _fitting(points: Sequence[Point], form: Form) -> list[Point]:
+    """Return half as many bins for a phone."""
+    return series.joined(points, -(-len(points) // 2)) if form is NARROW else list(points)

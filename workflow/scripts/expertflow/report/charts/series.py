@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from expertflow.core.records import Record
 from expertflow.hardware.records import GpuSample
-from expertflow.train.records import EvalPoint, SavePoint, StepRecord
+from expertflow.train.records import EvalPoint, StepRecord
 
 T = TypeVar("T")
 
@@ -30,20 +30,22 @@ class Span(Record, frozen=True, kw_only=True):
 
 
 def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS) -> list[Point]:
-    known = [(x, y) for x, y in values if y is not None]
+    """Reduce (x, y) pairs, ordered by x, to ``n_bins`` bins of equal counts; nulls are left out."""
+    known = [Point(x=x, y=y, low=y, high=y) for x, y in values if y is not None]
+    return joined(known, n_bins)
+
+
+def joined(points: Sequence[Point], n_bins: int) -> list[Point]:
+    """Join neighbours into bins, with the spread inside each."""
     return [
         Point(
-            x=sum(x for x, _ in part) / len(part),
-            y=sum(y for _, y in part) / len(part),
-            low=min(y for _, y in part),
-            high=max(y for _, y in part),
+            x=sum(point.x for point in part) / len(part),
+            y=sum(point.y for point in part) / len(part),
+            low=min(point.low for point in part),
+            high=max(point.high for point in part),
         )
-        for part in _parts(known, n_bins)
+        for part in _parts(points, n_bins)
     ]
-
-
-def training_loss(steps: Sequence[StepRecord]) -> list[Point]:
-    return envelope((step.step, step.loss) for step in steps)
 
 
 def tokens_per_s(steps: Sequence[StepRecord]) -> list[Point]:
@@ -83,23 +85,8 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
     ]
 
 
-def save_spans(points: Sequence[SavePoint]) -> list[Span]:
-    return [Span(start_s=p.elapsed_s, end_s=p.elapsed_s + p.save_s) for p in points]
-
-
-def halved(points: Sequence[Point]) -> list[Point]:
-    return [
-        Point(
-            x=sum(point.x for point in part) / len(part),
-            y=sum(point.y for point in part) / len(part),
-            low=min(point.low for point in part),
-            high=max(point.high for point in part),
-        )
-        for part in _parts(points, -(-len(points) // 2))
-    ]
-
-
 def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
+    """Return one field of the hardware samples over elapsed seconds."""
     readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
     return envelope((x, None if y is None else y * scale) for x, y in readings)
 

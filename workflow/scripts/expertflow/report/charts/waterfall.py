@@ -9,7 +9,15 @@ from typing import Any
 import altair as alt
 
 from expertflow.report import format as f
-from expertflow.report.ablation_facts import NOTABLE, Ladder, Step, bare, interval, label
+from expertflow.report.ablation_facts import (
+    NOTABLE,
+    Ladder,
+    Step,
+    bare,
+    interval,
+    label,
+    makes_no_difference,
+)
 from expertflow.report.charts.frame import (
     BLUE,
     GREEN,
@@ -169,13 +177,10 @@ def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows],
 def _colour(step: Step) -> str:
     if step.is_plan:
         return BLUE
-    if step.before is None or step.tokens_per_s is None or _may_be_none(step.factor):
+    is_open = step.factor is not None and makes_no_difference(step.factor)
+    if step.before is None or step.tokens_per_s is None or is_open:
         return GREY
     return GREEN if step.tokens_per_s >= step.before else RED
-
-
-def _may_be_none(factor: Estimate | None) -> bool:
-    return factor is not None and factor.low <= 1 <= factor.high
 
 
 def _dots(
@@ -246,10 +251,6 @@ def _ratio_figure(bar: Bar, ratio: Estimate, form: Form) -> str:
     return f"{f.factor(ratio.value)}{spread}{_odd(bar)}"
 
 
-def _odd(bar: Bar) -> str:
-    return ", loss differs" if bar.is_sane is False else ""
-
-
 def _waterfall_words(ladder: Ladder) -> str:
     speeds = "; ".join(
         f"{step.label}: {step.outcome if step.tokens_per_s is None else f.short(step.tokens_per_s)}"
@@ -267,3 +268,7 @@ def _times(low: float, high: float) -> list[float]:
     least = APART_FRACTION * math.log(high / low)
     ends = [*[t for t in BELOW if t >= low][:1], *[t for t in ABOVE if t <= high][-1:]]
     return sorted({1.0, *(t for t in ends if abs(math.log(t)) >= least)})
+
+
+def _odd(bar: Bar) -> str:
+    return ", loss differs" if bar.is_sane is False else ""
