@@ -4,11 +4,10 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from expertflow.report.diagnose import find
+from expertflow.report.diagnose import MISSING, find
 from expertflow.report.records import Finding
 
 Report = dict[str, Any]
-MISSING = object()
 VOID = {"meta", "br", "path", "line", "rect", "circle", "stop"}
 
 

@@ -1,13 +1,98 @@
-"""Which comparisons decide, and how large a difference is beside its interval."""
+"""What was learned: verdicts, comparisons that decide, and findings at, below and above limits."""
 
 import math
 from typing import Any
 
+import made_up_evaluation as made_up
 import pytest
+from msgspec.structs import replace
+from report_reading import findings_by_code
 
+from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report import learned
+from expertflow.report.build import build_report
+from expertflow.report.inputs import ReportInputs
+from expertflow.report.records import Finding
+from expertflow.report.verdict import verdict
 
 Report = dict[str, Any]
+
+SAME = "no measurable change"
+
+
+def _metric(report: Report, difference: float, half: float, word: str) -> Report:
+    change = report["evaluation"]["changes"][1]
+    change |= {"difference": difference, "ci95": [difference - half, difference + half]}
+    change["change"] = word
+    return report
+
+
+def _judged(inputs: ReportInputs, evaluation: EvaluationRecord) -> Report:
+    inputs = replace(inputs, evaluation=evaluation)
+    return dict(build_report(inputs, {})["verdict"])
+
+
+def test_the_paired_change_decides(gpu_report: Report) -> None:
+    assert verdict(gpu_report)["learned"] == "yes"
+    assert "(+56.5 points, 95 % interval +49.7 to +63.3)" in verdict(gpu_report)["sentence"]
+    unclear = verdict(_metric(gpu_report, 0.01, 0.02, SAME))
+    assert (unclear["level"], unclear["learned"]) == ("mixed", "unclear")
+    assert "no measurable change (+1.0 points, 95 % interval" in unclear["sentence"]
+    assert "Held-out loss fell from 1.874 to 0.566" in unclear["sentence"]
+    worse = verdict(_metric(gpu_report, -0.15, 0.05, "worse"))
+    assert (worse["level"], worse["learned"]) == ("bad", "no")
+    assert "Execution accuracy fell" in worse["sentence"]
+
+
+def test_what_an_answer_without_a_model_equals_is_not_learned(cpu_inputs: ReportInputs) -> None:
+    sides = {"before": (0, 6.2), "after": (37, 2.11)}
+    for n_correct, level, answer, said in (
+        (20, "good", "yes", "It beats the best answer without a model (constant, 10.0 %)"),
+        (40, "mixed", "unclear", "does not measurably beat answering without a model (constant,"),
+        (60, "bad", "no", "It is worse than answering without a model (constant, 30.0 %)"),
+    ):
+        found = _judged(
+            cpu_inputs,
+            made_up.make_evaluation(**sides, baselines={"nearest": 3, "constant": n_correct}),
+        )
+        assert (found["level"], found["learned"]) == (level, answer)
+        assert said in found["sentence"]
+        assert "Execution accuracy rose from 0.0 % to 18.5 %" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("after", "learned", "said"),
+    [
+        (0.566, "yes", "Held-out loss fell from 1.874 to 0.566 nats a token on 200 held-out doc"),
+        (1.88, "unclear", "to 1.880 nats a token on 200 held-out documents: no measurable change"),
+    ],
+)
+def test_without_a_metric_the_loss_decides(
+    after: float, learned: str, said: str, cpu_inputs: ReportInputs
+) -> None:
+    found = _judged(cpu_inputs, made_up.make_bare(before=1.874, after=after))
+    assert found["learned"] == learned and said in found["sentence"]
+
+
+def test_a_loss_without_an_interval_shows_nothing(cpu_inputs: ReportInputs) -> None:
+    bare = made_up.make_bare(before=1.874, after=0.566)
+    bare = replace(bare, changes=(), unavailable={"changes": "there is one document only"})
+    found = _judged(cpu_inputs, bare)
+    assert (found["level"], found["learned"]) == ("mixed", "unclear")
+    assert found["sentence"].startswith("There is one document only. Held-out loss went from 1.874")
+
+
+def test_a_task_that_was_not_scored_is_not_answered_for_by_its_loss(
+    cpu_inputs: ReportInputs,
+) -> None:
+    found = _judged(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
+    assert (found["level"], found["learned"]) == ("mixed", "unclear")
+    assert "The task was not scored: Node is not installed. Held-out loss fell" in found["sentence"]
+
+
+def test_verdict_does_not_trust_a_leak(gpu_report: Report) -> None:
+    gpu_report["evaluation"]["documents_shared_with_training"] = 1
+    assert verdict(gpu_report)["learned"] == "unclear"
 
 
 def test_more_questions_by_hand() -> None:
@@ -37,13 +122,238 @@ def test_the_best_baseline_is_the_one_that_scores_highest(gpu_report: Report) ->
     assert learned.best_baseline(evaluation) is None
 
 
+def _of(inputs: ReportInputs, evaluation: EvaluationRecord) -> dict[str, Finding]:
+    return findings_by_code(build_report(replace(inputs, evaluation=evaluation), {}))
+
+
 @pytest.mark.parametrize(
-    ("quantity", "said"),
+    ("difference", "word", "speaks"),
+    [(-0.08, "worse", True), (-0.03, SAME, False), (0.08, "better", False)],
+)
+def test_regression(difference: float, word: Any, speaks: bool, cpu_inputs: ReportInputs) -> None:
+    earlier = made_up.earlier(difference, word)
+    found = _of(cpu_inputs, replace(cpu_inputs.evaluation, earlier=earlier))
+    assert ("regression" in found) is speaks
+    if speaks:
+        assert found["regression"].severity == "problem"
+        assert "2026-05-30" in found["regression"].evidence
+        assert "6b6b6b6b6b6b" in found["regression"].recommendation
+
+
+@pytest.mark.parametrize(
+    ("n_correct", "severity"), [(26, None), (27, "warning"), (47, "warning"), (48, "problem")]
+)
+def test_baseline_not_beaten(
+    n_correct: int, severity: str | None, cpu_inputs: ReportInputs
+) -> None:
+    evaluation = made_up.make_evaluation(
+        before=(0, 6.2), after=(37, 2.11), baselines={"nearest": 1, "constant": n_correct}
+    )
+    said = _of(cpu_inputs, evaluation).get("baseline-not-beaten")
+    assert (said.severity if said else None) == severity
+    if said:
+        assert "(constant, " in said.evidence
+        assert "gives the most common answer; from 4,000 training documents" in said.recommendation
+        assert ("more held-out questions" in said.recommendation) is (severity == "warning")
+
+
+def test_no_change_says_what_would_show_one(gpu_report: Report) -> None:
+    assert "no-measurable-change" not in findings_by_code(gpu_report)
+    change = gpu_report["evaluation"]["changes"][1]
+    change |= {"difference": 0.02, "ci95": [-0.02, 0.06], "n": 100, "change": SAME}
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
+    assert "about 720 more held-out questions (evaluation.max_examples" in advice
+    change["difference"] = 0.0
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
+    assert "no number of questions shows a difference of zero" in advice
+    change |= {"difference": 0.03, "ci95": [0.01, 0.06]}
+    advice = findings_by_code(gpu_report)["no-measurable-change"].recommendation
+    assert "so few answers differ" in advice
+
+
+def test_a_loss_that_did_not_change_isfindings_by_code(cpu_inputs: ReportInputs) -> None:
+    found = _of(cpu_inputs, made_up.make_bare(before=2.1, after=2.09))
+    assert "held out loss did not measurably change" in found["no-measurable-change"].evidence
+
+
+def test_a_task_that_was_not_scored_says_why(cpu_inputs: ReportInputs) -> None:
+    found = _of(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
+    assert "Node is not installed" in found["task-not-scored"].evidence
+    assert "task-not-scored" not in _of(cpu_inputs, made_up.make_bare(before=2.1, after=1.0))
+
+
+@pytest.mark.parametrize(
+    ("step", "speaks"), [(600, True), (1200, True), (1800, False)]
+)  # the last step, which has the lowest loss too
+def test_another_checkpoint(step: int, speaks: bool, gpu_report: Report) -> None:
+    published = gpu_report["evaluation"]["published"]
+    published["step"] = step
+    for candidate in published["candidates"]:
+        candidate["published"] = candidate["step"] == step
+    found = findings_by_code(gpu_report).get("another-checkpoint")
+    assert (found is not None) is speaks
+    if found:
+        assert found.severity == "info" and "not the last of 1,800" in found.evidence
+        assert "lowest held-out loss, 0.547, is at step 1,800" in found.evidence
+
+
+def test_the_last_step_with_a_higher_loss_is_said(gpu_report: Report) -> None:
+    published = gpu_report["evaluation"]["published"]
+    published["step"] = 1800
+    for candidate in published["candidates"]:
+        candidate["published"] = candidate["step"] == 1800
+    published["candidates"][2]["held_out_loss"] = 0.58
+    assert "is at step 1,200" in findings_by_code(gpu_report)["another-checkpoint"].evidence
+
+
+def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
+    after, advice = gpu_report["evaluation"]["after"], {}
+    for kind in ("timed_out", "empty", "did_not_parse"):
+        after["n_by_kind"] = {"correct": 100, kind: 100}
+        said = findings_by_code(gpu_report)["one-kind-of-error"]
+        assert kind.replace("_", " ") in said.evidence
+        advice[kind] = said.recommendation
+    assert len(set(advice.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "word", "speaks"),
+    [(31, 7, "better", False), (7, 31, "better", True), (31, 7, "worse", True),
+     (20, 20, "worse", False), (7, 31, SAME, False)],
+)  # fmt: skip
+def test_a_judge_that_sees_it_otherwise(
+    wins: int, losses: int, word: Any, speaks: bool, gpu_inputs: ReportInputs
+) -> None:
+    judge = made_up.judge(n_wins=wins, n_losses=losses, n_ties=10)
+    loss, metric = gpu_inputs.evaluation.changes
+    changes = (loss, replace(metric, change=word))
+    evaluation = replace(gpu_inputs.evaluation, judge=judge, changes=changes)
+    assert ("judge-disagrees" in _of(gpu_inputs, evaluation)) is speaks
+
+
+@pytest.mark.parametrize(("n", "speaks"), [(16, False), (17, True)])
+def test_a_judge_that_goes_by_position(n: int, speaks: bool, gpu_inputs: ReportInputs) -> None:
+    judge = made_up.judge(n_wins=20, n_losses=10, n_ties=20, n_inconsistent=n)
+    evaluation = replace(gpu_inputs.evaluation, judge=judge)
+    assert ("judge-inconsistent" in _of(gpu_inputs, evaluation)) is speaks
+
+
+def test_pairs_without_a_verdict_are_said(gpu_report: Report) -> None:
+    assert "1 of 51 pairs got no verdict: no verdict in the reply" in (
+        findings_by_code(gpu_report)["judge-failed"].evidence
+    )
+    gpu_report["evaluation"]["judge"] |= {"n_failed": 0, "reason": None}
+    assert "judge-failed" not in findings_by_code(gpu_report)
+
+
+def test_nothing_is_found_of_an_expert_without_a_task(cpu_inputs: ReportInputs) -> None:
+    found = _of(cpu_inputs, made_up.make_bare(before=6.2, after=2.1))
+    learned = {"regression", "task-not-scored", "baseline-not-beaten", "no-measurable-change",
+               "answers-cut-off", "one-kind-of-error", "questions-shared", "judge-disagrees",
+               "judge-inconsistent", "judge-failed", "no-baseline", "chosen-by-held-out-loss",
+               "questions-not-asked", "checkpoints-not-compared"}  # fmt: skip
+    assert not learned & set(found)
+
+
+SPOILT = "so the change is optimistic"
+
+TOO_FEW = "too few training questions to learn one from"
+
+
+def _without_baselines(inputs: ReportInputs, why: str) -> Report:
+    record = replace(inputs.evaluation, baselines=(), unavailable={"baselines": why})
+    return build_report(replace(inputs, evaluation=record), {})
+
+
+def test_a_score_without_a_baseline_is_said(gpu_inputs: ReportInputs, gpu_report: Report) -> None:
+    report = _without_baselines(gpu_inputs, TOO_FEW)
+    said = findings_by_code(report)["no-baseline"]
+    assert said.severity == "warning" and TOO_FEW in said.evidence
+    assert (
+        f"No answer without a model was compared with it: {TOO_FEW}."
+        in (report["verdict"]["sentence"])
+    )
+    assert report["verdict"]["learned"] == "yes"
+    assert "no-baseline" not in findings_by_code(gpu_report)
+
+
+def test_a_baseline_without_a_score_is_none(gpu_report: Report) -> None:
+    for baseline in gpu_report["evaluation"]["baselines"]:
+        baseline["value_fraction"] = baseline["change"] = None
+    assert "no-baseline" in findings_by_code(gpu_report)
+
+
+def test_nobody_misses_a_baseline_that_was_not_asked_for(gpu_inputs: ReportInputs) -> None:
+    report = _without_baselines(gpu_inputs, "evaluation.baselines is false")
+    assert "no-baseline" not in findings_by_code(report)
+    assert "No answer without a model" not in report["verdict"]["sentence"]
+    record = made_up.not_scored(gpu_inputs.evaluation, "Node is not installed")
+    assert "no-baseline" not in findings_by_code(
+        build_report(replace(gpu_inputs, evaluation=record), {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "training", "speaks"),
     [
-        ("held_out_loss", "\u22120.250 nats a token, 95 % interval \u22120.400 to \u22120.100"),
-        ("exact_match", "\u221225.0 points, 95 % interval \u221240.0 to \u221210.0"),
+        ({}, {}, False),
+        ({"load_best_model_at_end": True}, {}, True),
+        ({"patience": 2}, {}, True),
+        ({}, {"published_step": 30}, True),
+        ({"patience": 2}, {"n_points": 1}, False),  # one loss is no choice
     ],
 )
-def test_changes_are_said_in_their_unit(quantity: str, said: str) -> None:
-    change = {"quantity": quantity, "difference": -0.25, "ci95": [-0.4, -0.1]}
-    assert learned.spelled(change) == said
+def test_a_loss_that_also_chose_the_weights(
+    plan: Report, training: Report, speaks: bool, cpu_inputs: ReportInputs
+) -> None:
+    done = cpu_inputs.training
+    points = done.eval_points[: training.pop("n_points", 2)]
+    inputs = replace(
+        cpu_inputs,
+        plan=replace(cpu_inputs.plan, **plan),
+        training=replace(done, eval_points=points, **training),
+        evaluation=made_up.make_bare(before=6.2, after=2.11),
+    )
+    report = build_report(inputs, {})
+    said = findings_by_code(report).get("chosen-by-held-out-loss")
+    assert (said is not None) is speaks
+    assert (SPOILT in report["verdict"]["sentence"]) is speaks
+    if said:
+        assert said.severity == "info"
+        assert all(f"training.{name}" in said.evidence for name in plan)
+
+
+def test_a_metric_is_not_spoilt_by_a_choice_by_loss(cpu_inputs: ReportInputs) -> None:
+    plan = replace(cpu_inputs.plan, load_best_model_at_end=True)
+    report = build_report(replace(cpu_inputs, plan=plan), {})
+    assert "chosen-by-held-out-loss" not in findings_by_code(report)
+    assert SPOILT not in report["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("n_kept", "is_compared", "metric", "speaks"),
+    [(3, False, "execution_accuracy", True), (1, False, "execution_accuracy", False),
+     (3, True, "execution_accuracy", False), (3, False, None, False)],
+)  # fmt: skip
+def test_kept_checkpoints_that_nobody_compared(
+    n_kept: int, is_compared: bool, metric: str | None, speaks: bool, gpu_report: Report
+) -> None:
+    gpu_report["training_report"]["training"]["n_candidates"] = n_kept
+    evaluation = gpu_report["evaluation"]
+    evaluation["metric"] = metric
+    why = "the weights that training published: 7 held-out questions are left to choose by"
+    if not is_compared:
+        evaluation["published"] |= {"candidates": [], "reason": why}
+    said = findings_by_code(gpu_report).get("checkpoints-not-compared")
+    assert (said is not None) is speaks
+    if said:
+        assert said.severity == "info" and "3 checkpoints" in said.evidence
+        assert why in said.evidence
+
+
+def test_questions_that_were_not_asked_miss_no_form(gpu_report: Report) -> None:
+    after = gpu_report["evaluation"]["after"]
+    after["n_by_kind"] = {"correct": 50, "not_asked": 150}
+    found = findings_by_code(gpu_report)
+    assert "questions-not-asked" in found
+    assert "one-kind-of-error" not in found

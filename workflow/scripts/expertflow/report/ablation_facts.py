@@ -52,12 +52,10 @@ class Ladder(Record, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> tuple[Step, ...]:
-        """List the rungs that were not measured."""
         return tuple(step for step in self.steps if step.tokens_per_s is None)
 
 
 def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
-    """Read the ablations of a report back."""
     return tuple(
         from_json(AblationRecord, item, where=f"report.json.comparison[{i}]")
         for i, item in enumerate(report["comparison"])
@@ -87,23 +85,22 @@ def label(bar: Bar) -> str:
 
 
 def is_faster(bar: Bar) -> bool:
-    """Tell whether a variant trains faster than the plan beyond doubt, and learns as it does."""
+    """Return whether a variant trains faster than the plan beyond doubt, and learns as it does."""
     ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
     return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
 
 
 def rung_ratio(bar: Bar) -> Estimate | None:
-    """Give the speed of a rung over the plan's; one that is the plan has exactly that."""
+    """Return the speed of a rung over the plan's; one that is the plan has exactly that."""
     return SAME if bar.outcome == IS_PLAN else bar.ratio
 
 
 def makes_no_difference(ratio: Estimate) -> bool:
-    """Tell whether the interval leaves open which of the two is faster."""
     return ratio.low <= 1 <= ratio.high
 
 
 def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Give the ladders of which at least one rung was measured.
+    """Return the ladders of which at least one rung was measured.
 
     Raises:
         DataError: a ladder names no variant, or its steps do not multiply to the whole.
@@ -120,7 +117,7 @@ def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
 
 
 def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Give the ladders that say something of the plan: not every rung of them is the plan."""
+    """Return the ladders that say something of the plan: not every rung of them is the plan."""
     return tuple(found for found in ladders(record) if steps_that_count(found))
 
 
@@ -185,21 +182,17 @@ def check_product(ladder: Ladder) -> None:
 
 
 def interval(ratio: Estimate) -> str:
-    """Write the 95 % interval of a ratio."""
     return f"{bare(ratio.low)} to {bare(ratio.high)}"
 
 
 def bare(ratio: float) -> str:
-    """Write a ratio without its sign, inside an interval."""
     return f.factor(ratio)[1:]
 
 
 def steps_that_count(ladder: Ladder) -> list[tuple[str, Estimate]]:
-    """List the steps that have a factor, largest first."""
     found = [(step.label, step.factor) for step in ladder.steps if step.factor]
     return sorted(found, key=lambda item: -item[1].value)
 
 
 def quoted(label: str) -> str:
-    """Set a name off from the sentence around it."""
     return f"\u201c{label}\u201d"

@@ -77,7 +77,6 @@ def render_ablation(record: AblationRecord) -> str:
 
 
 def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the report's page shows of each ablation; none where none was asked for."""
     return [_shared_parts(record) for record in facts.ablations(report)]
 
 
@@ -164,7 +163,6 @@ def _helps(measured: Sequence[Bar], ladders: tuple[facts.Ladder, ...]) -> list[s
 
 
 def _listed(texts: Sequence[str], between: str = "; ") -> str:
-    """List some, and count the rest."""
     more = f" and {len(texts) - N_NAMED} more" if len(texts) > N_NAMED else ""
     return between.join(texts[:N_NAMED]) + more
 
@@ -176,7 +174,6 @@ def ledger_counts(record: AblationRecord) -> str:
 
 
 def tiles(record: AblationRecord) -> tuple[Tile, ...]:
-    """Return the four figures at the top."""
     ladder = next(iter(facts.telling_ladders(record)), None)
     why = "every rung is the plan" if facts.ladders(record) else "no rung of a ladder was measured"
     usd, n_claims = record.plan_usd_per_million_tokens, len(record.claims)
@@ -206,7 +203,6 @@ def tiles(record: AblationRecord) -> tuple[Tile, ...]:
 
 
 def in_a_line(record: AblationRecord) -> str:
-    """Sum an ablation up for a terminal."""
     ladders = facts.telling_ladders(record)
     faster = [quoted(bar.label) for bar in facts.changes(record) if facts.is_faster(bar)]
     parts = [verdict(record).answer.rstrip(".")]
@@ -221,7 +217,6 @@ def in_a_line(record: AblationRecord) -> str:
 
 
 def _groups(record: AblationRecord) -> list[tuple[str, list[Line]]]:
-    """Return the lines of the table: each ladder in its order, then single changes."""
     bars = {bar.name: bar for bar in record.bars}
     found = [
         (
@@ -245,7 +240,6 @@ def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tupl
 
 
 def lines(bars: Sequence[Bar], record: AblationRecord) -> list[Line]:
-    """Lay the figures of variants out for a table."""
     return [_line(bar, record) for bar in bars]
 
 
@@ -280,7 +274,6 @@ def _line(bar: Bar, record: AblationRecord) -> Line:
 
 
 def _loss(bar: Bar) -> str:
-    """Say how the loss lies to the plan's after the same tokens."""
     if bar.is_sane is None:
         return "not compared"
     difference = "" if bar.loss_differs is None else f.signed_percent(bar.loss_differs)

@@ -48,7 +48,6 @@ OTHERS = {
 
 
 def build_index(reports: list[Report]) -> dict[str, Any]:
-    """Return one row an expert, in the order given."""
     return {"schema_version": SCHEMA_VERSION, "experts": [_row(report) for report in reports]}
 
 

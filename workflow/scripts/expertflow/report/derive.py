@@ -109,7 +109,6 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
 
 
 def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:
-    """Divide the FLOP/s that useful tokens needed by the peak of all devices."""
     top, speed = peak(inputs.plan, inputs.training), tokens_per_s(inputs.training)
     if isinstance(top, Missing):
         return top
@@ -119,7 +118,6 @@ def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
 
 
 def goodput(time: TimeSpent) -> Measured[float]:
-    """Return the share of wall time in forward, backward and optimiser."""
     return (
         time.train_s / time.wall_s
         if time.wall_s > 0

@@ -28,7 +28,7 @@ def loss_change(evaluation: Evaluation) -> Change | None:
 
 
 def deciding_change(evaluation: Evaluation) -> Change | None:
-    """Give the change that answers for the expert: of its metric, and of the loss if it has none.
+    """Return the change that answers for the expert: of its metric, and of the loss if it has none.
 
     A task that could not be scored is not answered for by its loss.
     """
@@ -38,7 +38,7 @@ def deciding_change(evaluation: Evaluation) -> Change | None:
 
 
 def is_chosen_by_loss(report: Report) -> bool:
-    """Tell whether the held-out loss decides, and training already chose its weights by it.
+    """Return whether the held-out loss decides, and training already chose its weights by it.
 
     The lowest of several losses on the same documents is lower by chance too.
     """

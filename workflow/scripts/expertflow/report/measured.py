@@ -10,8 +10,6 @@ R = TypeVar("R", bound=Record)
 
 
 class Missing(Record, frozen=True):
-    """Stands where nothing was measured."""
-
     reason: str
 
 

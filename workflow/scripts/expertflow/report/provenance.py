@@ -107,7 +107,7 @@ def _notes(results: Path, pattern: str, named: set[str]) -> dict[tuple[str, str]
 
 
 def git_commit() -> str | None:
-    """Give the commit of the code, marked when it has local changes; null outside a clone."""
+    """Return the commit of the code, marked when it has local changes; null outside a clone."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

@@ -24,7 +24,6 @@ FILTERS = (
 
 @cache
 def templates() -> Environment:
-    """Open the templates, with escaping on and hidden characters shown in all of them."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -51,7 +50,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def trusted(chart: Any) -> dict[str, Any] | None:
-    """Mark the drawings of a chart as safe; its title, unit and note are not."""
     if chart is None:
         return None
     drawn = {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}

@@ -70,7 +70,6 @@ def cell(report: Report, path: str, show: Show, blank: str = NOT_MEASURED) -> Ce
 
 
 def tiles(report: Report) -> tuple[Tile, ...]:
-    """Return the eight figures that say most: learned, spent, and how well."""
     n_devices, cost = report["training_parameters"]["world_size"], report["cost"]
     before = report["evaluation"]["before"]["held_out_loss"]
 
@@ -174,7 +173,6 @@ def split_note(report: Report) -> str:
 
 
 def subject(report: Report) -> str:
-    """Name the run in one line: expert, model, method, preset."""
     run, model = report["run"], report["model"]
     lora = f" r{model['lora']['r']}" if model["lora"] else ""
     method = METHODS.get(model["method"], model["method"])
@@ -192,7 +190,6 @@ def preset_note(report: Report) -> str:
 
 
 def memory(report: Report) -> dict[str, Any] | None:
-    """Draw the predicted peak and the one that came to one scale; null without card or plan."""
     planned, hardware = report["plan"]["memory"], report["training_report"]["hardware"]
     if planned is None or hardware["gpu"]["name"] is None:
         return None

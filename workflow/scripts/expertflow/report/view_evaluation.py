@@ -64,7 +64,6 @@ def learned(report: Report) -> dict[str, Any]:
 
 
 def lines(report: Report) -> list[Line]:
-    """Answer in a minute: did it learn, is it more than trivial, which weights, what goes wrong."""
     evaluation = report["evaluation"]
     best, published = best_baseline(evaluation), evaluation["published"]
     found = [_changed("Against the untrained model", deciding_change(evaluation))]
@@ -178,7 +177,7 @@ def _left_out(report: Report) -> list[tuple[str, str]]:
 
 
 def how(report: Report) -> str:
-    """Say in one line how answers were written and scored."""
+    """Describe in one line how answers were written and scored."""
     evaluation, decoding = report["evaluation"], report["evaluation"]["decoding"]
     if evaluation["after"]["n_examples"] in (None, 0):
         return ""
@@ -193,7 +192,6 @@ def how(report: Report) -> str:
 
 
 def samples(evaluation: Report) -> dict[str, Any]:
-    """Choose the samples of the page: wrong ones, further ones folded, and some right ones."""
     worst, kept = evaluation["worst"], evaluation["samples"]
     right = [sample for sample in kept if sample["kind_after"] == "correct"]
     return {

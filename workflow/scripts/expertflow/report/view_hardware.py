@@ -17,7 +17,6 @@ ACTIONS = {
 
 
 def rows(report: Report) -> list[tuple[str, str]]:
-    """Return (name, text) for what the charts do not show."""
     hardware = report["training_report"]["hardware"]
     share = hardware["monitor_cpu_fraction"]
     clocks = [(name, f"{f.count(mean)}{f.NBSP}MHz in the mean") for name, mean in _means(

@@ -20,8 +20,6 @@ LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut docum
 
 
 class Mark(Record, frozen=True, kw_only=True):
-    """A single point of a chart."""
-
     x: float
     y: float
 

@@ -46,8 +46,6 @@ ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
 
 
 class Axes(Record, frozen=True, kw_only=True):
-    """The two axes that the layers of a chart share."""
-
     x: alt.X
     y: alt.Y
 
@@ -91,7 +89,7 @@ def both_sizes(
 def round_ticks(
     low: float, high: float, n_max: int, rounds: Sequence[float] = ROUND_STEPS
 ) -> list[float]:
-    """Give at most ``n_max`` multiples of a round number from ``low`` to ``high``.
+    """Return at most ``n_max`` multiples of a round number from ``low`` to ``high``.
 
     >>> round_ticks(0, 44.6, 4, ROUND_TIMES), round_ticks(0, 100, 5)
     ([0.0, 15.0, 30.0], [0.0, 25.0, 50.0, 75.0, 100.0])

@@ -14,8 +14,6 @@ N_BINS = 180
 
 
 class Point(Record, frozen=True, kw_only=True):
-    """One bin of a series: where it lies, its mean, and the least and greatest value inside."""
-
     x: float
     y: float
     low: float
@@ -23,8 +21,6 @@ class Point(Record, frozen=True, kw_only=True):
 
 
 class Span(Record, frozen=True, kw_only=True):
-    """A stretch of time, in seconds."""
-
     start_s: float
     end_s: float
 
@@ -60,7 +56,7 @@ def tokens_per_s(steps: Sequence[StepRecord]) -> list[Point]:
 
 
 def durations_s(steps: Sequence[StepRecord]) -> list[float]:
-    """Give the time from the end of one step to the end of the next, pauses included.
+    """Return the time from the end of one step to the end of the next, pauses included.
 
     Where the step before is not on record (the first one, or a run that keeps one line per log
     interval), or where a resumed run set its clock back, the step's own time is all that is known.

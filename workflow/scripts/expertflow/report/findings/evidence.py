@@ -125,7 +125,6 @@ def time_shares(report: Report) -> dict[str, float]:
 
 
 def steps_per_epoch(report: Report) -> int:
-    """Return the steps that take every packed row once."""
     batch = report["training_parameters"]["global_batch_sequences"]
     return max(1, -(-int(report["data"]["sequences"]) // int(batch)))
 

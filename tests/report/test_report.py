@@ -1,0 +1,377 @@
+"""report.json: golden files, honest nulls, inputs from disk, and checks that refuse a fault."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from msgspec.structs import fields, replace
+from report_reading import set_at
+
+from expertflow.core.errors import DataError
+from expertflow.core.records import to_json, write_record
+from expertflow.report import records, run_records
+from expertflow.report.build import build_report
+from expertflow.report.check import check_against_records, check_report, check_tokens
+from expertflow.report.diagnose import MISSING, look_up
+from expertflow.report.inputs import ReportInputs, read_inputs, read_lines
+from expertflow.train.records import StepRecord
+
+GOLDEN = Path(__file__).parent / "golden"
+
+KEPT_PATHS = (
+    "training_parameters.warmup_steps",
+    "training_parameters.batch_size",
+    "training_parameters.gradient_accumulation_steps",
+    "training_report.hardware.collection_interval_seconds",
+    "training_report.training.epoch_summaries",
+)
+
+
+@pytest.mark.parametrize("variant", ["gpu", "cpu"])
+def test_report_equals_golden(variant: str, request: pytest.FixtureRequest) -> None:
+    """To accept a wanted change: EXPERTFLOW_UPDATE_GOLDEN=1 pytest tests/report."""
+    report = _rounded(request.getfixturevalue(f"{variant}_report"))
+    path = GOLDEN / f"report-{variant}.json"
+    if os.environ.get("EXPERTFLOW_UPDATE_GOLDEN"):
+        path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert report == json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("variant", ["gpu", "cpu"])
+def test_report_passes_its_check(variant: str, request: pytest.FixtureRequest) -> None:
+    check_report(
+        request.getfixturevalue(f"{variant}_report"),
+        request.getfixturevalue(f"{variant}_inputs"),
+    )
+
+
+@pytest.mark.parametrize("path", KEPT_PATHS)
+def test_paths_of_older_readers_stay(path: str, gpu_report: dict[str, Any]) -> None:
+    assert look_up(gpu_report, path) not in (None, MISSING)
+
+
+def test_no_reason_for_what_is_there(cpu_report: dict[str, Any]) -> None:
+    for path in cpu_report["unavailable"]:
+        assert look_up(cpu_report, path) is None, path
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "path", "reason"),
+    [
+        ("monitor", {"configured_interval_s": None}, "collection_interval_seconds", "automatic"),
+        ("monitor", {"power_w": None, "unavailable": {"power_w": "denied"}}, "power_w", "denied"),
+        (
+            "training",
+            {"sampled_steps": None, "unavailable": {"sampled_steps": "too few steps"}},
+            "time.forward_s",
+            "too few steps",
+        ),
+        ("training", {"gpu_name": None}, "gpu.name", "did not tell the card's name"),
+    ],
+)
+def test_what_a_record_lacks_is_null_with_its_reason(
+    record: str, changes: dict[str, Any], path: str, reason: str, gpu_inputs: ReportInputs
+) -> None:
+    inputs = replace(gpu_inputs, **{record: replace(getattr(gpu_inputs, record), **changes)})
+    report = build_report(inputs, {})
+    check_report(report, inputs)
+    where = path if path.startswith("time.") else f"training_report.hardware.{path}"
+    assert reason in report["unavailable"][where]
+
+
+def test_epoch_without_evaluation_says_so(gpu_inputs: ReportInputs) -> None:
+    first, last = gpu_inputs.training.epoch_summaries
+    training = replace(gpu_inputs.training, epoch_summaries=(first, replace(last, eval_loss=None)))
+    report = build_report(replace(gpu_inputs, training=training), {})
+    check_report(report, gpu_inputs)
+    path = "training_report.training.epoch_summaries[1].eval_loss"
+    assert report["unavailable"][path] == "no evaluation fell into this epoch"
+
+
+def test_provenance_of_the_caller_is_kept(gpu_inputs: ReportInputs) -> None:
+    report = build_report(gpu_inputs, {"git": "abc", "container": "x"})
+    assert report["provenance"]["git"] == "abc"
+    assert report["provenance"]["container"] == "x"
+    assert report["provenance"]["torch"] == "2.9.1+cu128"
+    assert "provenance.command" in report["unavailable"]
+
+
+def _rounded(value: Any) -> Any:
+    """Leave ten digits of floats: the last ones depend on the machine's maths library."""
+    if isinstance(value, float):
+        return float(f"{value:.10g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
+
+
+SCHEMA = Path(__file__).parents[2] / "workflow" / "schemas" / "report.schema.yaml"
+
+Report = dict[str, Any]
+
+TRAINING = "training_report.training"
+
+FAULTS = [
+    ("run.colour", "blue", "run"),
+    ("data.documents", MISSING, "documents"),
+    ("time.wall_s", "long", "time.wall_s"),
+    ("run.preset", None, "run.preset"),
+    ("throughput.mfu_fraction", 1.4, "throughput.mfu_fraction"),
+    (f"{TRAINING}.epoch_summaries.1", MISSING, "epoch_summaries: 1 entries for 2 epochs"),
+    (f"{TRAINING}.epochs", 2.01, "epoch_summaries: 2 entries for 3 epochs"),
+    ("training_parameters.warmup_steps", 1800, "training_parameters.warmup_steps"),
+    ("time.train_s", 2_450.0, "time: the parts"),
+    ("time.other_s", 40.0, "time: the parts"),
+    ("cost.usd", 2.10, "cost.usd"),
+    ("cost.hours", 0.76, "cost.hours"),
+    ("cost.usd_per_hour", None, "cost.usd"),
+    ("data.trained_tokens", 86_400_001, "tokens add up to 86,400,000, not to 86,400,001"),
+    (f"{TRAINING}.steps", 1_799, "epoch_summaries: steps add up to 1,800, not to 1,799"),
+    ("data.useful_tokens", 43_200_001, "epoch_summaries[0].tokens: 43,200,000 in 900 of 900"),
+    ("cost.billed_usd", 1.0, "cost.billed_usd: 1.0 is not"),
+    ("findings.0.worth_usd", 9.0, "findings: worth $9"),
+    ("plan.save_hours", 0.5, "plan.hours: is 0.73"),
+    ("plan.memory.step_bytes", 1, "plan.memory_peak_bytes"),
+    ("training_report.hardware.power_w", None, "hardware.power_w: null without a reason"),
+    ("data.sources.1.licence", None, "data.sources[1].licence"),
+    ("unavailable", {"model.revision": ""}, "unavailable"),
+    ("comparison", [{"anything": 1}], "comparison"),
+    ("export.published_step", 1800, "but step 1200 was evaluated; run export_model again"),
+]
+
+EVALUATION_FAULTS = [
+    ("after.n_by_kind.other", 1, "after.n_by_kind: 201 verdicts"),
+    ("before.n_correct", 10, "n_by_kind: 200 verdicts, 9 correct; 200 answers, 10 correct"),
+    ("before.value_fraction", 0.05, "before.value_fraction: 0.05 is not 9 of 200"),
+    ("after.ci95", [0.62, 0.7], "after.value_fraction: 0.61 is outside its interval"),
+    ("after.held_out_loss_ci95", [0.6, 0.7], "held_out_loss: 0.566 is outside its interval"),
+    ("after.n_cut_off", 201, "after.n_cut_off: more than the 200"),
+    ("changes.1.difference", 0.55, "changes[1].difference: 0.55 is not 0.61 less 0.045"),
+    ("changes.0.difference", -1.3, "changes[0].difference: -1.3 is not 0.566 less 1.874"),
+    ("changes.1.ci95", [0.6, 0.7], "changes[1].difference: 0.565 is outside"),
+    ("changes.0.change", "worse", "changes[0].change: 'worse', the interval says 'better'"),
+    ("changes.1.ci95", [-0.1, 0.9], "'better', the interval says 'no measurable change'"),
+    ("changes.1.n", 199, "changes[1].n: 199, but 200 were asked"),
+    ("baselines.2.change.difference", 0.31, "[2].change.difference: 0.31 is not 0.61 less 0.31"),
+    ("baselines.0.value_fraction", None, "baselines[0].change: a change of what was not measured"),
+    ("baselines.0.n_examples", 100, "baselines[0].n_by_kind"),
+    ("earlier.change.change", "worse", "'worse', the interval says 'no measurable change'"),
+    ("published.candidates.1.published", False, "published is step 1200, marked are []"),
+    ("published.step", 1800, "published.candidates: published is step 1800, marked are [1200]"),
+    ("published.candidates.2.published", True, "step 1200, marked are [1200, 1800]"),
+    ("published.n_questions", 90, "published.candidates[0].n_examples: 100, not the 90"),
+    ("judge.n_pairs", 60, "judge: 50 verdicts (12 ties, 4 of them inconsistent) and 1 failures"),
+    ("judge.n_inconsistent", 13, "judge: 50 verdicts (12 ties, 13 of them inconsistent)"),
+    ("judge.win_fraction", 0.7, "judge.win_fraction: 0.7, the verdicts say 0.74"),
+    ("earlier", None, "evaluation.earlier: null without a reason"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [*FAULTS, *((f"evaluation.{path}", *rest) for path, *rest in EVALUATION_FAULTS)],
+)
+def test_fault_is_named(
+    path: str,
+    value: Any,
+    message: str,
+    gpu_report: Report,
+    gpu_inputs: ReportInputs,
+) -> None:
+    set_at(gpu_report, path, value)
+    with pytest.raises(DataError, match=rf"^report\.json.*{re.escape(message)}"):
+        check_report(gpu_report, gpu_inputs)
+
+
+def _single_step(report: Report) -> None:
+    report["training_parameters"] |= {"total_steps": 1, "warmup_steps": 0}
+
+
+def _time_one_percent_off(report: Report) -> None:
+    report["time"]["other_s"] += 0.009 * report["time"]["wall_s"]
+
+
+def _no_change_beside_zero(report: Report) -> None:
+    """Too few pairs differ for a word, though the interval lies beside zero."""
+    report["evaluation"]["changes"][1]["change"] = "no measurable change"
+
+
+def _losses_summed_in_another_order(report: Report) -> None:
+    report["evaluation"]["changes"][0]["difference"] += 5e-4
+
+
+def _judge_never_answered(report: Report) -> None:
+    report["evaluation"]["judge"] |= {
+        "n_wins": 0, "n_losses": 0, "n_ties": 0, "n_inconsistent": 0, "n_failed": 51,
+        "win_fraction": None, "ci95": None,
+    }  # fmt: skip
+    for key in ("win_fraction", "ci95"):
+        report["unavailable"][f"evaluation.judge.{key}"] = "no pair was judged"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _single_step,
+        _time_one_percent_off,
+        _no_change_beside_zero,
+        _losses_summed_in_another_order,
+        _judge_never_answered,
+    ],
+)
+def test_what_is_no_fault_passes(change: Any, gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    change(gpu_report)
+    check_report(gpu_report, gpu_inputs)
+
+
+def test_every_key_is_described() -> None:
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    for name, node in schema["$defs"].items():
+        cls = getattr(records, name, None) or getattr(run_records, name, None)
+        if cls is None or "report" not in cls.__module__:
+            continue  # a record of another stage, which describes its fields itself
+        assert len(node["description"]) > 10, name
+        declared = cls.__annotations__
+        for key in declared:
+            below = node["properties"].get(key, node)
+            assert "description" in below or "$ref" in str(below), (name, key)
+
+
+@pytest.mark.parametrize("variant", ["gpu_report", "cpu_report"])
+def test_the_schema_holds_for_a_report(variant: str, request: pytest.FixtureRequest) -> None:
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    report = request.getfixturevalue(variant)
+    jsonschema.validate(report, schema)
+    report["time"]["wall_s"] = None
+    with pytest.raises(jsonschema.ValidationError, match="None is not of type"):
+        jsonschema.validate(report, schema)
+
+
+def _stopped(report: Report, *, tokens: int) -> Report:
+    """Let the second epoch end after 100 steps."""
+    training = report["training_report"]["training"]
+    training["epoch_summaries"][1] |= {"steps": 100, "tokens": tokens}
+    training |= {"steps": 1_000, "epochs": 1_000 / 900}
+    report["data"]["trained_tokens"] = 43_200_000 + tokens
+    return report
+
+
+def test_part_of_an_epoch_holds_at_most_its_rows(gpu_report: Report) -> None:
+    cells = 100 * 32 * 1_536
+    check_tokens(_stopped(gpu_report, tokens=cells))
+    with pytest.raises(DataError, match=r"epoch_summaries\[1\]\.tokens: 4,915,201 in 100 of 900"):
+        check_tokens(_stopped(gpu_report, tokens=cells + 1))
+
+
+def test_epochs_of_another_order_are_not_held_against_the_rows(gpu_report: Report) -> None:
+    gpu_report["data"]["useful_tokens"] = 1
+    gpu_report["training_report"]["training"]["epochs"] = 2.5
+    check_tokens(gpu_report)
+
+
+def test_documents_on_the_fly_are_not_held_against_the_rows(gpu_report: Report) -> None:
+    gpu_report["data"]["useful_tokens"] = 1
+    with pytest.raises(DataError, match=r"epoch_summaries\[0\]\.tokens"):
+        check_tokens(gpu_report)
+    gpu_report["training_report"]["training"]["on_the_fly"] = True
+    check_tokens(gpu_report)
+
+
+def test_other_rows_than_packed_are_refused(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    held_out = replace(gpu_inputs.packing.held_out, sha256="00" * 32)
+    inputs = replace(gpu_inputs, packing=replace(gpu_inputs.packing, held_out=held_out))
+    with pytest.raises(DataError, match="other rows than packing"):
+        check_against_records(gpu_report, inputs)
+
+
+def _seen_until(inputs: ReportInputs, seconds: float) -> ReportInputs:
+    last = replace(inputs.samples[-1], elapsed_s=seconds)
+    return replace(inputs, samples=(*inputs.samples[:-1], last))
+
+
+# The last step is at 2,628.5 s of 2,712 s, and 1 % are 27.12 s; 5 s are for leaving.
+@pytest.mark.parametrize(
+    ("seen_s", "agree"),
+    [(2_602.0, True), (2_601.0, False), (2_744.0, True), (2_745.0, False)],
+)
+def test_monitor_and_loop_tell_one_time(
+    seen_s: float, agree: bool, gpu_report: Report, gpu_inputs: ReportInputs
+) -> None:
+    inputs = _seen_until(gpu_inputs, seen_s)
+    if agree:
+        check_against_records(gpu_report, inputs)
+        return
+    with pytest.raises(DataError, match="the monitor's last reading"):
+        check_against_records(gpu_report, inputs)
+
+
+def test_short_runs_are_allowed_two_intervals(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    monitor = replace(gpu_inputs.monitor, effective_interval_s=40.0)
+    check_against_records(gpu_report, replace(_seen_until(gpu_inputs, 2_549.0), monitor=monitor))
+
+
+def test_monitor_that_died_is_no_witness(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
+    died = replace(gpu_inputs.monitor, monitor_cpu_fraction=None)
+    inputs = replace(_seen_until(gpu_inputs, 5.0), monitor=died)
+    check_against_records(gpu_report, inputs)
+    check_against_records(gpu_report, replace(gpu_inputs, samples=()))
+
+
+def test_a_plan_without_prediction_passes(cpu_inputs: ReportInputs) -> None:
+    report = build_report(cpu_inputs, {})
+    assert report["plan"]["step_hours"] is None and report["plan"]["memory"] is None
+    check_report(report, cpu_inputs)
+
+
+FILES = {"steps": "steps.jsonl", "samples": "gpu.jsonl", "profile": "profile/kernels.json"}
+
+
+def _write(folder: Path, inputs: ReportInputs) -> None:
+    for field in fields(inputs):
+        record = getattr(inputs, field.name)
+        path = folder / FILES.get(field.name, f"{field.name}.json")
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(record, tuple):
+            lines = [json.dumps(to_json(item)) for item in record]
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        elif field.name not in ("spec", "ablation"):
+            write_record(path, record)
+
+
+def test_inputs_survive_the_disk(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
+    _write(tmp_path, cpu_inputs)
+    assert read_inputs(cpu_inputs.spec, tmp_path) == cpu_inputs
+
+
+def test_records_of_another_expert_are_refused(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
+    other = replace(cpu_inputs, export=replace(cpu_inputs.export, expert="expert-json"))
+    _write(tmp_path, other)
+    with pytest.raises(DataError, match=r"export: is about expert 'expert-json'"):
+        read_inputs(cpu_inputs.spec, tmp_path)
+
+
+def test_lines_end_at_newlines_alone(tmp_path: Path, cpu_inputs: ReportInputs) -> None:
+    path = tmp_path / "steps.jsonl"
+    line = json.dumps(to_json(cpu_inputs.steps[0]))
+    path.write_bytes(f"{line}\n\n{line}".encode())
+    assert len(read_lines(StepRecord, path)) == 2
+
+
+@pytest.mark.parametrize("bad", ["{", '{"step": 1}', "[]"])
+def test_bad_line_is_named(bad: str, tmp_path: Path, cpu_inputs: ReportInputs) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text(json.dumps(to_json(cpu_inputs.steps[0])) + "\n" + bad, encoding="utf-8")
+    with pytest.raises(DataError, match=r"steps\.jsonl:2"):
+        read_lines(StepRecord, path)
+
+
+def test_missing_series_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="series is missing"):
+        read_lines(StepRecord, tmp_path / "steps.jsonl")
