@@ -9,9 +9,9 @@ VOCAB = 60
 END, PAD = 1, 0
 
 
-def tiny_qwen3(*, n_positions: int = 512) -> Qwen3ForCausalLM:
+def tiny_qwen3(*, n_positions: int = 512, vocab_size: int = VOCAB) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, intermediate_size=64, tie_word_embeddings=False,
         max_position_embeddings=n_positions,
     )  # fmt: skip

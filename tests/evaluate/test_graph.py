@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(script: Path) -> Iterator[GraphServer]:
-    with GraphServer(script) as running:
+    with closing(GraphServer(script)) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from made_up_model import tiny_qwen3
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import lm_eval_hook
@@ -28,12 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiny() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=64,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
+    model = tiny_qwen3(vocab_size=300)
     model.generation_config.repetition_penalty = 3.0
     return model
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(sandbox_problem() is not None, reason=str(sandbo
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(find_node().path, SandboxLimits(cpu_s=2, wall_s=120)) as made:
+    with closing(Sandbox(find_node().path, SandboxLimits(cpu_s=2, wall_s=120))) as made:
         yield made
 
 
@@ -84,7 +85,7 @@ def test_memory_output_and_time_end(sandbox: Sandbox) -> None:
     assert _run(sandbox, fill).exit_code not in (0, None)
     assert _run(sandbox, "for (;;) console.log('x'.repeat(1e4))").how == "too_much_output"
     assert _run(sandbox, "for (;;) {}").exit_code == 128 + 24
-    with Sandbox(find_node().path, SandboxLimits(wall_s=0.5)) as short:
+    with closing(Sandbox(find_node().path, SandboxLimits(wall_s=0.5))) as short:
         assert _run(short, "setTimeout(() => 0, 1e9)").how == "timed_out"
         assert _run(short, "fs.closeSync(1); fs.closeSync(2); for (;;) {}").how == "timed_out"
 
@@ -103,7 +104,7 @@ def test_a_program_that_only_root_reaches_is_copied(
     monkeypatch.setattr(sandbox_module, "_is_root", lambda: True)
     monkeypatch.setattr(sandbox_module, "_libraries", lambda path: set())
     tmp_path.chmod(0o700)
-    with Sandbox(program, SandboxLimits()) as made:
+    with closing(Sandbox(program, SandboxLimits())) as made:
         copy = made._scratch
         assert copy is not None and copy.joinpath("node").is_file()
     assert not copy.exists()

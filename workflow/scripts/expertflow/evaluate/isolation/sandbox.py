@@ -53,7 +53,7 @@ class Ended(Record, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    """Starts one program, each time in a new sandbox; use it in ``with``."""
+    """Starts one program, each time in a new sandbox; close it in the end."""
 
     def __init__(self, program: Path, limits: SandboxLimits) -> None:
         self._limits = limits
@@ -63,12 +63,6 @@ class Sandbox:
             program = self._reachable(program.resolve())
             self._command = _bwrap(limits) + _root(program) + _prlimit(limits)
             undo.pop_all()
-
-    def __enter__(self) -> "Sandbox":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._scratch is not None:

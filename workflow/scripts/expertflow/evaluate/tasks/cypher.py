@@ -8,6 +8,7 @@ process (``isolation.graph_worker``), which is killed when it overruns the clock
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -82,7 +83,7 @@ class Cypher(IsolatedTask):
         verdicts = super().score(cases)
         if not cases or "graph" not in cases[0].artefacts:
             return verdicts
-        with GraphServer(cases[0].artefacts["graph"]) as server:
+        with closing(GraphServer(cases[0].artefacts["graph"])) as server:
             ask = cache(server.ask)
             return [_settle(*each, ask) for each in zip(cases, verdicts, strict=True)]
 
@@ -157,7 +158,7 @@ _reading = lru_cache(maxsize=4096)(_read)
 
 
 class GraphServer:
-    """A process with a graph in memory, started when it is first asked; use it in ``with``."""
+    """A process with a graph in memory, started when it is first asked."""
 
     def __init__(self, script: Path) -> None:
         """Take a file with one Cypher statement a line; lines with ``//`` first are comments."""
@@ -165,10 +166,7 @@ class GraphServer:
         options = {"script": str(script.resolve())}
         self._worker = Worker(Path(graph_worker.__file__), options, wall_s=WALL_S, quiet=True)
 
-    def __enter__(self) -> "GraphServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._worker.close()
 
     def ask(self, query: str) -> QueryAnswer:

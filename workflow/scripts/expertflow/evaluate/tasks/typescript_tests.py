@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +95,7 @@ class TypeScriptTests(ScoringTask):
             raise EvaluationError(reason)
         n_at_once = min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) + 1)
         with (
-            Sandbox(find_node().path, limits or SandboxLimits()) as sandbox,
+            closing(Sandbox(find_node().path, limits or SandboxLimits())) as sandbox,
             ThreadPoolExecutor(n_at_once) as pool,
         ):
             return list(pool.map(lambda case: _judge(case, sandbox), cases))
@@ -140,7 +141,7 @@ def sandbox_problem() -> str | None:
     )  # fmt: skip
     probe = ScoringCase(example=example, prediction=_PROBE, fields={"tests": "tests"}, artefacts={})
     try:
-        with Sandbox(find_node().path, SandboxLimits()) as sandbox:
+        with closing(Sandbox(find_node().path, SandboxLimits())) as sandbox:
             verdict = _judge(probe, sandbox)
     except EvaluationError as error:
         return str(error)
