@@ -37,12 +37,15 @@ def main(folder: Path) -> None:
     assert one is not None
     checkpoint.restore(one, **how)
     taken = snapshot(net, optimizer, step=3)
-    assert taken.is_whole == (rank == 0) == bool(taken.weights)
-    checkpoint.write(folder / "one_by_two", taken, keep=1)
+    assert (taken is not None) == (rank == 0)
+    if taken is not None:
+        checkpoint.write(folder / "one_by_two", taken, keep=1)
 
     torch.manual_seed(rank)
     steps(net, optimizer, plan, of=range(3, 5))
-    checkpoint.write(folder / "two", snapshot(net, optimizer, step=5), keep=1)
+    taken = snapshot(net, optimizer, step=5)
+    if taken is not None:
+        checkpoint.write(folder / "two", taken, keep=1)
     dist.barrier()
     draw, sha256 = torch.rand(4), weights_sha256(net)
     steps(net, optimizer, plan, of=range(5, 7))

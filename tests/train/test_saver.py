@@ -39,7 +39,7 @@ def test_training_goes_on_while_a_snapshot_is_written(
 ) -> None:
     go_on, order = threading.Event(), []
 
-    def write(state: Path, taken: Snapshot, *, keep: int) -> Path | None:
+    def write(state: Path, taken: Snapshot, *, keep: int) -> Path:
         assert go_on.wait(120)
         order.append(taken.step)
         return checkpoint.write(state, taken, keep=keep)
@@ -53,7 +53,7 @@ def test_training_goes_on_while_a_snapshot_is_written(
         assert order[:2] == [0, 1], "the second begins when the first is written"
     assert order == [0, 1, 2]
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
-    assert writer.written_s > 0 and writer.waited_s > 0
+    assert writer.written_s > 0
     assert writer.n_bytes == checkpoint_files.n_bytes(tmp_path / "checkpoints" / "step-00000002")
 
 
@@ -79,13 +79,6 @@ def test_the_error_of_the_training_is_the_one_to_see(
         writer.submit(taken(1))
         raise ZeroDivisionError
     assert "the last checkpoint was not written" in caplog.text
-
-
-def test_a_rank_that_holds_nothing_writes_nothing(tmp_path: Path) -> None:
-    empty = Snapshot(step=1, weights={}, optimizer={}, progress={}, is_whole=False)
-    with Saver(tmp_path, keep=1) as writer:
-        writer.submit(empty)
-    assert not list(tmp_path.iterdir()) and writer.n_bytes is None
 
 
 @pytest.mark.parametrize("step", [1, 2])

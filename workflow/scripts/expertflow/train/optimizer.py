@@ -123,11 +123,7 @@ def load_optimizer(
     tensors: Mapping[str, torch.Tensor],
     values: Mapping[str, Any],
 ) -> None:
-    """Put a state back, to the shards where there are some.
-
-    Raises:
-        TrainingError: the state belongs to other parameters or to another optimiser.
-    """
+    """Load a state, to the shards where there are some; refuse one of other parameters."""
     optimizer = _unwrapped(optimizer)
     parameters = trained_parameters(model)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}

@@ -6,7 +6,6 @@ These readings change from minute to minute, so they lie outside every fingerpri
 import importlib.metadata
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +26,14 @@ from expertflow.hardware.probe import (
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
+from expertflow.train.model.load import DTYPES
 
 log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
 FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.13"}
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
-# Packages that only some settings need: which, and what to do where one is missing.
-OPTIONAL: dict[str, tuple[Callable[[TrainPlan], bool], str]] = {
-    "bitsandbytes": (
-        lambda plan: plan.method == "qlora" or plan.optim == "adamw_8bit",
-        "method qlora and optim adamw_8bit need it; pip install -r"
-        " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
-    ),
-    "tensorboard": (
-        lambda plan: plan.report_to == "tensorboard",
-        "pip install tensorboard, or set training.report_to to none",
-    ),
-    "wandb": (
-        lambda plan: plan.report_to == "wandb",
-        "pip install wandb, or set training.report_to to none",
-    ),
-}
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
 WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
@@ -152,7 +135,7 @@ def _check_gpu_memory(plan: TrainPlan) -> int:
 
 def _measured_peak(plan: TrainPlan) -> float | None:
     """Measure a large product where the plan does not know the card's peak; null where it does."""
-    gpu, dtype = plan.gpu, getattr(torch, DTYPES[plan.precision])
+    gpu, dtype = plan.gpu, DTYPES[plan.precision]
     assert gpu is not None
     known = {
         "bf16": gpu.peak_bf16_flops_per_s,
@@ -183,9 +166,15 @@ def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
 def _versions(plan: TrainPlan) -> dict[str, str]:
     """Return the releases of the packages that decide a result."""
     found = {name: _version(name, "install envs/") for name in PACKAGES}
-    for name, (is_needed, remedy) in OPTIONAL.items():
-        if is_needed(plan):
-            found[name] = _version(name, remedy)
+    if plan.method == "qlora" or plan.optim == "adamw_8bit":
+        found["bitsandbytes"] = _version(
+            "bitsandbytes",
+            "method qlora and optim adamw_8bit need it; pip install -r"
+            " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
+        )
+    if (tracker := plan.report_to) in ("tensorboard", "wandb"):
+        remedy = f"pip install {tracker}, or set training.report_to to none"
+        found[tracker] = _version(tracker, remedy)
     for name, floor in FLOORS.items():
         if _numbers(found[name]) < _numbers(floor):
             raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")

@@ -129,11 +129,7 @@ class RankZeroDecision:
             self._store.set(GO_ON, str(int(go_on)))
 
     def wait(self) -> bool:
-        """Wait for the decision whether there is something left to train.
-
-        Raises:
-            TrainingError: the first process ended without one.
-        """
+        """Wait for the decision whether there is something left to train."""
         assert self._store is not None, "there is no first process to wait for"
         try:
             while not self._store.check([GO_ON]):

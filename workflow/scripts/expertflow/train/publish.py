@@ -71,13 +71,7 @@ def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, 
 
 
 def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
-    """Check that the rows that were trained on are those of the manifest.
-
-    Snakemake does not notice an input that is edited while a job runs.
-
-    Raises:
-        TrainingError: they are not.
-    """
+    """Check the rows: Snakemake does not notice an input that is edited while a job runs."""
     for name, split in (("train", packing.train), ("held_out", packing.held_out)):
         if sha256_file(rows / name / ROWS_FILE) != split.sha256:
             raise TrainingError(
@@ -119,7 +113,7 @@ def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) ->
         micro_batch_size=plan.batch_size,
         n_accumulation_steps=plan.gradient_accumulation_steps,
         memory_retries=memory.retries(run.state),
-        sampled_steps=_sampled_steps(progress),
+        sampled_steps=_mean_parts(**progress.sampled) if progress.sampled else None,
         profile_steps=plan.profile_steps,
         n_tokens=progress.n_tokens,
         n_target_tokens=progress.n_targets,
@@ -165,14 +159,8 @@ def _unavailable(run: Run) -> dict[str, str]:
     return missing
 
 
-def _sampled_steps(progress: Progress) -> SampledSteps | None:
-    sampled = progress.sampled
-    if not sampled:
-        return None
-    n_steps = sampled["steps"]
-    return SampledSteps(
-        n_steps=int(n_steps), **{f"{name}_s": sampled[name] / n_steps for name in PARTS}
-    )
+def _mean_parts(steps: float, **parts: float) -> SampledSteps:
+    return SampledSteps(n_steps=int(steps), **{f"{name}_s": parts[name] / steps for name in PARTS})
 
 
 def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSummary, ...]:

@@ -49,11 +49,7 @@ def after_step(run: Run) -> None:
 
 
 def evaluate(run: Run) -> bool:
-    """Measure the held-out loss; tell whether it is the lowest so far.
-
-    Raises:
-        Diverged: it is not finite.
-    """
+    """Measure the held-out loss; tell whether it is the lowest so far."""
     flush(run)
     plan, progress, processes = run.plan, run.progress, run.processes
     start, best = time.perf_counter(), progress.best
@@ -128,7 +124,7 @@ def save(run: Run) -> None:
             )
         except checkpoint.NotFinite as error:
             raise Diverged(str(error)) from error
-        if run.processes.is_first:
+        if snapshot is not None:
             run.saver.submit(snapshot)
     run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()
     run.progress.save_points.append(
@@ -146,8 +142,20 @@ def flush(run: Run) -> None:
         return
     pending, run.pending = run.pending, []
     with run.clock.part("steps"):
-        losses, norms = _fetch(run, pending)
-    _set_times(run, pending)
+        # One wait for the device; losses and padding are summed over the processes.
+        shares = torch.stack([step.loss for step in pending]).double()
+        padding = shares.new_tensor([step.n_padding for step in pending])
+        norms = torch.stack([step.grad_norm for step in pending]).tolist()
+        losses, n_padding = run.processes.add_up(torch.stack((shares, padding))).tolist()
+    run.progress.n_padding += round(sum(n_padding))
+    now_s = time.perf_counter()
+    if run.device.type == "cuda":
+        # The device runs behind: steps share the time since the last fetch. The host's own times
+        # are how long it took to ask for a step, not to do it.
+        share_s, end_s = (now_s - run.fetched_at_s) / len(pending), run.clock.wall_s
+        for i, step in enumerate(reversed(pending)):
+            step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
+    run.fetched_at_s = now_s
     records = [_record(*values) for values in zip(pending, losses, norms, strict=True)]
     for record in records:
         _check(run, record)
@@ -172,29 +180,6 @@ def truncate_log(run: Run) -> None:
         n_lost = run.progress.step - len(done)
         if run.plan.track_per_step_metrics and n_lost > 0:
             log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
-
-
-def _fetch(run: Run, pending: list[PendingStep]) -> tuple[list[float], list[float]]:
-    """Wait for the device once; sum losses and padding over the processes."""
-    shares = torch.stack([step.loss for step in pending]).double()
-    padding = shares.new_tensor([step.n_padding for step in pending])
-    norms = torch.stack([step.grad_norm for step in pending]).tolist()
-    losses, n_padding = run.processes.add_up(torch.stack((shares, padding))).tolist()
-    run.progress.n_padding += round(sum(n_padding))
-    return losses, norms
-
-
-def _set_times(run: Run, pending: list[PendingStep]) -> None:
-    """Set each step's share of the time since the last fetch, where the device runs behind.
-
-    The host's own times are how long it took to ask for a step, not to do it.
-    """
-    now_s = time.perf_counter()
-    if run.device.type == "cuda":
-        share_s, end_s = (now_s - run.fetched_at_s) / len(pending), run.clock.wall_s
-        for i, step in enumerate(reversed(pending)):
-            step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
-    run.fetched_at_s = now_s
 
 
 def _record(step: PendingStep, loss: float, grad_norm: float) -> StepRecord:

@@ -47,7 +47,7 @@ class BaseFeed(Struct, kw_only=True):
         return int(collator.n_tokens_N[rows].sum())
 
     def micro_batches(self, step: int) -> list[Rows]:
-        """Return the rows of every micro-batch of a step that this rank runs, as many on each rank.
+        """Return the rows of a step's micro-batches on this rank: as many as on every other.
 
         Where an epoch's last step leaves a rank fewer, or none, it runs one of the step's rows
         again, which does not count.

@@ -90,11 +90,7 @@ class OnTheFlyFeed(BaseFeed, kw_only=True):
 def read_on_the_fly(
     plan: TrainPlan, model: ModelRecord, documents: Documents
 ) -> tuple[OnTheFlyFeed, PackedRows]:
-    """Return the feed of a run, and its held-out rows.
-
-    Raises:
-        TrainingError: there are no documents, or nothing is to be learned of those held out.
-    """
+    """Return the feed of a run, and its held-out rows."""
     length = plan.sequence_length_tokens
     train = documents.rows(model, held_out=False, length=length)
     held_out = documents.rows(model, held_out=True, length=length)

@@ -231,14 +231,8 @@ def check_flex(device: torch.device) -> None:
 def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
     """Return the mask that a kernel of transformers needs, one for each kind of layer if it varies.
 
-    Args:
-        attention: what transformers calls the kernel.
-        config: the config of the text model; says which layers have a sliding window.
-        position_ids_BL: 0 where a document starts.
-        dtype: of the mask where it is added to the scores.
-
-    Raises:
-        TrainingError: the kernel cannot be trained on this device.
+    ``attention`` is transformers' name of the kernel, ``config`` that of the text model. A document
+    starts where ``position_ids_BL`` is 0; ``dtype`` is that of a mask that is added to the scores.
     """
     make: Callable[[torch.Tensor, int | None], Any]
     if attention == FLEX:

@@ -122,11 +122,7 @@ def checked_layout(directory: Path, spec: ModelSpec) -> Layout:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """Read a decoder's shape from its config.json.
-
-    Raises:
-        TrainingError: there is no config, or it is not a dense decoder's.
-    """
+    """Read a dense decoder's shape from its config.json."""
     path = directory / "config.json"
     if not path.is_file():
         raise TrainingError(f"{directory}: no config.json; give a model directory or a hub id")
@@ -225,11 +221,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def download_model(name: str, revision: str | None, *, fix: str) -> Path:
-    """Find a hub model in the cache, or download it; the name of its folder is its commit.
-
-    Raises:
-        TrainingError: it cannot be had, with ``fix``.
-    """
+    """Find a hub model in the cache, or download it; the name of its folder is its commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

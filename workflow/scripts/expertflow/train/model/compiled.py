@@ -71,13 +71,7 @@ def _check_tools(device: torch.device) -> None:
 
 
 def _try_a_kernel(device: torch.device) -> None:
-    """Build and run the smallest kernel: triton needs a C compiler and Python's headers.
-
-    Bare machines, and images to run things in, have neither. What is loaded, layers load anyway.
-
-    Raises:
-        TrainingError: it fails.
-    """
+    """Build and run the smallest kernel: it needs a C compiler and Python's headers."""
     try:
         torch.compile(lambda x: -x)(torch.zeros(1, device=device))
     # Which of them depends on where it fails: in the compiler, in triton, in the linker.

@@ -51,11 +51,7 @@ def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torc
 
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy whole trained parameters back, to the shards where there are some.
-
-    Raises:
-        TrainingError: names, shapes or types differ, so the state belongs to another model.
-    """
+    """Copy whole trained parameters back, to the shards where there are some."""
     parameters = trained_parameters(model)
     for name in sorted(set(parameters) ^ set(state)):
         side = "missing in the saved state" if name in parameters else "not trained in this model"

@@ -103,11 +103,7 @@ def _operator_spans(profiler: profile) -> list[Span]:
 
 
 def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
-    """Write the trace, compressed; return its size, or why there is none.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Write the trace, compressed; return its size, or why there is none."""
     plain = path.with_name(f".{path.stem}.{os.getpid()}.partial")
     try:
         profiler.export_chrome_trace(str(plain))

@@ -57,16 +57,12 @@ class NotFinite(TrainingError):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """A run's state in host memory, independent of the training that goes on.
-
-    Only rank 0 holds it (``is_whole``); elsewhere the tensors are left out.
-    """
+    """A run's state in host memory, independent of the training that goes on."""
 
     step: int
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     progress: dict[str, Any]
-    is_whole: bool
 
 
 def take(
@@ -75,10 +71,11 @@ def take(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
     progress: dict[str, Any],
-) -> Snapshot:
+) -> Snapshot | None:
     """Copy the state after ``progress["step"]`` finished steps into host memory. A collective.
 
-    ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of these very weights.
+    Only rank 0 gets it. ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of
+    these very weights.
 
     Raises:
         NotFinite: a trained parameter is not.
@@ -90,9 +87,9 @@ def take(
             " training.learning_rate or check the data; earlier checkpoints stay"
         )
     several = dist.is_initialized()
-    is_whole = not several or dist.get_rank() == 0
+    writes = not several or dist.get_rank() == 0
     # Ranks that do not write let go of a gathered tensor at once.
-    copy = _host_copy if is_whole else (lambda _: torch.empty(0))
+    copy = _host_copy if writes else (lambda _: torch.empty(0))
     device = next(model.parameters()).device
     weights = trainable_state(model, copy)
     tensors, values = optimizer_tensors(optimizer, model, copy)
@@ -105,14 +102,11 @@ def take(
     }
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return Snapshot(
-        step=step,
-        weights=weights if is_whole else {},
-        optimizer=tensors if is_whole else {},
-        # By way of JSON: a copy that later changes to the run's lists do not reach.
-        progress=json.loads(json.dumps({**progress, OURS: ours})),
-        is_whole=is_whole,
-    )
+    if not writes:
+        return None
+    # By way of JSON: a copy that later changes to the run's lists do not reach.
+    kept = json.loads(json.dumps({**progress, OURS: ours}))
+    return Snapshot(step=step, weights=weights, optimizer=tensors, progress=kept)
 
 
 def _host_copy(whole: torch.Tensor) -> torch.Tensor:
@@ -122,16 +116,12 @@ def _host_copy(whole: torch.Tensor) -> torch.Tensor:
     return host.copy_(whole, non_blocking=pinned)
 
 
-def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path | None:
+def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
     """Write a checkpoint; then remove all but the newest ``keep`` and the best one.
-
-    Does nothing where the snapshot is not whole.
 
     Raises:
         HardwareError: the disk does not take it.
     """
-    if not snapshot.is_whole:
-        return None
     target = directory_of(state, snapshot.step)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,11 +192,7 @@ def restore(
 
 
 def restore_weights(directory: Path, *, model: Any) -> None:
-    """Load the trained weights of a checkpoint, and nothing else.
-
-    Raises:
-        TrainingError: the files are damaged, or belong to another model.
-    """
+    """Load the trained weights of a checkpoint, and nothing else."""
     if found := damage(directory):
         raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
     load_trainable_state(model, load_file(directory / WEIGHTS))
@@ -279,11 +265,7 @@ def agree_on(
 
 
 def check_same_step(step: int, processes: Processes) -> None:
-    """Check that all processes go on from the same step. A collective.
-
-    Raises:
-        TrainingError: they do not.
-    """
+    """Refuse to go on from different steps. A collective."""
     steps = [step for (step,) in processes.of_all(step)]
     if len(set(steps)) > 1:
         raise TrainingError(

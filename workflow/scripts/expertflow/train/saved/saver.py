@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 class Saver:
     """A thread that writes snapshots.
 
-    ``written_s``: seconds of writing in the background. ``waited_s``: seconds the trainer waited
-    for it. ``n_bytes``: size of the last checkpoint. An error of the thread is raised, as what it
-    was, by the next ``submit`` or ``wait``.
+    ``written_s``: seconds of writing in the background. ``n_bytes``: size of the last checkpoint.
+    An error of the thread is raised, as what it was, by the next ``submit`` or ``wait``.
     """
 
     def __init__(self, state: Path, keep: int) -> None:
@@ -31,7 +30,6 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self.written_s = 0.0
-        self.waited_s = 0.0
         self.n_bytes: int | None = None
 
     def submit(self, snapshot: Snapshot) -> None:
@@ -40,20 +38,14 @@ class Saver:
 
     def wait(self) -> None:
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        start = time.perf_counter()
-        try:
+        if writing is not None:
             writing.result()
-        finally:
-            self.waited_s += time.perf_counter() - start
 
     def _write(self, snapshot: Snapshot) -> None:
         start = time.perf_counter()
         written = write(self._state, snapshot, keep=self._keep)
         self.written_s += time.perf_counter() - start
-        if written is not None:
-            self.n_bytes = n_bytes(written)
+        self.n_bytes = n_bytes(written)
 
     def __enter__(self) -> Self:
         return self

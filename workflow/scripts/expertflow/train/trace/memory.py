@@ -99,23 +99,28 @@ def trace_memory(
     """
     given = spec.batch_size
     few = ROWS if given is None else (1, given, max(ROWS[-1], 2 * given))
+    lines = []
     try:
         run = traced_run(base, spec, gpu, attention, supervised_fraction)
         rows = with_full_chunk(few, run, sequence_length_tokens)
-        lines = tuple(
-            _line(run, rows, sequence_length_tokens, checkpoint=on) for on in (False, True)
-        )
+        for on in (False, True):
+            peaks = [whole_model(run, n, sequence_length_tokens, checkpoint=on) for n in rows]
+            model_bytes, gradient_bytes, _ = peaks[0]
+            line = MemoryLine(
+                checkpoint_activations=on,
+                model_bytes=model_bytes,
+                gradient_bytes=gradient_bytes,
+                n_tokens=tuple(n * sequence_length_tokens for n in rows),
+                step_bytes=tuple(step for _, _, step in peaks),
+            )
+            lines.append(line)
     except TrainingError as error:
         return MemoryTrace(precision="", lines=(), hindrance=str(error))
-    return MemoryTrace(precision="bf16", lines=lines)
+    return MemoryTrace(precision="bf16", lines=tuple(lines))
 
 
 def import_code(base: Path, *, adapter: bool) -> None:
-    """Import what building a model does: its family's code, and peft's.
-
-    Raises:
-        TrainingError: transformers does not know the architecture by itself.
-    """
+    """Import what building a model does: its family's code, and peft's."""
     # The mapping imports a class when it is asked for.
     MODEL_FOR_CAUSAL_LM_MAPPING.get(type(read_config(base)), None)
     if adapter:
@@ -129,26 +134,10 @@ def with_full_chunk(rows: tuple[int, ...], run: TracedRun, length: int) -> tuple
     return tuple(sorted({*rows, *further}))
 
 
-def _line(run: TracedRun, rows: tuple[int, ...], length: int, *, checkpoint: bool) -> MemoryLine:
-    peaks = [whole_model(run, n, length, checkpoint=checkpoint) for n in rows]
-    model_bytes, gradient_bytes, _ = peaks[0]
-    return MemoryLine(
-        checkpoint_activations=checkpoint,
-        model_bytes=model_bytes,
-        gradient_bytes=gradient_bytes,
-        n_tokens=tuple(n * length for n in rows),
-        step_bytes=tuple(step for _, _, step in peaks),
-    )
-
-
 def traced_run(
     base: Path, spec: PlanSpec, gpu: GpuFacts, attention: str, supervised_fraction: float
 ) -> TracedRun:
-    """Gather what decides the bytes of a step.
-
-    Raises:
-        TrainingError: such a run cannot be traced.
-    """
+    """Gather what decides the bytes of a step; refuse what cannot be traced."""
     if not (spec.bf16 or spec.fp16):
         raise TrainingError("a step in fp32 on a card is not traced")
     if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:

@@ -48,11 +48,7 @@ class TracedRun(Record, frozen=True, kw_only=True):
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Read a model's shape; no code from outside.
-
-    Raises:
-        TrainingError: transformers does not know the architecture by itself.
-    """
+    """Read a model's shape; no code from outside."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, trust_remote_code=False, local_files_only=True
@@ -66,11 +62,7 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
-    """Build the model with so many of its layers on the meta device, adapter and all.
-
-    Raises:
-        TrainingError: it is no causal model of transformers, or not made of layers.
-    """
+    """Build the model with so many of its layers on the meta device, adapter and all."""
     attention.register()
     with torch.device("meta"):
         try:
