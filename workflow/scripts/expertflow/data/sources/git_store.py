@@ -256,14 +256,12 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
 
 def _peeled(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     """Follow annotated tags to their commits; what leads to none is left out."""
+    asked = "".join(f"{object_id}^{{commit}}\n" for object_id in names.values())
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
-    with contextlib.closing(Pipe(git_dir, *command)) as check:
-        commits = {}
-        for name, object_id in names.items():
-            answer = check.ask(f"{object_id}^{{commit}}\n".encode()).readline().split()
-            if len(answer) == 2 and answer[1] == b"commit":
-                commits[name] = answer[0].decode()
-    return commits
+    failure = "the commits of branches and tags cannot be read"
+    answers = run_git(git_dir, *command, stdin=asked.encode(), failure=failure).splitlines()
+    found = zip(names, map(str.split, answers), strict=True)
+    return {name: answer[0] for name, answer in found if answer[1:] == ["commit"]}
 
 
 def _names(listed: str) -> dict[str, str]:
