@@ -1,7 +1,6 @@
 """Check on the device what tests check on the CPU: documents apart, and the same weights again."""
 
 import gc
-import inspect
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def route(work: Work) -> Check:
         "route": words,
         "flash": attention.activate_flash_3(device),
         "torch_knows": list(impls),
-        "kernel_takes": sorted(inspect.signature(attention.KERNEL).parameters),
+        "kernel_takes": sorted(attention.KERNEL.keywords),
         "torch": torch.__version__,
     }
     if work.device == "cuda":

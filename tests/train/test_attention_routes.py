@@ -1,6 +1,6 @@
 """Each route to attention: what it computes, what it asks of torch, what it refuses, its words."""
 
-import inspect
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,24 @@ def newest(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *
     return run_kernel(q, k, v, cu, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
 
 
+def without_groups(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
+                   scale: Any = None, window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, scale=scale, window_size=window_size)
+
+
+def without_scale(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int, *,
+                  window_size: Any = (-1, -1)) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, window_size=window_size)
+
+
+def with_a_flag(q: Any, k: Any, v: Any, cu: Any, cu_k: Any, max_q: int, max_k: int,
+                is_causal: bool = False) -> torch.Tensor:  # fmt: skip
+    return run_kernel(q, k, v, cu, window_size=(-1, 0 if is_causal else -1))
+
+
+KERNELS = [newest, without_groups, without_scale, with_a_flag]
+
+
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
 def test_a_call_a_document_is_attention_within_documents(
@@ -95,19 +113,24 @@ def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: in
 
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
-def test_the_kernel_is_asked_for_attention_within_documents(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, scaling: float | None
-) -> None:
-    monkeypatch.setattr(attention, "KERNEL", newest)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_release_of_the_kernel_is_asked_rightly(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any], window: int | None,
+    scaling: float | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(kernel))
     options = {"scaling": scaling, "sliding_window": window, "cu_seq_lens_q": BOUNDS}
+    if kernel is with_a_flag and window == 5:
+        with pytest.raises(TrainingError, match="no sliding window, which the model sets to 5"):
+            attention.attend(MODULE, *heads(torch.float16), None, **options)
+        return
     out, _ = attention.attend(MODULE, *heads(torch.float16), None, **options)
     expected = dense(window, scaling or 8**-0.5)
     torch.testing.assert_close(out.float(), expected, atol=5e-3, rtol=5e-3)
 
 
 def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:
-    known = inspect.signature(attention.KERNEL).parameters
-    assert {"window_size", "scale", "enable_gqa"} <= known.keys()
+    assert {"window_size", "scale", "enable_gqa"} <= attention.KERNEL.keywords
 
 
 @pytest.mark.parametrize(

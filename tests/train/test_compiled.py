@@ -34,7 +34,7 @@ def rows() -> PackedRows:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a kernel of plain operations in the place of the one that needs a card."""
-    monkeypatch.setattr(attention, "KERNEL", newest)
+    monkeypatch.setattr(attention, "KERNEL", attention.Kernel.of(newest))
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
     monkeypatch.setattr(attention, "varlen_hindrance", lambda *_: None)
 

@@ -30,7 +30,7 @@ from expertflow.train.model.load import DTYPES
 
 log = logging.getLogger(__name__)
 # Oldest releases that earlier set-ups ran with; torch: the oldest whose attention kernel we know.
-FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.13"}
+FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 STATE_BYTES_PER_TRAINED_PARAMETER = 12
 WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4

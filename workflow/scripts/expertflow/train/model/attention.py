@@ -8,6 +8,7 @@ are there to compare with; they get a mask.
 Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -19,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from expertflow.core.errors import TrainingError
+from expertflow.core.records import Record
 
 FLEX = "flex_attention"
 
@@ -34,11 +36,23 @@ KERNEL_CAPABILITY = (8, 0)
 FLASH_3_CAPABILITY = (9, 0)
 
 HALF = (torch.bfloat16, torch.float16)
-# Torch's variable-length kernel, where a trace without a card can replace it.
-KERNEL: Callable[..., Any] = varlen.varlen_attn
 
 # What some families add to the scores; a kernel that takes no notice would train another model.
 REFUSED = ("softcap", "s_aux", "position_bias")
+
+
+class Kernel(Record, frozen=True, kw_only=True):
+    """Torch's variable-length kernel, with the keywords that this release of it takes."""
+
+    call: Callable[..., Any]
+    keywords: frozenset[str]
+
+    @classmethod
+    def of(cls, call: Callable[..., Any]) -> "Kernel":
+        return cls(call=call, keywords=frozenset(inspect.signature(call).parameters))
+
+
+KERNEL = Kernel.of(varlen.varlen_attn)
 
 
 def implementation(attention: str) -> str:
@@ -143,7 +157,13 @@ def ungrouped(
     On CUDA memory-efficient attention refuses shared ones, and flash attention does not run where
     this route is taken: what is left keeps N x N scores. The CPU's kernel takes them as they are.
     """
-    n_times = query.shape[1] // key.shape[1] if on_cuda else 1
+    return _repeated(query, key, value) if on_cuda else (key, value)
+
+
+def _repeated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    n_times = query.shape[1] // key.shape[1]
     if n_times == 1:
         return key, value
     return key.repeat_interleave(n_times, dim=1), value.repeat_interleave(n_times, dim=1)
@@ -158,24 +178,32 @@ def _attend_varlen(
 ) -> torch.Tensor:
     """Run the variable-length kernel over all rows as one list of documents.
 
-    It is causal by its window: (-1, 0) without another one.
+    It is not causal unless told: a window of (-1, 0), or a flag in releases without windows.
     """
-    batch, n_heads, length, _width = heads[0].shape
+    batch, n_heads, length, width = heads[0].shape
     # Under autocast the norms of Qwen3 leave queries and keys in fp32, which the kernel refuses.
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
-    out = KERNEL(
-        query,
-        key,
-        value,
-        cu_seqlens,
-        cu_seqlens,
-        longest,
-        longest,
-        window_size=(-1 if window is None else window - 1, 0),
-        scale=scaling,
-        enable_gqa=n_heads != key.shape[1],
-    )
+    known = KERNEL.keywords
+    options: dict[str, Any] = {}
+    if "window_size" in known:
+        options["window_size"] = (-1 if window is None else window - 1, 0)
+    elif window is None:
+        options["is_causal"] = True
+    else:
+        raise TrainingError(
+            f"torch {torch.__version__}: its variable-length kernel has no sliding window, which"
+            f" the model sets to {window}; use training.attention sdpa, or a newer torch"
+        )
+    if "scale" in known:
+        options["scale"] = scaling
+    elif scaling is not None:
+        query = query * (scaling * width**0.5)
+    if "enable_gqa" in known:
+        options["enable_gqa"] = n_heads != key.shape[1]
+    else:
+        key, value = _repeated(query, key, value)
+    out = KERNEL.call(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **options)
     result: torch.Tensor = out.view(batch, length, *out.shape[1:])
     return result
 

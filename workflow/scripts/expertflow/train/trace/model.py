@@ -117,7 +117,7 @@ def materialise(net: Any, *, fake: bool) -> None:
 @contextmanager
 def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
     """Make tensors without data, and send our routes the ways of a card."""
-    kernel = attention.KERNEL if run.kernel else _one_by_one
+    kernel = attention.KERNEL if run.kernel else _one_by_one()
     changed = (
         (attention, "varlen_hindrance", lambda _device, _dtype: None),
         (attention, "KERNEL", kernel),
@@ -149,12 +149,18 @@ def _shortened(config: Any, n_layers: int) -> Any:
     return short
 
 
-def _one_by_one(query: Any, key: Any, value: Any, *bounds: Any, **options: Any) -> torch.Tensor:
-    """Stand for one memory-efficient SDPA call a document: heads ungrouped, results joined."""
-    key, value = attention.ungrouped(query, key, value, on_cuda=True)
-    out: Any = varlen.varlen_attn(query, key, value, *bounds, **{**options, "enable_gqa": False})
-    whole: torch.Tensor = out.clone()
-    return whole
+def _one_by_one() -> attention.Kernel:
+    """Stand for one memory-efficient SDPA call a document: heads ungrouped, results put together.
+
+    No ``enable_gqa`` among its keywords makes the caller repeat keys and values, as that route has.
+    """
+
+    def call(*args: Any, window_size: Any = None, scale: Any = None) -> torch.Tensor:
+        out: Any = varlen.varlen_attn(*args, window_size=window_size, scale=scale)
+        whole: torch.Tensor = out.clone()
+        return whole
+
+    return attention.Kernel(call=call, keywords=frozenset({"window_size", "scale"}))
 
 
 class _FusedDropout(torch.nn.Dropout):
