@@ -35,7 +35,6 @@ PUBLIC = {
     "data.shapes",
     "data.shards",
     "tokens.engine",
-    "tokens.document_rows",
     "tokens.packing",
     "tokens.ragged",
     "tokens.tokenize",

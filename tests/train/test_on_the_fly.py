@@ -13,9 +13,8 @@ from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout, ShardRecord, Turn
 from expertflow.data.render import Renderer
 from expertflow.data.shapes import frame_of
-from expertflow.tokens.document_rows import DocumentRows
 from expertflow.tokens.engine import Engine
-from expertflow.tokens.tokenize import tokenize
+from expertflow.tokens.tokenize import DocumentRows, tokenize
 from expertflow.train.feed.batches import Collator
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder

@@ -112,8 +112,13 @@ def _choose(
     directory: Path, settings: dict[str, Any], *, choice: Choice, special: tuple[str, ...]
 ) -> tuple[str | None, Literal["tokenizer", "manifest", "chatml", "none"]]:
     if choice == "auto":
-        own = _own_template(directory, settings)
-        if own is not None:
+        path, own = directory / "chat_template.jinja", settings.get("chat_template")
+        if path.is_file():
+            return path.read_text(encoding="utf-8"), "tokenizer"
+        if isinstance(own, list):
+            # Several templates with names; the one for general use is "default".
+            own = {item["name"]: item["template"] for item in own}.get("default")
+        if isinstance(own, str):
             return own, "tokenizer"
         knows_chatml = all(token in special for token in CHATML_TOKENS)
         return (CHATML, "chatml") if knows_chatml else (None, "none")
@@ -128,18 +133,6 @@ def _choose(
     if not path.is_file():
         raise ConfigError(f"data.chat_template: no file at {choice}; use auto, chatml or a path")
     return path.read_text(encoding="utf-8"), "manifest"
-
-
-def _own_template(directory: Path, settings: dict[str, Any]) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    value = settings.get("chat_template")
-    if isinstance(value, list):
-        # Several templates with names; the one for general use is "default".
-        named = {item["name"]: item["template"] for item in value}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
 
 
 def _with_turn_end(layout: Layout) -> Layout:

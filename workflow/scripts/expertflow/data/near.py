@@ -84,13 +84,6 @@ def choose_bands(spec: NearSpec) -> Bands:
     return Bands(n_bands=spec.n_permutations, n_values=1)
 
 
-def band_keys(signatures: Signatures, bands: Bands) -> Hashes:
-    used = signatures[:, : bands.n_bands * bands.n_values].astype(np.uint64)
-    factors = random_numbers(bands.n_values, seed=4) | np.uint64(1)
-    parts = used.reshape(len(used), bands.n_bands, bands.n_values)
-    return mix((parts * factors).sum(axis=2, dtype=np.uint64))
-
-
 class NearIndex:
     """Signatures and band keys of many documents, in a temporary file that leaves no trace.
 
@@ -120,7 +113,12 @@ class NearIndex:
 
     def add(self, signatures: Signatures) -> None:
         self._signatures.write(np.ascontiguousarray(signatures, np.uint32).data)
-        for band, keys in enumerate(band_keys(signatures, self.bands).T):
+        n_bands, n_values = self.bands
+        used = signatures[:, : n_bands * n_values].astype(np.uint64)
+        factors = random_numbers(n_values, seed=4) | np.uint64(1)
+        parts = used.reshape(len(used), n_bands, n_values)
+        by_document = mix((parts * factors).sum(axis=2, dtype=np.uint64))
+        for band, keys in enumerate(by_document.T):
             self._keys.seek(8 * (band * self.n_documents + self._n_added))
             self._keys.write(np.ascontiguousarray(keys).data)
         self._n_added += len(signatures)

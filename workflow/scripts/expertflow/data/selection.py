@@ -131,7 +131,11 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     most = int(np.max(columns.group, where=kept, initial=np.uint64(0)))
     if least >= most:
         n = int(kept.sum())
-        if limits := _binding_limits(columns):
+        chosen = [STATUS.index(rule) for rule in RULES]
+        groups = columns.group[kept | np.isin(columns.status, chosen)]
+        # Limits are to blame if enough groups were there before.
+        if len(groups) and groups.min() < groups.max():
+            limits = [LIMITS[rule] for rule in RULES if STATUS.index(rule) in columns.status]
             raise DataError(
                 f"{expert}: {n} documents are left after caps; raise"
                 f" {' and '.join(limits)}, so that one can be held out"
@@ -142,15 +146,6 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
             + f" add records, or check what was rejected in results/{expert}/documents/"
         )
     return min(max(math.ceil(fraction * N_PLACES), least + 1), most)
-
-
-def _binding_limits(columns: Columns) -> list[str]:
-    """Name the settings that cut documents, if enough groups were there before."""
-    chosen = [STATUS.index(rule) for rule in RULES]
-    groups = columns.group[(columns.status == KEPT) | np.isin(columns.status, chosen)]
-    if len(groups) == 0 or groups.min() == groups.max():
-        return []
-    return [LIMITS[rule] for rule in RULES if (columns.status == STATUS.index(rule)).any()]
 
 
 def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:

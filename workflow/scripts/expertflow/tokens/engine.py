@@ -109,8 +109,7 @@ class FastEngine(Encoder):
 def _read_settings(directory: Path) -> str:
     """Read a tokenizer's JSON, without the blank that some put before the first word of an input.
 
-    Encoded by itself, every stretch of a document would count as an input of its own. Documents of
-    such models begin with a special token, so none of their texts is the first.
+    Documents of such models begin with a special token, so none of their texts is the first.
     """
     settings = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
     if '"prepend_scheme"' not in settings or '"first"' not in settings:

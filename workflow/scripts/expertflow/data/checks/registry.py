@@ -34,11 +34,9 @@ def build_checks(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Build a function that returns the record it is given, or raises ``Filtered``.
 
-    Checks run in the order given and the first that fails decides. Where one rewrites a field, the
-    record is copied; the one passed in is never changed. A field is named as in a template. One
-    that is null is not checked: whether it may be is the template's business. One that is absent is
-    a ``Reject``, or a misspelled field would never be noticed. Building reads no data and imports
-    no parser, so it can be done while the workflow is read.
+    The first check that fails decides. Where one rewrites a field, the record is copied. A field is
+    named as in a template; a null one is not checked, an absent one is a ``Reject``, or a misspelt
+    name would never be noticed. Building imports no parser: it is done while the workflow is read.
 
     Raises:
         ConfigError: a setting that a check cannot use; names source, check and field.

@@ -13,7 +13,7 @@ from expertflow.data.documents import keep_by_shard
 from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.tokens.document_rows import DocumentRows
+from expertflow.tokens.tokenize import DocumentRows
 from expertflow.train.feed.batches import Collator, targets_per_row
 from expertflow.train.feed.loader import BaseFeed
 from expertflow.train.feed.order import RowOrder, Rows
