@@ -36,29 +36,33 @@ def job(**wildcards: str) -> SimpleNamespace:
     return SimpleNamespace(wildcards_dict=wildcards)
 
 
-def start() -> tuple[subprocess.Popen[str], psutil.Process]:
-    """Start a run with one job."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert run.stdout
-    return run, psutil.Process(int(run.stdout.readline()))
-
-
-def held_by_another(expert: str) -> subprocess.Popen[str]:
-    code = (
-        "import time, types; from expertflow.config.run_lock import hold;"
-        f" hold([types.SimpleNamespace(wildcards_dict={{'expert': {expert!r}}})], main=True);"
-        " print(flush=True); time.sleep(600)"
-    )
+def spawn(code: str) -> tuple[subprocess.Popen[str], str]:
+    """Run code in a process of its own; return it with the first line that it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert run.stdout
-    run.stdout.readline()
-    return run
+    return run, run.stdout.readline()
+
+
+def start() -> tuple[subprocess.Popen[str], psutil.Process]:
+    """Start a run with one job."""
+    run, pid = spawn(CHILD)
+    return run, psutil.Process(int(pid))
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    run.kill()
+    run.communicate()
+
+
+def held_by_another(expert: str) -> subprocess.Popen[str]:
+    return spawn(
+        "import time, types; from expertflow.config.run_lock import hold;"
+        f" hold([types.SimpleNamespace(wildcards_dict={{'expert': {expert!r}}})], main=True);"
+        " print(flush=True); time.sleep(600)"
+    )[0]
 
 
 def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
@@ -69,16 +73,14 @@ def test_a_second_run_is_told_who_makes_the_expert(folder: Path) -> None:
     assert f"a is being made by another run, process {run.pid} on " in line and "\n" not in line
     hold([job(expert="b"), job()], main=True)
     hold([job(expert="a")], main=False)
-    run.kill()
-    run.communicate()
+    end(run)
     hold([job(expert="a")], main=True)
 
 
 def test_a_job_of_a_living_run_is_no_orphan(folder: Path) -> None:
     run, child = start()
     assert orphans() == {}
-    run.kill()
-    run.communicate()
+    end(run)
     assert orphans() == {child.pid: "sleep 600"}
     child.kill()
 
@@ -87,8 +89,7 @@ def test_a_job_of_another_folder_is_none_of_ours(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, child = start()
-    run.kill()
-    run.communicate()
+    end(run)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert orphans() == {}
@@ -100,8 +101,7 @@ def test_a_job_of_another_machine_or_container_is_none_of_ours(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     run, child = start()
-    run.kill()
-    run.communicate()
+    end(run)
     elsewhere = folder / "numbering"
     elsewhere.symlink_to("pid:[1]")
     monkeypatch.setattr(run_lock, name, {"_place": lambda: "n/", "NUMBERING": elsewhere}[name])
@@ -122,8 +122,7 @@ def test_orphans_are_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, child = start()
-    run.kill()
-    run.communicate()
+    end(run)
     wait = time.sleep
 
     def end_while_waited_for(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 import glob
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from expertflow.config.guard import note
@@ -33,16 +33,12 @@ def remove_corrupt_records(results: Path, *, looks: bool, main: bool) -> None:
         with held_by_nobody_else(expert) as ours:
             if ours:
                 # Looked for again: another run may have made it meanwhile.
-                _remove(corrupt_records(results, glob.escape(expert)))
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        path.unlink()
-        note(
-            f"{path} or its sidecar was cut short or empty, and is removed; it is made again where"
-            " it is used"
-        )
+                for path in list(corrupt_records(results, glob.escape(expert))):
+                    path.unlink()
+                    note(
+                        f"{path} or its sidecar was cut short or empty, and is removed; it is made"
+                        " again where it is used"
+                    )
 
 
 def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,11 +32,7 @@ _held: list[IO[str]] = []
 
 def sign_jobs() -> None:
     """Let jobs carry the process, the place where that number holds, and the folder of this run."""
-    os.environ[RUN] = signature(os.getpid())
-
-
-def signature(pid: int) -> str:
-    return f"{pid} {_place()} {Path.cwd()}"
+    os.environ[RUN] = f"{os.getpid()} {_place()} {Path.cwd()}"
 
 
 def _place() -> str:
@@ -56,7 +52,9 @@ def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> No
     for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):
         stream = _open(expert)
         if try_lock(stream) == "held":
-            fail(f"{expert} is being made by another run{_who(stream)}; wait for it, or stop it")
+            known = holder(stream)
+            who = f", process {known['pid']} on {known['host']}" if known else ""
+            fail(f"{expert} is being made by another run{who}; wait for it, or stop it")
         left = holder(stream).get("slurm_runs", [])
         # Whoever comes after a run that is killed while it waits has to wait for the same jobs.
         sign(stream, slurm_runs=[*left, *own])
@@ -65,7 +63,7 @@ def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> No
         before.update(left)
     # First, as those that run on this machine would be found as processes, too.
     _wait_for_slurm(sorted(before))
-    _wait_for_orphans()
+    _wait_while(_orphans_left, POLL_S)
     for stream in streams:
         sign(stream, slurm_runs=own)
 
@@ -81,22 +79,25 @@ def _open(expert: str) -> IO[str]:
     return (EXPERT_LOCKS / f"{expert}.lock").open("a+", encoding="utf-8")
 
 
-def _who(stream: IO[str]) -> str:
-    known = holder(stream)
-    return f", process {known['pid']} on {known['host']}" if known else ""
-
-
-def _wait_for_orphans() -> None:
-    told_s = -TOLD_EVERY_S
-    while found := orphans():
-        if time.monotonic() - told_s >= TOLD_EVERY_S or told_s < 0:
-            pids = " ".join(map(str, sorted(found)))
-            note(
-                f"jobs of a run that was killed are still at work: waiting for process {pids}"
-                f" ({found[min(found)]}); to end them sooner: kill {pids}"
-            )
+def _wait_while(describe: Callable[[], str], poll_s: float) -> None:
+    """Wait while there is something to wait for; tell what once a minute."""
+    told_s = None
+    while text := describe():
+        if told_s is None or time.monotonic() - told_s >= TOLD_EVERY_S:
+            note(text)
             told_s = time.monotonic()
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+
+
+def _orphans_left() -> str:
+    found = orphans()
+    if not found:
+        return ""
+    pids = " ".join(map(str, sorted(found)))
+    return (
+        f"jobs of a run that was killed are still at work: waiting for process {pids}"
+        f" ({found[min(found)]}); to end them sooner: kill {pids}"
+    )
 
 
 def orphans() -> dict[int, str]:
@@ -138,15 +139,10 @@ def _wait_for_slurm(names: Sequence[str]) -> None:
             " here to ask; see that none of its jobs is left"
         )
         return
-    told_s = None
-    while told := _still_there(names):
-        if told_s is None or time.monotonic() - told_s >= TOLD_EVERY_S:
-            note(told)
-            told_s = time.monotonic()
-        time.sleep(SLURM_POLL_S)
+    _wait_while(lambda: _slurm_jobs_left(names), SLURM_POLL_S)
 
 
-def _still_there(names: Sequence[str]) -> str:
+def _slurm_jobs_left(names: Sequence[str]) -> str:
     command = ["squeue", "--noheader", "--format=%A", f"--name={','.join(names)}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)

@@ -65,7 +65,8 @@ def check(
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
-        fault = _deepest(errors[0])
+        # The branch of a oneOf or anyOf that came nearest, where one clearly did.
+        fault = jsonschema.exceptions.best_match(errors[:1]) or errors[0]
         place = where if at is None else at([*fault.absolute_path, *_stranger(fault)])
         raise ConfigError(f"{place}: {describe(fault)}")
 
@@ -128,12 +129,6 @@ def _hint(unknown: str, known: list[str]) -> str:
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
     return suggest(unknown, known, f"known keys are {', '.join(known)}")
-
-
-def _deepest(error: ValidationError) -> ValidationError:
-    """Follow oneOf and anyOf to the branch that came nearest, where one clearly did."""
-    best = jsonschema.exceptions.best_match([error])
-    return best if best is not None else error
 
 
 def _problem(error: ValidationError) -> str:

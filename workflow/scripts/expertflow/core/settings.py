@@ -160,7 +160,8 @@ def _schema(kind: Any, meta: msgspec.Meta, *, nullable: bool, default: Any) -> d
         own["type"] = [own["type"], "null"]
     shown = AUTO if nullable and extra["auto"] else default
     if shown is not msgspec.NODEFAULT:
-        own["default"] = {} if isinstance(shown, msgspec.Struct) else _plain(shown)
+        plain = list(shown) if isinstance(shown, tuple) else shown
+        own["default"] = {} if isinstance(shown, msgspec.Struct) else plain
     return own | {"description": meta.description}
 
 
@@ -172,7 +173,3 @@ def _of_kind(kind: Any) -> dict[str, Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return json_schema(kind)
     return {"type": TYPES[kind]}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
