@@ -44,11 +44,6 @@ def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
     """Share out questions between the report and the choice, where they are too few for both.
 
     The choice then gets a third, and 20 at least; of less than 40 only what the report leaves.
-
-    >>> from types import SimpleNamespace
-    >>> spec = SimpleNamespace(max_examples=200, n_selection_examples=100)
-    >>> [n_to_report(n, spec) for n in (30, 40, 90, 240, 300)]
-    [30, 20, 60, 160, 200]
     """
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples

@@ -64,11 +64,7 @@ def paired_change(
 
 
 def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of sum over count, by documents; null for fewer than two.
-
-    >>> mean_interval([2.0], [1], seed=0) is None
-    True
-    """
+    """Return the 95 % bootstrap interval of sum over count, by documents; null for one or none."""
     sums_N, counts_N = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     there = counts_N > 0
     if there.sum() < 2:
