@@ -96,7 +96,6 @@ def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: st
 
 
 def drop_equal(columns: Columns) -> list[Pair]:
-    """Keep the first of equal documents; return the first few pairs."""
     pairs: list[Pair] = []
     for rows, first in buckets(columns.text, columns.text_rest):
         later = rows != first
@@ -111,7 +110,6 @@ def drop_equal(columns: Columns) -> list[Pair]:
 def drop_near(
     columns: Columns, spec: NearSpec, shards: list[ShardRecord], *, folder: Path
 ) -> list[Pair]:
-    """Keep the first of near duplicates; return the first few pairs whose first is kept."""
     rows = np.flatnonzero(columns.status == KEPT)
     with NearIndex(spec, n_documents=len(rows), folder=folder) as index:
         for signatures in read_signatures(shards, columns):

@@ -171,7 +171,6 @@ def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
 
 
 def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield ids, frames and texts of all documents of a shard, in their order."""
     columns = documents_schema(None)
     chosen = [columns.get_field_index(name) for name in ("document_id", "frame", "texts")]
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)

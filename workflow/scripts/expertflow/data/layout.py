@@ -90,7 +90,6 @@ def _names(added: list[dict[str, Any]], *flags: str) -> tuple[str, ...]:
 
 
 def chatml_layout() -> Layout:
-    """Return the layout of a tokenizer that is trained here."""
     return Layout(
         chat_template=CHATML,
         chat_template_origin="chatml",

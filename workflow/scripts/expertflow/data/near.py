@@ -67,8 +67,6 @@ def _half(hashes: Hashes) -> Halves:
 
 
 class Bands(NamedTuple):
-    """How signatures are cut: ``n_bands`` of ``n_values`` each."""
-
     n_bands: int
     n_values: int
 

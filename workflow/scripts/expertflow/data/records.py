@@ -15,8 +15,6 @@ Compression = Literal["gzip", "zstd"]
 
 
 class LockedFile(Record, frozen=True, kw_only=True):
-    """A raw file as it was when the lock was taken."""
-
     path: str
     format: FileFormat
     compression: Compression | None

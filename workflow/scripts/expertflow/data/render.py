@@ -99,7 +99,7 @@ class Renderer:
         return "".join(atom.text for atom in self._atoms(body))
 
     def has_special_text(self, body: Body) -> bool:
-        """Tell whether a text of the document holds what is a special token to the model.
+        """Return whether a text of the document holds what is a special token to the model.
 
         In turns that the assistant does not write, any added token counts: such a text poses as the
         mark of a call or a thought, and no setting of the tokenizer prevents it.

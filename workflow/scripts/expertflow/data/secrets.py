@@ -68,7 +68,7 @@ class Detector(Record, frozen=True, kw_only=True):
     is_shown: Callable[[str], bool] | None = None
 
     def finds(self, line: str) -> bool:
-        """Tell whether a line holds such a credential, and not just a placeholder."""
+        """Return whether a line holds such a credential, and not just a placeholder."""
         return any(not (self.is_shown and self.is_shown(value)) for value in self.find(line))
 
 

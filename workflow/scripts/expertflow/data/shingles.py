@@ -82,7 +82,6 @@ def mix(values: Hashes) -> Hashes:
 
 
 def random_numbers(n: int, *, seed: int) -> Hashes:
-    """Return ``n`` numbers below 2^64 that depend on the seed alone (splitmix64)."""
     start = seed * WORD_BASE & MASK
     steps = [(start + i * BYTE_BASE) & MASK for i in range(1, n + 1)]
     return mix(np.array(steps, np.uint64))

@@ -65,7 +65,7 @@ class Trace:
 
 
 def is_traceable(environment: Environment, template: str) -> bool:
-    """Tell whether every way in which a template may read a text is seen."""
+    """Return whether every way in which a template may read a text is seen."""
     tree = environment.parse(template)
     return (
         next(tree.find_all(UNSEEN), None) is None
@@ -84,7 +84,7 @@ def _is_seen_filter(node: nodes.Filter) -> bool:
 
 
 def _is_seen_comparison(node: nodes.Compare) -> bool:
-    """Tell whether ``in`` asks a text, or looks a value up in a list that is written out.
+    """Return whether ``in`` asks a text, or looks a value up in a list that is written out.
 
     What is looked for in a plain string is read without a note.
     """
@@ -96,7 +96,7 @@ def _is_seen_comparison(node: nodes.Compare) -> bool:
 
 
 def _is_seen_call(node: nodes.Call) -> bool:
-    """Tell whether a call of a string's method is given constants only.
+    """Return whether a call of a string's method is given constants only.
 
     A plain string that is asked about a text reads it without a note.
     """

@@ -76,7 +76,7 @@ def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Piec
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:
-    """Put each piece, longest first, into the row that it fills best.
+    """Place each piece, longest first, in the row that it fills best.
 
     Equal lengths keep their order, so the plan depends on nothing but the lengths.
     """
@@ -148,7 +148,6 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
 
 
 def count_rows(lengths: NDArray[np.integer], *, row_length: int) -> int:
-    """Count the rows that best-fit-decreasing needs for documents that are split where too long."""
     pieces = cut(lengths, row_length=row_length, overflow="split").length
     counts = np.bincount(pieces, minlength=row_length + 1)
     return sum(group.n_rows for group in fill_rows(counts, row_length=row_length))

@@ -123,8 +123,6 @@ class PackedSplit(Record, frozen=True, kw_only=True):
 
 
 class LengthSuggestion(Record, frozen=True, kw_only=True):
-    """The shortest row length that cuts hardly any document, and what it would cut."""
-
     sequence_length_tokens: int
     reason: str
 

@@ -41,8 +41,6 @@ N_EXAMPLES = 3
 
 
 class TokenBatch(Record, frozen=True):
-    """Ids of some documents, and their supervised spans [start, end, start, end ...]."""
-
     ids: Ragged
     spans: Ragged
 

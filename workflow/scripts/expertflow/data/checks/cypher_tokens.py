@@ -61,7 +61,6 @@ def _items(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _as_map(start: Token, items: list[list[Token]], end: Token) -> list[Token]:
-    """Write the projection ``{.a, .*, b, c: 1}`` as the map ``{a: 1, all: 1, b: 1, c: 1}``."""
     result = [start]
     for index, item in enumerate(items):
         name = item[1] if len(item) == 2 and item[0].token_type == TokenType.PERIOD else None

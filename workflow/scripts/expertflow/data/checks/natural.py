@@ -77,7 +77,6 @@ def build_language(check: FieldCheck, source: str) -> Check:
 
 
 def detect_language(text: str) -> str | None:
-    """Return the language of a text; None where it is too short or mixed to tell."""
     prose = _NO_PROSE.sub(" ", text[:MAX_CHARS])
     # Lone surrogates have no UTF-8, which the model reads.
     prose = prose.encode("utf-8", "replace").decode()
