@@ -13,7 +13,6 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 
 import learned
-from learned_data import lay_out
 
 N_RECORDS = 300
 
@@ -37,25 +36,6 @@ def test_the_bar_is_the_better_of_constant_and_template() -> None:
     assert learned.beats_bar([row("constant", 3), row("template", 9, low=-0.01), *others]) is False
     assert learned.beats_bar([row("constant", 3, low=-0.01), row("template", 9), *others]) is True
     assert learned.beats_bar(others) is None
-
-
-def test_schemas_are_joined_to_their_documents(tmp_path: Path) -> None:
-    folder = tmp_path / "source" / "expert-json" / "schemastore"
-    folder.mkdir(parents=True)
-    records = [
-        {"id": "a", "schema_name": "s", "document": {"k": 1}, "valid": True},
-        {"id": "b", "schema_name": "s", "document": {"k": "x"}, "valid": False},
-        {"id": "c", "schema_name": "s", "document": {"k": "x" * 9999}, "valid": True},
-    ]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "records.jsonl").write_text(lines)
-    schema = {"schema_name": "s", "schema": {"type": "object"}}
-    (folder / "schemas.jsonl").write_text(json.dumps(schema) + "\n")
-    lay_out("json", tmp_path / "source", tmp_path / "data", 0.1)
-    made = [json.loads(line) for line in (tmp_path / "data/json/records.jsonl").open()]
-    assert [record["id"] for record in made] == ["a"]
-    assert json.loads(made[0]["schema"]) == schema["schema"]
-    assert json.loads(made[0]["document"]) == {"k": 1}
 
 
 @pytest.mark.chain

@@ -15,7 +15,6 @@ import training_beside
 from measured import Failed
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
-from training_table import print_method
 
 CASE = {"precision": "fp32"}
 
@@ -73,17 +72,6 @@ def test_a_loss_that_is_not_finite_is_never_the_same_work(
     assert same_work({"lines": {line: row}}) is False
 
 
-def test_half_precision_shows_other_work_alone_and_fp32_shows_the_same() -> None:
-    run = {0: made_up(s=[1.0], losses=[2.0])}
-    row = summed({OURS: run, FREE: run}, FREE, "bf16")
-    assert row["same_work"] is None
-    fewer = {0: made_up(s=[1.0], losses=[2.0], n_tokens=1)}
-    assert summed({OURS: run, FREE: fewer}, FREE, "bf16")["same_work"] is False
-    for answer in (True, False, None):
-        assert same_work({"lines": {FREE: row}, "proof": {"same_work": answer}}) is answer
-    assert same_work({"lines": {FREE: row}, "proof": {"problem": "out of memory"}}) is None
-
-
 # As if the packages were not installed.
 IMPORT = """
 import sys
@@ -106,25 +94,6 @@ def test_our_side_needs_few_packages() -> None:
     command = [sys.executable, "-c", IMPORT, ABSENT, str(ROOT / "bench" / "peers")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_peer_that_fails_is_listed_and_not_run_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = []
-
-    def timed(_: object, __: object, line: str, name: str) -> dict[str, Any]:
-        ran.append(line)
-        if line == FREE:
-            raise Failed("trl_steps ended with 1: out of memory")
-        return made_up(s=[1.0], losses=[2.0])
-
-    monkeypatch.setattr(training_beside, "timed", timed)
-    measured = training_beside.measured(job(tmp_path), "full", CASE)
-    assert ran == [OURS, FREE, PADDED, PADDED, OURS]
-    assert measured["lines"][FREE] == {"problem": "trl_steps ended with 1: out of memory"}
-    print_method("full", measured)
-    assert "not measured: trl_steps ended with 1: out of memory" in capsys.readouterr().out
 
 
 def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> None:

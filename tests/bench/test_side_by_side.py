@@ -12,9 +12,8 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
-import side_by_side
 from measured import Failed
-from side_by_side import finished, parsed, run_parts, trl
+from side_by_side import finished, parsed, run_parts
 
 
 def program(path: Path, text: str) -> Path:
@@ -52,30 +51,6 @@ def test_a_part_that_fails_is_listed_and_the_others_go_on(
     out = capsys.readouterr().out.splitlines()
     assert "first: failed: our_steps ended with 1: no room" in out
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
-
-
-def test_a_python_without_the_peer_says_why(tmp_path: Path) -> None:
-    python = program(tmp_path / "python", "echo \"No module named 'trl'\" >&2; exit 1")
-    args = parsed(["--peer-python", str(python)])
-    assert trl(args) == (python, f"{python}: No module named 'trl'", {})
-    args = parsed(["--peer-python", str(tmp_path / "none")])
-    assert "cannot be run" in str(trl(args)[1])
-
-
-def test_each_part_is_written_before_the_next_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(_: Namespace) -> dict[str, Any]:
-        raise KeyError("a slip")
-
-    output = tmp_path / "result.json"
-    parts = {"tokens": lambda _: {"value": 1}, "training": wrong}
-    monkeypatch.setattr(side_by_side, "PARTS", parts)
-    monkeypatch.setattr(sys, "argv", ["s", "--output", str(output)])
-    with pytest.raises(KeyError):
-        side_by_side.main()
-    written = json.loads(output.read_text())
-    assert (written["parts"], written["not_run"]) == ({"tokens": {"value": 1}}, ["training"])
 
 
 def test_the_environments_for_cpu_and_card_differ_by_liger_alone() -> None:

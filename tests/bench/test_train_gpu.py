@@ -18,7 +18,7 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 
 import train_gpu
-from gpu_kit import cards, kernels, training
+from gpu_kit import cards, training
 
 PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,packed,resume,profile"
 # What a rented machine with torch and transformers has not, by the names that are imported.
@@ -141,15 +141,3 @@ def test_the_table_of_cards_is_read_as_yaml_reads_it() -> None:
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
     assert cards.card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
-
-
-def test_shares_and_gaps_are_of_the_whole_span() -> None:
-    spans = [
-        ("some_gemm", 0.0, 4.0, 4.0),
-        ("flash_fwd", 3.0, 5.0, 2.0),
-        ("triton_poi", 7.0, 10.0, 3.0),
-    ]
-    summed = kernels.summary(spans, n_steps=2)
-    assert summed["gap_share"] == pytest.approx(0.2)
-    assert summed["share"] == pytest.approx({"matmul": 0.4, "attention": 0.2, "elementwise": 0.3})
-    assert summed["span_s_per_step"] == pytest.approx(5e-6)

@@ -114,16 +114,6 @@ def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() ->
     assert "cheapest" not in options_table(compared(("L40S", 1)))
 
 
-def test_planned_hardware_that_is_full_says_so() -> None:
-    usual = compared()
-    tight = replace(
-        card("H100 SXM"), memory_total_bytes=int((usual.predicted_peak_bytes or 0) * 1.03)
-    )
-    settings = {"batch_size": usual.batch_size, "gradient_checkpointing": False}
-    [option] = plan(tight, **settings).options
-    assert option.fits is False and "not predicted to fit" in option.remark
-
-
 def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:
     line = MemoryLine(
         checkpoint_activations=False, model_bytes=10**9, gradient_bytes=0, n_tokens=(2048, 65536),

@@ -86,15 +86,6 @@ def because(plan: TrainPlan, *, but_not: str) -> dict[str, str]:
     return {r.setting: r.because for r in plan.reasons if r.because != but_not}
 
 
-def test_workers_of_the_plan_go_with_their_loader(tmp_path: Path) -> None:
-    made = Made(
-        tmp_path, loader="workers", dataloader_num_workers=2, dataloader_persistent_workers=True
-    )
-    plan = made.changed(loader="thread")
-    assert (plan.dataloader_num_workers, plan.dataloader_persistent_workers) == (0, False)
-    assert because(plan, but_not="")["dataloader_num_workers"] == FOLLOWS
-
-
 def test_what_follows_has_a_reason_of_its_own(made: Made) -> None:
     plan = made.changed(batch_size=8)
     stated = {r.setting: (r.value, r.because) for r in plan.reasons}

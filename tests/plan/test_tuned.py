@@ -129,15 +129,6 @@ def test_what_the_manifest_names_wins_and_says_so(
     assert told["gradient_accumulation_steps"].startswith(words)
 
 
-def test_a_micro_batch_of_the_manifest_stays_with_its_accumulation() -> None:
-    settings = spec(batch_size=8, gradient_accumulation_steps=2)
-    own = settings_of(plan(settings))
-    found = record(key=key_of(plan(settings)), default=own, trials=(trial(own, 1), trial(BEST, 2)))
-    made = plan(settings, found)
-    assert (made.batch_size, made.gradient_accumulation_steps) == (8, 2)
-    assert made.may_halve_micro_batch is False
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

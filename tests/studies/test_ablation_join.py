@@ -79,15 +79,6 @@ def test_what_was_not_measured_keeps_its_reason(plan: TrainPlan) -> None:
     assert record.bars[1].step is None and record.bars[2].step is not None
 
 
-def test_other_metrics_are_no_speed(plan: TrainPlan) -> None:
-    half = variant("half", metric="hours", saves=0.5)
-    own = measured("half", 1.01, 1.01, 1.02, timings=())
-    record = joined(plan, spec_of([half]), replace(own, variant=half), price=1.0)
-    (bar,) = record.bars
-    assert bar.metric == "hours" and bar.ratio is not None
-    assert bar.tokens_per_s is bar.usd_per_million_tokens is None
-
-
 def test_an_odd_loss_is_told(plan: TrainPlan) -> None:
     odd = measured("v", 2, 2, 2.1, loss_differs=0.5, loss_bound=0.01, is_sane=False)
     record = joined(plan, spec_of([variant("v")]), odd)
@@ -102,14 +93,6 @@ def test_one_process_for_several_is_told(plan: TrainPlan) -> None:
     # Whether the price is that of one card or of two is not known.
     assert record.price_usd_per_hour is record.plan_usd_per_million_tokens is None
     assert "for 2 processes" in record.unavailable["usd_per_million_tokens"]
-
-
-def test_other_releases_are_told(plan: TrainPlan) -> None:
-    spec = spec_of([variant("a"), variant("b")])
-    other = measured("b", 1, 1, 1.1, versions={"torch": "3"})
-    record = joined(plan, spec, measured("a", 1, 1, 1.1), other)
-    assert record.versions == {"torch": "2, 3"}
-    assert any("different releases" in note for note in record.notes)
 
 
 def test_records_of_another_plan_or_none_are_refused(plan: TrainPlan) -> None:

@@ -117,14 +117,6 @@ def test_a_plan_is_shortened_and_nothing_else(tmp_path: Path) -> None:
         assert getattr(short, name) == getattr(plan, name)
 
 
-@pytest.mark.parametrize(("n_steps", "expected"), [(1, (1, 0)), (5, (5, 1)), (39, (39, 9))])
-def test_a_short_run_is_timed_whole(
-    tmp_path: Path, n_steps: int, expected: tuple[int, int]
-) -> None:
-    short, n_warmup = shorten_plan(plan_of(tmp_path, n_steps=n_steps))
-    assert (short.n_steps, n_warmup) == expected
-
-
 def steps(seconds: list[float]) -> list[StepRecord]:
     ends = np.cumsum(seconds) + 5.0
     return [

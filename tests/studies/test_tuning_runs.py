@@ -175,17 +175,6 @@ def test_a_model_that_is_shared_out_is_not_tuned(tiny: Path, tmp_path: Path) -> 
         Machine().tune(job(tiny, tmp_path, spec))
 
 
-def test_loader_workers_are_tried_for_unpacked_rows(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packing = json.loads((tiny / "packing.json").read_text())
-    other = tmp_path / "packing.json"
-    other.write_text(json.dumps({**packing, "packing": "none"}))
-    machine = Machine()
-    machine.tune(job(tiny, tmp_path, packing=other))
-    assert {trial.plan.dataloader_num_workers for trial in machine.ran} == {0, 2}
-
-
 def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     spec = plan_spec(**FREE)
     command = [sys.executable, str(SCRIPTS / "tune_expert.py"), "--expert", "tiny"]

@@ -171,12 +171,6 @@ def test_a_cpu_tunes_threads_and_rows() -> None:
     assert search.trials[skipped[0]].reason == "not tried on a CPU"
 
 
-def test_workers_are_tried_where_they_matter() -> None:
-    card = Card(lambda c: speed(c) * (1 + c.dataloader_num_workers), n_workers=(2, 4))
-    best = card.search().best()
-    assert best is not None and (best.loader, best.dataloader_num_workers) == ("workers", 4)
-
-
 def test_known_trials_are_taken_over() -> None:
     first, kept = Card(speed), []
     found = first.search(keep=kept.append)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -152,6 +151,9 @@ def iter_kept(
 
 
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
+    # Here, as the keep-list alone needs none of it.
+    import orjson
+
     first = done = 0
     with pa.memory_map(shard.path) as source:
         for batch in pa.ipc.open_stream(source):

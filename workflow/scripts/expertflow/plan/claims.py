@@ -56,20 +56,16 @@ def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple
 
 
 def check_figures(claim: Claim) -> None:
-    for field in fields(claim):
-        value = getattr(claim, field.name)
-        for figure in value if isinstance(value, tuple) else (value,):
-            if isinstance(figure, int | float):
-                _check_figure(field.name, figure)
-    if claim.duration is not None:
-        _check_figure("duration", parse_duration(claim.duration))
-
-
-def _check_figure(key: str, figure: float) -> None:
-    zero = key in MAY_BE_ZERO
-    if not math.isfinite(figure) or figure < 0 or (figure == 0 and not zero):
-        least = "at least 0" if zero else "above 0"
-        raise ConfigError(f"the claim's {key} is {figure:g}; give a number {least}, or none")
+    figures = [("duration", parse_duration(claim.duration))] if claim.duration else []
+    for key in (field.name for field in fields(claim)):
+        value = getattr(claim, key)
+        values = value if isinstance(value, tuple) else (value,)
+        figures += [(key, figure) for figure in values if isinstance(figure, int | float)]
+    for key, figure in figures:
+        zero = key in MAY_BE_ZERO
+        if not math.isfinite(figure) or figure < 0 or (figure == 0 and not zero):
+            least = "at least 0" if zero else "above 0"
+            raise ConfigError(f"the claim's {key} is {figure:g}; give a number {least}, or none")
 
 
 def parse_duration(text: str) -> float:

@@ -50,7 +50,11 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
         return None
     spec, facts, n_trained = draft.spec, draft.facts, draft.n_trainable
     n_tokens = micro_batch * draft.packing.sequence_length_tokens
-    if (line := _traced_line(draft, checkpoint=checkpoint)) is not None:
+    trace, line = draft.trace, None
+    # fp16 takes as many bytes as bf16.
+    if trace is not None and (draft.precision == "fp32") == (trace.precision == "fp32"):
+        line = next((x for x in trace.lines if x.checkpoint_activations == checkpoint), None)
+    if line is not None:
         model, gradients = float(line.model_bytes), float(line.gradient_bytes)
         step_bytes = int(step_bytes_at(line, n_tokens))
     elif facts.model_type in KNOWN_ARCHITECTURES:
@@ -100,14 +104,6 @@ def peak_reason(draft: PlanDraft) -> str:
     if model_type in KNOWN_ARCHITECTURES:
         return f"prior from per-layer figures, {why}"
     return f"no figures for the architecture {model_type}, {why}"
-
-
-def _traced_line(draft: PlanDraft, *, checkpoint: bool) -> MemoryLine | None:
-    """Return the traced line for a step; fp16 takes as many bytes as bf16."""
-    trace = draft.trace
-    if trace is None or (draft.precision == "fp32") != (trace.precision == "fp32"):
-        return None
-    return next((x for x in trace.lines if x.checkpoint_activations == checkpoint), None)
 
 
 def step_bytes_at(line: MemoryLine, n_tokens: int) -> float:

@@ -47,14 +47,12 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
 
 
 def _shared(draft: PlanDraft, micro: int, checkpoint: bool) -> tuple[int, bool]:
-    """Lower an automatic micro-batch so that all processes together take the wanted batch.
-
-    To a power of two, so that it can be halved when memory runs out.
-    """
+    """Lower an automatic micro-batch so that all processes together take the wanted batch."""
     spec = draft.spec
     most = max(1, WANTED_GLOBAL_BATCH // spec.world_size)
     if micro <= most:
         return micro, checkpoint
+    # A power of two can be halved when memory runs out.
     lower = 1 << (most.bit_length() - 1)
     because = (
         f"{spec.world_size} processes share a global batch of about {WANTED_GLOBAL_BATCH} rows;"
@@ -69,11 +67,6 @@ def _shared(draft: PlanDraft, micro: int, checkpoint: bool) -> tuple[int, bool]:
 
 
 def choose_micro_batch(draft: PlanDraft) -> tuple[int, bool]:
-    """Choose the rows of a micro-batch, and whether activations are checkpointed.
-
-    Raises:
-        HardwareError: one row does not fit the card.
-    """
     spec = draft.spec
     if spec.batch_size is not None:
         return spec.batch_size, _checkpoint_of_given(draft, spec.batch_size)
@@ -112,11 +105,7 @@ def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
 
 
 def _check_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
-    """Refuse a micro-batch of the manifest that is predicted to need more than the whole card.
-
-    Raises:
-        HardwareError: it does.
-    """
+    """Refuse a micro-batch of the manifest that is predicted to need more than the whole card."""
     total, peak = draft.memory_total_bytes, peak_bytes(draft, micro, checkpoint=checkpoint)
     if total is None or peak is None or peak <= total:
         return

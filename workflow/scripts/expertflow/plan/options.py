@@ -15,7 +15,7 @@ from expertflow.plan.cost import Band, Price, peak_flops_per_s, planned_price, p
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import is_predicted_to_fit
 from expertflow.plan.micro_batch import choose_micro_batch
-from expertflow.plan.records import USABLE_FRACTION, HardwareOption, PlanSpec, TrainPlan
+from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
 from expertflow.plan.switches import choose_parallel
 
 # Compute capability from which on the variable-length attention kernel runs (Ampere).
@@ -72,7 +72,8 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
         free = {"batch_size": None, "gradient_accumulation_steps": None}
         spec = replace(draft.spec, **free, world_size=n_gpus, parallel=parallel)
-        if parallel != draft.spec.parallel and not _may_share(spec):
+        may_share = n_gpus > 1 and spec.method != "qlora" and spec.optim != "adamw_8bit"
+        if parallel != draft.spec.parallel and not may_share:
             continue
         other = replace(draft, spec=spec, gpu=gpu, reasons={})
         try:
@@ -143,10 +144,6 @@ def _join(remarks: dict[str, bool]) -> str:
 def _has_kernel(gpu: GpuFacts | None) -> bool:
     capability = gpu.compute_capability if gpu else None
     return capability is None or int(capability.partition(".")[0]) >= KERNEL_MAJOR
-
-
-def _may_share(spec: PlanSpec) -> bool:
-    return spec.world_size > 1 and spec.method != "qlora" and spec.optim != "adamw_8bit"
 
 
 def _sharing(n_gpus: int) -> str:

@@ -60,11 +60,22 @@ def override(
         if name not in LORA and getattr(new, name) != value:
             why = draft.reasons.get(name, draft.reasons["precision"]).because
             raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")
+    price, as_of = plan.cost.price_usd_per_hour, plan.cost.price_as_of
+    why = "settings were changed by hand, so nothing is predicted and no budget is held"
+    if new.world_size != plan.world_size:
+        # Whether the price was one card's times their number or a machine's is not known here.
+        price, as_of = None, None
+        why += f"; the price was for world_size {plan.world_size} and is dropped"
     return replace(
         new,
         may_halve_micro_batch=plan.may_halve_micro_batch and "batch_size" not in changes,
         predicted_peak_reason="settings were changed by hand, so nothing is predicted",
-        cost=_cost(plan, new),
+        cost=CostPlan(
+            price_usd_per_hour=price,
+            price_as_of=as_of,
+            billing_minutes=plan.cost.billing_minutes,
+            reason=why,
+        ),
         reasons=_reasons(plan, new, draft.reasons, changes),
     )
 
@@ -132,21 +143,6 @@ def _reasons(
         for n in changes
     )
     return (*reasons, *sorted(given, key=lambda reason: reason.setting))
-
-
-def _cost(old: TrainPlan, new: TrainPlan) -> CostPlan:
-    price, as_of = old.cost.price_usd_per_hour, old.cost.price_as_of
-    reason = "settings were changed by hand, so nothing is predicted and no budget is held"
-    if new.world_size != old.world_size:
-        # Whether the price was one card's times their number or a machine's is not known here.
-        price, as_of = None, None
-        reason += f"; the price was for world_size {old.world_size} and is dropped"
-    return CostPlan(
-        price_usd_per_hour=price,
-        price_as_of=as_of,
-        billing_minutes=old.cost.billing_minutes,
-        reason=reason,
-    )
 
 
 def _flag(setting: str) -> str:

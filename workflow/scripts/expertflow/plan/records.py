@@ -196,10 +196,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
 
 
 class PlanSpec(Training, frozen=True, kw_only=True):
-    """What a plan is made from: the manifest's training settings, and hardware, prices, claims.
-
-    ``origins`` says where settings come from that are not defaults.
-    """
+    """What a plan is made from; ``origins`` says where settings come from that are no defaults."""
 
     origins: dict[str, Origin] = field(default_factory=dict)
     hardware: str

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from expertflow.plan import switches, tuned
 from expertflow.plan.claims import check_claims
 from expertflow.plan.cost import check_budgets, check_cost, plan_cost, speed_of
 from expertflow.plan.draft import PlanDraft
@@ -20,24 +21,7 @@ from expertflow.plan.reasons import note_rest, source_values
 from expertflow.plan.records import Calibration, CostPlan, TrainPlan
 from expertflow.plan.schedule import choose_steps, choose_warmup
 from expertflow.plan.settings import Training
-from expertflow.plan.switches import (
-    choose_attention,
-    choose_compile,
-    choose_grouping,
-    choose_loader,
-    choose_parallel,
-    choose_precision,
-    choose_tf32,
-)
-from expertflow.plan.tuned import (
-    Chosen,
-    Tuning,
-    calibration_key,
-    choose,
-    explain_tuned,
-    tuning_key,
-    usable,
-)
+from expertflow.plan.tuned import Chosen, Tuning
 
 
 def plan_training(
@@ -55,14 +39,24 @@ def plan_training(
     plan, chosen = resolve_settings(draft), None
     if tuning is not None:
         plan, chosen = _with_tuning(draft, plan, tuning)
-    plan = _with_forecast(draft, plan, calibration)
+    measured, ignored = tuned.usable(
+        calibration, tuned.calibration_key(plan, draft.facts.model_type)
+    )
+    cost = plan_cost(draft.spec, plan, calibration=measured, ignored=ignored)
+    plan = replace(plan, cost=cost)
+    speed = speed_of(plan)
+    check_cost(cost, speed)
+    for key, budget, because in check_budgets(cost, draft.spec):
+        draft.note(key, budget, because)
+    claims = check_claims(draft.spec.claims, speed)
+    plan = replace(plan, options=compare_options(draft, plan), claims=claims)
     note_rest(draft, chosen.spec if chosen else draft.spec, plan)
     if chosen is not None:
         plan = replace(plan, origins=plan.origins | dict.fromkeys(chosen.free, "tuned"))
     replaced = source_values(draft.spec.system, n_steps=plan.n_steps)
     reasons = (
         replace(
-            reason if chosen is None else explain_tuned(reason, chosen),
+            reason if chosen is None else tuned.explain_tuned(reason, chosen),
             origin=plan.origins.get(name, "computed"),
             source_value=replaced.get(name),
         )
@@ -75,14 +69,14 @@ def _with_tuning(
     draft: PlanDraft, plan: TrainPlan, tuning: Tuning
 ) -> tuple[TrainPlan, Chosen | None]:
     packing, model_type = draft.packing.packing, draft.facts.model_type
-    key = tuning_key(plan, model_type=model_type, packing=packing, cpu=tuning.cpu)
-    chosen = choose(tuning.record, plan, draft.spec, key=key)
+    key = tuned.tuning_key(plan, model_type=model_type, packing=packing, cpu=tuning.cpu)
+    chosen = tuned.choose(tuning.record, plan, draft.spec, key=key)
     if isinstance(chosen, str):
         draft.note("tuned", draft.spec.tuned, chosen)
         return plan, None
-    trace = draft.trace
-    if chosen.settings.attention != plan.attention:
-        trace = tuning.trace(chosen.settings.attention)
+    trace, attention = draft.trace, chosen.spec.attention
+    if attention is not None and attention != plan.attention:
+        trace = tuning.trace(attention)
     again = replace(draft, spec=chosen.spec, trace=trace, reasons={})
     # As the manifest's own spec has it: its micro-batch is still automatic, or not.
     plan = replace(resolve_settings(again), may_halve_micro_batch=plan.may_halve_micro_batch)
@@ -95,19 +89,21 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
     """Resolve the settings; what they should cost is left open."""
     spec, packing, gpu, note = draft.spec, draft.packing, draft.gpu, draft.note
     train, place = packing.train, "--parallel" if draft.by_hand else "training.parallel"
-    precision = note("precision", *choose_precision(spec, gpu, by_hand=draft.by_hand))
+    precision = note("precision", *switches.choose_precision(spec, gpu, by_hand=draft.by_hand))
     micro, accumulation, checkpoint = choose_batch(draft)
     global_batch = micro * accumulation * spec.world_size
     per_epoch = -(-train.n_sequences // global_batch)
     steps = note("n_steps", *choose_steps(spec, per_epoch, tokens_per_epoch=train.n_tokens))
     warmup = note("n_warmup_steps", *choose_warmup(spec, steps))
-    attention = note("attention", *choose_attention(spec, gpu))
-    note("parallel", *choose_parallel(spec, place))
+    attention = note("attention", *switches.choose_attention(spec, gpu))
+    note("parallel", *switches.choose_parallel(spec, place))
     chosen = {
-        **choose_loader(spec, packing.packing),
-        "use_tf32": choose_tf32(spec, gpu),
-        "torch_compile": choose_compile(spec, gpu, attention=attention, packing=packing.packing),
-        "group_by_length": choose_grouping(spec, packing.packing),
+        **switches.choose_loader(spec, packing.packing),
+        "use_tf32": switches.choose_tf32(spec, gpu),
+        "torch_compile": switches.choose_compile(
+            spec, gpu, attention=attention, packing=packing.packing
+        ),
+        "group_by_length": switches.choose_grouping(spec, packing.packing),
     }
     resolved = {
         **{name: getattr(spec, name) for name in Training.__struct_fields__},
@@ -167,15 +163,3 @@ def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any
         "flops_per_token_hardware": flops.hardware,
         "flops_convention": CONVENTION,
     }
-
-
-def _with_forecast(draft: PlanDraft, plan: TrainPlan, calibration: Calibration | None) -> TrainPlan:
-    spec = draft.spec
-    measured, ignored = usable(calibration, calibration_key(plan, draft.facts.model_type))
-    plan = replace(plan, cost=plan_cost(spec, plan, calibration=measured, ignored=ignored))
-    speed = speed_of(plan)
-    check_cost(plan.cost, speed)
-    for key, budget, because in check_budgets(plan.cost, spec):
-        draft.note(key, budget, because)
-    claims = check_claims(spec.claims, speed)
-    return replace(plan, options=compare_options(draft, plan), claims=claims)

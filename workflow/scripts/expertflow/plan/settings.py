@@ -38,10 +38,7 @@ class LoraSpec(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """Settings that ``plan_training`` resolves: null is ``auto``, or nothing asked for.
-
-    A resolved plan is of the same settings.
-    """
+    """Settings that ``plan_training`` resolves: null is ``auto``, or nothing asked for."""
 
     method: Annotated[Method, Setting("What is trained.", BOTH)] = "lora"
     lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", BOTH)] = LoraSpec()

@@ -122,10 +122,7 @@ def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[st
 
 
 def choose_loader(spec: PlanSpec, packing: str) -> dict[str, tuple[object, str]]:
-    """Resolve what brings batches: one thread, unless workers are asked for where they help.
-
-    Returns each setting's value and reason.
-    """
+    """Resolve what brings batches: one thread, unless workers are asked for where they help."""
     wanted = spec.dataloader_num_workers
     kind, why = _choose_loader_kind(spec, packing)
     n_workers = wanted if kind == "workers" else 0

@@ -87,7 +87,6 @@ class Chosen(Record, frozen=True, kw_only=True):
     """Settings of a plan with those of a search in the place of what was left open."""
 
     spec: PlanSpec
-    settings: TunedSettings
     because: str
     free: frozenset[str]
     overruled: dict[str, str]
@@ -200,12 +199,9 @@ def choose(record: TuningRecord, plan: TrainPlan, spec: PlanSpec, *, key: str) -
     named = {name: getattr(found, name) for name in SEARCHED if name in free}
     if named.get("attention") == "packed":
         named["attention"] = spec.attention
-    n_tried = sum(trial.outcome in ("measured", "given up") for trial in record.trials)
-    where = record.gpu_name or record.hardware
     return Chosen(
         spec=replace(spec, **named),
-        settings=found,
-        because=f"{_place(record, found, default)} of {n_tried} on {where}{_gain(record, found)}",
+        because=_because(record, found, default),
         free=free,
         overruled=_overruled(record, found, free),
     )
@@ -233,25 +229,23 @@ def _picked(
     return default if is_tie else fastest
 
 
-def _place(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
+def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
+    """Return what was chosen of how many, and how much faster it is: by the pairs if it is best."""
+    place = "fastest" if found == record.best else "fastest that agrees with the manifest"
     if found == default == record.best and record.gain is None:
-        return "the default, as too few pairs of it and a faster trial were timed to be certain,"
-    if found == default:
-        return "the default, which none was faster than by 2 %,"
-    return "fastest" if found == record.best else "fastest that agrees with the manifest"
-
-
-def _gain(record: TuningRecord, found: TunedSettings) -> str:
+        place = "the default, as too few pairs of it and a faster trial were timed to be certain,"
+    elif found == default:
+        place = "the default, which none was faster than by 2 %,"
+    n_tried = sum(trial.outcome in ("measured", "given up") for trial in record.trials)
+    words = f"{place} of {n_tried} on {record.gpu_name or record.hardware}"
     if found == record.default:
-        return ""
-    if found == record.best:
-        if record.gain is None:
-            return ""
+        return words
+    if found == record.best and record.gain is not None:
         low, high = record.gain_low, record.gain_high
         between = "" if low is None else f" [{low:.2f}, {high:.2f}]"
-        return f", {record.gain:.2f} times the default{between}"
-    ratio = _ratio(record, found)
-    return "" if ratio is None else f", {ratio:.2f} times the default in one trial each"
+        return f"{words}, {record.gain:.2f} times the default{between}"
+    ratio = None if found == record.best else _ratio(record, found)
+    return words if ratio is None else f"{words}, {ratio:.2f} times the default in one trial each"
 
 
 def _overruled(record: TuningRecord, found: TunedSettings, free: frozenset[str]) -> dict[str, str]:

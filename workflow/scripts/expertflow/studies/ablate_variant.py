@@ -12,25 +12,11 @@ from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
-from expertflow.studies.compare_trials import (
-    compare_losses,
-    hours_ratios,
-    loss_last,
-    read_speed_ratios,
-)
+from expertflow.studies import compare_trials, variants
 from expertflow.studies.estimate import estimate
 from expertflow.studies.records import Timing, VariantRecord, VariantSpec
 from expertflow.studies.subprocess_runner import TrialRunner, interruptible, scratch_folder
-from expertflow.studies.variants import (
-    FirstRows,
-    IsThePlanError,
-    NotMeasurableError,
-    Setup,
-    first_rows,
-    one_process,
-    set_up_variant,
-    write_unpacked,
-)
+from expertflow.studies.variants import IsThePlanError, NotMeasurableError
 from expertflow.tokens.arrow import read_rows
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.feed.on_the_fly import Documents
@@ -79,8 +65,8 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
 def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     spec, (base, packing, facts) = job.spec, _read_plan(job)
     rows = read_rows(job.rows / "train")
-    first = first_rows(base, rows, n_steps=spec.n_warmup_steps + spec.n_timed_steps)
-    setup = set_up_variant(
+    first = variants.first_rows(base, rows, n_steps=spec.n_warmup_steps + spec.n_timed_steps)
+    setup = variants.set_up_variant(
         base,
         spec.variant,
         first=first,
@@ -104,15 +90,14 @@ def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
                 return _failed(blank, got[side], done, done_of_plan)
         pairs.append((got["variant"], got["plan"]))
     timed, timed_of_plan = zip(*pairs, strict=True)
-    losses = compare_losses(pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed")
+    losses = compare_trials.compare_losses(
+        pairs, base=base, plan=setup.plan, other_rows=setup.rows != "packed"
+    )
     return replace(
         _measured(blank, timed, timed_of_plan),
         reason=setup.forced,
         ratio=estimate([a.tokens_per_s / b.tokens_per_s for a, b in pairs]),
-        loss_differs=losses.differs,
-        loss_bound=losses.bound,
-        loss_bound_because=losses.because,
-        is_sane=losses.is_sane,
+        **losses,
     )
 
 
@@ -125,7 +110,7 @@ def _hours(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     for result in results:
         if result.outcome != "measured":
             return _failed(blank, result)
-    ratios, how = hours_ratios(base, results, saves=job.spec.variant.saves)
+    ratios, how = compare_trials.hours_ratios(base, results, saves=job.spec.variant.saves)
     return replace(_measured(blank, (), results), reason=how, ratio=estimate(ratios))
 
 
@@ -133,22 +118,22 @@ def _read_speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     """Read rows where they came from and where staging copied them, taking turns."""
     assert job.staging is not None
     staged = read_record(StagingRecord, job.staging).rows
-    ratios, how = read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
+    ratios, how = compare_trials.read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
     return replace(blank, outcome="measured", reason=how, ratio=estimate(ratios))
 
 
 def _read_plan(job: VariantJob) -> tuple[TrainPlan, PackingRecord, ModelFacts]:
     facts = read_part(ModelFacts, job.model, "facts")
     packing = read_record(PackingRecord, job.packing)
-    plan = one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
+    plan = variants.one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
     return plan, packing, facts
 
 
-def _varied(job: VariantJob, setup: Setup, first: FirstRows) -> Trial:
+def _varied(job: VariantJob, setup: variants.Setup, first: variants.FirstRows) -> Trial:
     rows, documents, plan = job.rows, None, setup.plan
     if setup.rows == "unpacked":
         rows = job.scratch / "rows"
-        write_unpacked(job.rows, rows, first)
+        variants.write_unpacked(job.rows, rows, first)
     elif setup.rows == "on_the_fly":
         assert job.keep is not None
         documents = Documents(shards=job.shards, keep=job.keep)
@@ -192,7 +177,7 @@ def _timing(result: TrialResult) -> Timing:
         padding_fraction=result.n_padding_tokens / places,
         save_s=result.save_s,
         peak_memory_bytes=result.peak_memory_bytes,
-        loss_last=loss_last(result),
+        loss_last=compare_trials.loss_last(result),
     )
 
 

@@ -46,7 +46,17 @@ def join_ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
         DataError: a record is missing, or of another plan than the others.
     """
     plan, by_name = measured.plan, {r.variant.name: r for r in measured.records}
-    _check(spec, by_name, measured)
+    for variant in spec.variants:
+        if variant.name not in by_name:
+            raise DataError(
+                f"{measured.expert}: variant {variant.name!r} has no record; run ablate_variant"
+            )
+    plans = {record.plan_sha256 for record in measured.records}
+    if len(plans) > 1:
+        raise DataError(
+            f"{measured.expert}: the variants' records are of {len(plans)} different plans; delete"
+            f" results/{measured.expert}/ablation and run again"
+        )
     by_name = _without_noise(spec, by_name)
     speeds = [t.tokens_per_s for record in measured.records for t in record.plan_timings]
     speed = median(speeds) if speeds else None
@@ -79,20 +89,6 @@ def join_ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
         machine=first.machine,
         notes=_notes(plan, measured.records),
     )
-
-
-def _check(spec: AblationSpec, by_name: dict[str, VariantRecord], measured: Measured) -> None:
-    for variant in spec.variants:
-        if variant.name not in by_name:
-            raise DataError(
-                f"{measured.expert}: variant {variant.name!r} has no record; run ablate_variant"
-            )
-    plans = {record.plan_sha256 for record in measured.records}
-    if len(plans) > 1:
-        raise DataError(
-            f"{measured.expert}: the variants' records are of {len(plans)} different plans; delete"
-            f" results/{measured.expert}/ablation and run again"
-        )
 
 
 def _before(spec: AblationSpec, variant: Variant) -> str | None:

@@ -39,8 +39,7 @@ STUDY = {"study": "calibration", "verb": "calibrate"}
 class CalibrationJob(Record, frozen=True, kw_only=True):
     """What to run: a plan as it would be trained, its records and rows, and a place to work in.
 
-    ``began_s`` is the performance counter when planning began, which a training does not do. What
-    planning and a training both import has to be imported before.
+    ``began_s`` is the performance counter when planning began, before which all was imported.
     """
 
     plan: TrainPlan
@@ -158,7 +157,9 @@ def take_times(
             f"{plan.expert}: the calibration left {len(steps)} steps and"
             f" {len(record.save_points)} saves, too few to time; set calibrate: false"
         )
-    seconds = step_seconds(steps)[n_warmup:]
+    # From the end of one step to the end of the next, logging included.
+    between = np.diff([step.elapsed_s for step in steps])
+    seconds = np.concatenate(([steps[0].step_s], between))[n_warmup:]
     level = levels(seconds, per_epoch=plan.n_steps_per_epoch)
     low, middle, high = (float(q) for q in np.quantile(level, (0.25, 0.5, 0.75)))
     save_s = sum(point.save_s for point in record.save_points) / len(record.save_points)
@@ -183,12 +184,6 @@ def take_times(
         tokens_per_step=sum(step.n_tokens for step in timed) / len(timed),
         peak_memory_bytes=record.peak_memory_reserved_bytes,
     )
-
-
-def step_seconds(steps: list[StepRecord]) -> NDArray[np.float64]:
-    """Return the seconds from the end of one step to the end of the next, logging included."""
-    ends = np.array([step.elapsed_s for step in steps])
-    return np.concatenate(([steps[0].step_s], np.diff(ends)))
 
 
 def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:

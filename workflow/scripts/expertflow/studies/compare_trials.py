@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,15 +24,6 @@ SAME_UPDATES = 0.1
 LEARNS_OTHERWISE = {"method", "lora"}
 
 
-class LossComparison(NamedTuple):
-    """How far a variant's loss is from the plan's, and what explains so much."""
-
-    differs: float | None
-    bound: float | None
-    because: str
-    is_sane: bool | None
-
-
 def loss_last(result: TrialResult) -> float:
     n = max(1, math.ceil(result.n_timed_steps * LAST_PART))
     return float(np.mean(result.losses[-n:]))
@@ -44,17 +35,23 @@ def compare_losses(
     base: TrainPlan,
     plan: TrainPlan,
     other_rows: bool,
-) -> LossComparison:
+) -> dict[str, Any]:
+    """Return those fields of a variant's record that say how far its losses are from the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
     own, plain = pairs[0]
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     if differences(base, plan) & LEARNS_OTHERWISE:
-        return LossComparison(differs, None, "another adapter learns otherwise", None)
+        because = "another adapter learns otherwise"
+        return {"loss_differs": differs, "loss_bound_because": because}
     bound, because = _bound(base, plan, updates=updates, other_rows=other_rows)
     distance = differs if bound == OTHER_UPDATES else abs(differs)
     is_sane = math.isfinite(differs) and distance <= bound
-    kept = differs if math.isfinite(differs) else None
-    return LossComparison(kept, bound, because, is_sane)
+    return {
+        "loss_differs": differs if math.isfinite(differs) else None,
+        "loss_bound": bound,
+        "loss_bound_because": because,
+        "is_sane": is_sane,
+    }
 
 
 def _bound(

@@ -39,9 +39,8 @@ def estimate(ratios: Sequence[float]) -> Estimate:
 def quotient(of: Estimate, to: Estimate) -> Estimate:
     """Divide two ratios to the same thing, measured independently.
 
-    Half-widths of logarithms add in squares. Both are of the quantile of their own few degrees of
-    freedom, where their sum has more: the interval is rather too wide. Lowest and highest are the
-    worst and the best that any two of the repeats could give.
+    Half-widths of logarithms add in squares, each with the quantile of its own few degrees of
+    freedom: the interval is rather too wide. Lowest and highest are of any two of the repeats.
     """
     value = of.value / to.value
     half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))

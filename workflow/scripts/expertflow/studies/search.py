@@ -52,10 +52,8 @@ Run = Callable[[TunedSettings, float | None], TrialResult]
 class Space(Record, frozen=True, kw_only=True):
     """What may be tried besides the default.
 
-    ``free`` names what the manifest leaves open. ``usable_bytes`` is what a predicted peak may
-    reach, null on a CPU. ``attentions``, ``n_threads`` and ``n_workers`` are what there is to try
-    of each, none where it does not matter; ``may_compile`` whether compiled layers are.
-    ``left_out`` are choices that are not tried here, and why.
+    ``free`` names what the manifest leaves open, ``usable_bytes`` what a predicted peak may reach,
+    null on a CPU. ``left_out`` are choices that are not tried here, and why.
     """
 
     default: TunedSettings
@@ -71,6 +69,10 @@ class Space(Record, frozen=True, kw_only=True):
     @property
     def n_rows(self) -> int:
         return self.default.batch_size * self.default.gradient_accumulation_steps
+
+    @property
+    def micro_batches(self) -> list[int]:
+        return [n for n in range(self.n_rows, 0, -1) if self.n_rows % n == 0]
 
 
 def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
@@ -168,7 +170,7 @@ class Search(Struct, kw_only=True):
             # Compiling takes tens of seconds, and the order of the rest does not hang on it.
             start = replace(start, torch_compile=False)
             self._try(start)
-        micros = self._micros() if "batch_size" in space.free else [start.batch_size]
+        micros = self.space.micro_batches if "batch_size" in space.free else [start.batch_size]
         self._descend(start, micros)
         best = self.best(like=start) or start
         for attention in space.attentions:
@@ -184,7 +186,7 @@ class Search(Struct, kw_only=True):
             self._try(replace(space.default, n_threads=n_threads))
         start = self.best() or space.default
         if "batch_size" in space.free:
-            for rows in self._micros():
+            for rows in self.space.micro_batches:
                 self._try(self._with_rows(start, rows))
             # The best number of threads may be another one for more or fewer rows.
             best = self.best() or space.default
@@ -234,17 +236,8 @@ class Search(Struct, kw_only=True):
     def _try_other_micros(self) -> None:
         """Try other splits of a batch that the manifest splits: for the user to know, last."""
         if "batch_size" not in self.space.free:
-            for rows in self._micros():
+            for rows in self.space.micro_batches:
                 self._try(self._with_rows(self.best() or self.space.default, rows))
-
-    def _checkpointings(self) -> tuple[bool, ...]:
-        if "gradient_checkpointing" in self.space.free:
-            return (False, True)
-        return (self.space.default.gradient_checkpointing,)
-
-    def _micros(self) -> list[int]:
-        rows = self.space.n_rows
-        return [n for n in range(rows, 0, -1) if rows % n == 0]
 
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
         return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
@@ -255,9 +248,19 @@ class Search(Struct, kw_only=True):
         return self.trials[choice]
 
     def _tried(self, choice: TunedSettings) -> TuningTrial:
-        least = self._least(choice)
-        if (known := self.known.get(choice)) and _still_holds(known, least):
-            return known
+        # A choice is given up below a share of the best of its kind so far.
+        rates = [
+            trial.tokens_per_s or 0.0
+            for trial in measured(self.trials.values())
+            if trial.settings.torch_compile == choice.torch_compile
+        ]
+        least = WORTH_FRACTION * max(rates) if rates else None
+        if (known := self.known.get(choice)) is not None:
+            rate = known.tokens_per_s
+            # Another search, which had another best, gave it up: it may be worth it in this one.
+            is_slow = rate is not None and least is not None and rate < least
+            if known.outcome != "given up" or is_slow:
+                return known
         peak, usable = self.predict(choice), self.space.usable_bytes
         is_default = choice == self.space.default
         if peak is not None and usable is not None and peak > usable and not is_default:
@@ -281,15 +284,6 @@ class Search(Struct, kw_only=True):
         self.keep(trial)
         return trial
 
-    def _least(self, choice: TunedSettings) -> float | None:
-        """Return the speed below which a choice is given up; null for the first of its kind."""
-        rates = [
-            trial.tokens_per_s or 0.0
-            for trial in measured(self.trials.values())
-            if trial.settings.torch_compile == choice.torch_compile
-        ]
-        return WORTH_FRACTION * max(rates) if rates else None
-
     def _complexity(self, choice: TunedSettings) -> tuple[float, ...]:
         """Order choices of a tie: the default first, then by what each needs besides."""
         default = self.space.default
@@ -302,12 +296,6 @@ class Search(Struct, kw_only=True):
             choice.n_threads or 0,
             choice.gradient_accumulation_steps,
         )
-
-
-def _still_holds(known: TuningTrial, least: float | None) -> bool:
-    if known.outcome != "given up":
-        return True
-    return least is not None and known.tokens_per_s is not None and known.tokens_per_s < least
 
 
 def _left_out(settings: TunedSettings, reason: str, predicted: int | None) -> TuningTrial:

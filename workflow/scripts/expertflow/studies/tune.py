@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -13,11 +12,10 @@ from msgspec import Struct
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.files import remove
 from expertflow.core.records import Record
-from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
-from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
+from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, tuning_key
 from expertflow.studies.estimate import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of, with_settings
@@ -74,11 +72,17 @@ def tune(
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = one_process(plan, packing=draft.packing, facts=draft.facts)
     bench = Bench(job=job, plan=alone, run_trial=run_trial)
+
+    def predict(settings: TunedSettings) -> int | None:
+        if draft.gpu is None or settings.attention != plan.attention:
+            return None  # Another route was not traced.
+        return peak_bytes(draft, settings.batch_size, checkpoint=settings.gradient_checkpointing)
+
     with open_cache(job.cache, key=key, made_by=made_by) as cache:
         search = Search(
             space=space_of(draft, plan),
             run=bench.run,
-            predict=partial(_predicted, draft, plan),
+            predict=predict,
             clock=clock,
             max_s=SEARCH_FRACTION * job.max_s,
             keep=lambda trial: cache.keep(trial, bench.gpu_name),
@@ -158,12 +162,7 @@ def settings_words(settings: TunedSettings) -> str:
 
 
 def _check(plan: TrainPlan) -> None:
-    """Refuse what one process on this machine cannot time.
-
-    Raises:
-        ConfigError: the model is shared out.
-        HardwareError: the planned card is not here.
-    """
+    """Refuse what one process on this machine cannot time."""
     if plan.world_size > 1 and plan.parallel == "fsdp":
         raise ConfigError(
             "training.parallel is fsdp: tuning times one process, which cannot hold the whole"
@@ -172,13 +171,6 @@ def _check(plan: TrainPlan) -> None:
     if plan.gpu is not None:
         name = next(iter(card_names(plan.gpu)), "none")
         check_card(plan.gpu, name, study="tuning", verb="tune")
-
-
-def _predicted(draft: PlanDraft, plan: TrainPlan, settings: TunedSettings) -> int | None:
-    """Predict the peak, for the route of attention that was traced; null for another."""
-    if draft.gpu is None or settings.attention != plan.attention:
-        return None
-    return peak_bytes(draft, settings.batch_size, checkpoint=settings.gradient_checkpointing)
 
 
 def _pairs(
@@ -192,7 +184,10 @@ def _pairs(
     if best is None or best == default or search.trials[default].outcome != "measured":
         return ()
     pairs = cache.pairs(best, default)
-    took_s = sum(_likely_s(search.trials[settings]) for settings in (best, default))
+    # What was compiled once is cached by then.
+    trials = search.trials[best], search.trials[default]
+    steps_s = sum((N_WARMUP + t.n_timed_steps) * (t.step_s or 0.0) for t in trials)
+    took_s = steps_s + sum(t.startup_s or 0.0 for t in trials)
     for i in range(len(pairs), N_PAIRS):
         start_s = search.clock()
         if start_s + took_s > end_s:
@@ -212,12 +207,6 @@ def _pairs(
         )
         took_s = search.clock() - start_s
     return cache.pairs(best, default)
-
-
-def _likely_s(trial: TuningTrial) -> float:
-    """Estimate how long a trial would take again; what was compiled once is cached by then."""
-    n_steps = N_WARMUP + trial.n_timed_steps
-    return (trial.startup_s or 0.0) + n_steps * (trial.step_s or 0.0)
 
 
 def _judge(

@@ -5,7 +5,6 @@ on them sees the tokens and targets of the plan's own steps, in another order an
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ class FirstRows(Record, frozen=True, kw_only=True):
 class Setup(Record, frozen=True, kw_only=True):
     """How a variant is run: its plan and rows, and how many steps make up the plan's tokens.
 
-    ``forced`` says what its rows changed that it did not ask for. ``settings_sha256`` is the same
-    for two variants of a plan that are run alike.
+    ``forced`` says what its rows changed that it did not ask for.
     """
 
     plan: TrainPlan
@@ -104,7 +102,12 @@ def set_up_variant(
         k: tuple(v) if isinstance(v, list) else v for k, v in variant.training.items()
     }
     if "batch_size" in changes and "gradient_accumulation_steps" not in changes and not own_batch:
-        changes["gradient_accumulation_steps"] = _accumulation(base, changes["batch_size"])
+        whole, micro = base.global_batch_sequences, changes["batch_size"]
+        if whole % micro:
+            raise NotMeasurableError(
+                f"micro-batches of {micro} rows do not make up the plan's global batch of {whole}"
+            )
+        changes["gradient_accumulation_steps"] = whole // micro
     try:
         plan = override(base, changes, packing=packing, facts=facts)
     except ConfigError as error:
@@ -148,9 +151,8 @@ def documents_as_rows(
 ) -> TrainPlan:
     """Return the plan for rows of one document each: the same documents in as many steps.
 
-    The micro-batch is as many rows as fill what the plan's fills if all were as long as the
-    longest, as a batch that is padded has to be laid out for. With ``own_batch`` the variant's
-    counts, in documents.
+    The micro-batch fills what the plan's fills if all rows were as long as the longest, which a
+    padded batch is laid out for; with ``own_batch`` it is the variant's, in documents.
     """
     per_step = base.global_batch_sequences * first.documents_per_row
     if own_batch:
@@ -179,21 +181,8 @@ def documents_as_rows(
     )
 
 
-def _accumulation(base: TrainPlan, micro: int) -> int:
-    whole = base.global_batch_sequences
-    if whole % micro:
-        raise NotMeasurableError(
-            f"micro-batches of {micro} rows do not make up the plan's global batch of {whole}"
-        )
-    return whole // micro
-
-
 def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
-    """Refuse what this device cannot do; what only a trial finds out is left to it.
-
-    Raises:
-        NotMeasurableError: it cannot.
-    """
+    """Refuse what this device cannot do; what only a trial finds out is left to it."""
     if gpu is None and plan.precision == "fp16":
         raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
     if gpu is not None and plan.precision == "bf16":
@@ -226,13 +215,10 @@ def write_unpacked(packed: Path, folder: Path, first: FirstRows) -> None:
     """Write a folder of rows as training reads it: documents one a row, and the same held-out."""
     rows = read_rows(packed / "train")
     folder.mkdir(parents=True)
-    write_rows(folder / "train", _documents(rows, first.chosen), length=rows.length)
+    starts = range(0, len(first.chosen), BLOCK_ROWS)
+    blocks = (split_documents(rows, first.chosen[i : i + BLOCK_ROWS]) for i in starts)
+    write_rows(folder / "train", blocks, length=rows.length)
     (folder / "held_out").symlink_to((packed / "held_out").resolve())
-
-
-def _documents(rows: PackedRows, chosen: NDArray[np.int64]) -> Iterator[RowBatch]:
-    for start in range(0, len(chosen), BLOCK_ROWS):
-        yield split_documents(rows, chosen[start : start + BLOCK_ROWS])
 
 
 def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> RowBatch:
