@@ -137,7 +137,7 @@ class ClaimCheck(Record, frozen=True, kw_only=True):
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
-    """What the predicted peak consists of; ``step_bytes`` as in ``MemoryLine``."""
+    """What the predicted peak consists of; a step is its activations, gradients and loss."""
 
     model_bytes: int
     optimizer_bytes: int
