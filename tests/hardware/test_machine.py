@@ -174,16 +174,14 @@ def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
 
 
 def test_names_are_exact_and_belong_to_one_card() -> None:
+    # A row without sources has its one source for all.
+    card = facts({**BY_NAME["L4"], "sources": {}, "source": "ours"})
+    assert set(card.sources.values()) == {"ours"}
     names = [name for row in TABLE for name in (row["name"], *row["driver_names"])]
     assert len(names) == len(set(names))
     assert gpu_by_name("NVIDIA L40", TABLE) is None
     h200 = gpu_by_name("NVIDIA H200", TABLE)
     assert h200 is not None and h200.sources["power_limit_w"].endswith("second-hand")
-
-
-def test_a_row_without_sources_has_its_one_source_for_all() -> None:
-    card = facts({**BY_NAME["L4"], "sources": {}, "source": "ours"})
-    assert set(card.sources.values()) == {"ours"}
 
 
 def test_the_probe_works_without_a_gpu(tmp_path: Path) -> None:

@@ -62,14 +62,6 @@ def remarks(busy: float = 95, n: int = 20, **figures: Any) -> str:
     return " | ".join(summarise([sample(t, busy, **figures) for t in range(n)], H100).assessment)
 
 
-def test_what_was_not_measured_is_null_with_a_reason() -> None:
-    record = summarise([sample(0, None), sample(1, None)])
-    assert record.any_kernel_percent is None
-    assert record.energy_j is None
-    assert record.unavailable["any_kernel_percent"] == "no NVIDIA driver on this machine"
-    assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
-
-
 def test_every_null_figure_has_a_reason() -> None:
     may_be_null = {"configured_interval_s", "epoch_s"}
     for samples in ([], [sample(0, None)], [sample(0, 1), sample(1, 1)]):
@@ -77,6 +69,9 @@ def test_every_null_figure_has_a_reason() -> None:
         nulls = {name for name, value in to_json(record).items() if value is None}
         assert nulls - may_be_null - {"driver"} <= record.unavailable.keys()
         assert not {name for name in record.unavailable if name not in nulls}
+    record = summarise([sample(0, None), sample(1, None)])
+    assert record.unavailable["any_kernel_percent"] == "no NVIDIA driver on this machine"
+    assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
 
 
 def test_energy_is_the_difference_of_the_counter() -> None:
@@ -98,12 +93,6 @@ def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
     readings = [0.0, None, 50.0, 5.0, 15.0]
     record = summarise([sample(t, 1.0, energy_j=value) for t, value in enumerate(readings)])
     assert record.energy_j == pytest.approx(50 + 10)
-
-
-def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.jsonl"
-    path.write_text(json.dumps(to_json(sample(1, None))) + '\n{"elapsed_s": 2')
-    assert [s.elapsed_s for s in read_samples(path)] == [1]
 
 
 def test_a_reading_is_written_without_what_it_lacks_and_read_back_whole(tmp_path: Path) -> None:
@@ -278,11 +267,6 @@ def test_disks_are_read_once_a_second_and_nothing_is_lost(
     assert sum(known.values()) == pytest.approx(100 * max(known), abs=3)
 
 
-def test_without_an_output_it_refuses() -> None:
-    done = script("--duration", "1")
-    assert done.returncode == 2 and "--output is missing" in done.stderr
-
-
 def test_a_reading_counts_for_its_time_whatever_the_pace() -> None:
     # 90 s idle at ten a second, 600 s busy at one: by readings it would be 40 %.
     idle = [sample(t / 10, 0.0, starts=t == 0) for t in range(901)]
@@ -323,14 +307,10 @@ def test_scripts_count_cards_as_the_driver_does(
         assert os.environ.get("CUDA_DEVICE_ORDER") == (after if by_bus else before)
 
 
-def test_the_interval_found_is_a_true_median() -> None:
-    record = summarise([sample(t, 1.0) for t in (0, 1, 3)], CARD)
-    assert record.effective_interval_s == 1.5
-
-
 def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> None:
     path = tmp_path / "gpu.jsonl"
     path.write_text(json.dumps(to_json(sample(1, 5.0, starts=True))) + '\n{"elapsed_s": 2')
+    assert [s.elapsed_s for s in read_samples(path)] == [1]
     interval = SamplingInterval()
     monitoring.monitor(
         path, interval=interval, duration_s=0, zero_s=None, goes_on=True, stop=lambda: True
@@ -365,6 +345,8 @@ def test_the_readings_are_not_written_over(tmp_path: Path) -> None:
         done = script("--quiet", "--output", tmp_path / "." / "t.jsonl", *arguments)
         assert done.returncode == 2 and "where the readings are" in done.stderr
     assert trace.read_text() == "kept"
+    done = script("--duration", "1")
+    assert done.returncode == 2 and "--output is missing" in done.stderr
 
 
 def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,19 +392,11 @@ def test_a_monitor_waits_for_an_earlier_one(
         ]
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Told to stop, another one waits no longer.
+        with ExitStack() as late, pytest.raises(SystemExit, match="another monitor still writes"):
+            wait_for_others(late, readings, lambda: True)
     with readings.open() as free:
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_told_to_stop_it_waits_no_longer_and_takes_nothing(tmp_path: Path) -> None:
-    readings = tmp_path / "gpu.jsonl"
-    with readings.open("w") as other, ExitStack() as held:
-        other.write("a reading\n")
-        other.flush()
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(SystemExit, match="another monitor still writes there"):
-            wait_for_others(held, readings, lambda: True)
-    assert readings.read_text() == "a reading\n"
 
 
 def wait_for(path: Path) -> None:

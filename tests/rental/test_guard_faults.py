@@ -10,9 +10,8 @@ from guarded import end, record, run, start, start_trainer, trainer, wait_for
 from support import SCRIPTS
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.finish import TIMED_OUT, run_hook
 from expertflow.rental.guard.options import Settings, settings_from
-from expertflow.rental.guard.session import Session
+from expertflow.rental.guard.session import TIMED_OUT, Session, run_hook
 from expertflow.rental.guard.timers import Notice
 
 HOOK = ("--disk-stays", "--on-finish", "touch hook")

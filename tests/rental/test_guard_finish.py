@@ -9,7 +9,7 @@ import pytest
 from guarded import end, record, run, start, start_trainer
 from stores import KINDS, Place, object_storage, place, remote_shell
 
-from expertflow.rental.guard import finish as guard_finish
+from expertflow.rental.guard.session import N_HOOKS
 
 __all__ = ["object_storage", "place"]
 
@@ -122,7 +122,7 @@ def test_a_stop_command_that_fails_is_told_loudly(tmp_path: Path) -> None:
     guard = start(tmp_path, *hook, command=["true"], env={"EXPERTFLOW_TEST": ""})
     code, out = end(guard)
     assert code == 85 and "NOT STOPPED" in out, out
-    assert (tmp_path / "tries").read_text() == "x\n" * guard_finish.N_HOOKS
+    assert (tmp_path / "tries").read_text() == "x\n" * N_HOOKS
     assert record(tmp_path)["on_finish"] == "failed 3 times, exit code 9"
 
 

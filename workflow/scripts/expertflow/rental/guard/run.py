@@ -8,9 +8,8 @@ from contextlib import ExitStack
 
 from expertflow.core.files import remove
 from expertflow.core.process import SIGNALS
-from expertflow.rental.guard.finish import RECORD, Finish
 from expertflow.rental.guard.options import Settings
-from expertflow.rental.guard.session import Cause, Outcome, Session
+from expertflow.rental.guard.session import RECORD, Cause, Outcome, Session
 from expertflow.rental.guard.supervisor import KILLED_S, Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Stalled
 from expertflow.rental.sync.store import SyncFailed
@@ -73,8 +72,7 @@ class Guard:
                 # Whatever went wrong with the watch: what was made is saved and sent.
                 code = self._stop(supervisor, cause) if cause else _ended(supervisor)
                 notice.close()
-                finish = Finish(self.session, cause=cause, code=code, idle_timer=idle.state)
-                exit_code = finish.run()
+                exit_code = self.session.finish(cause, code=code, idle_timer=idle.state)
         return exit_code
 
     def _came(self, number: int, _: object) -> None:

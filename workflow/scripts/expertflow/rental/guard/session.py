@@ -1,25 +1,65 @@
-"""One guarded run: its settings, its clock, its money, its copies, and what happened to it."""
+"""One guarded run: its settings, clock, money and copies, what happened to it, and its end.
+
+At the end all is copied and verified, the record written, and only then the machine stopped.
+"""
 
 import logging
+import math
+import os
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Literal
 
+from msgspec import field
+
 from expertflow.core.errors import ConfigError
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record
+from expertflow.core.process import SIGNALS, kill_group
+from expertflow.core.records import Record, write_record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import LEDGER, Meter
 from expertflow.rental.guard.options import Settings
-from expertflow.rental.sync.store import SyncFailed
+from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 log = logging.getLogger(__name__)
 # A closed terminal and a launcher that passes signals on send one twice.
 ECHO_S = 2.0
 Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
+RECORD = "guard.json"
+# Distinct from what commands and Snakemake end with.
+EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
+NOT_SYNCED, NOT_STOPPED = 84, 85
+NO_HOOK = ("signal", "notice")
+N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
+# As of timeout(1).
+TIMED_OUT = 124
+
+
+class GuardRecord(Record, frozen=True, kw_only=True):
+    """A guarded run. ``exit_code`` is the command's own; ``usd`` counts earlier sessions, too."""
+
+    outcome: Outcome
+    why: str
+    exit_code: int
+    started_at: str
+    elapsed_s: float
+    usd_per_hour: float | None
+    usd_before: float | None
+    usd: float | None
+    max_usd: float | None
+    signals: tuple[str, ...]
+    idle_timer: str
+    pulls: tuple[str, ...]
+    pushes: tuple[SendRecord, ...]
+    syncs: tuple[SendRecord, ...]
+    failures: tuple[str, ...]
+    on_finish: str
+    unavailable: dict[str, str] = field(default_factory=dict)
 
 
 class Cause(Record, frozen=True, kw_only=True):
@@ -37,6 +77,7 @@ class Session:
         self.copies = Copies(settings)
         self.meter: Meter | None = None
         self._zero_s = time.monotonic()
+        self._hook = "not asked for"
 
     @property
     def elapsed_s(self) -> float:
@@ -160,3 +201,168 @@ class Session:
                     f"${meter.usd():.2f} of ${limit:.2f} were spent while {what}; nothing was"
                     " started; raise --max-usd"
                 )
+
+    def finish(self, cause: Cause | None, *, code: int, idle_timer: str) -> int:
+        """Copy and verify, write the record, run the stop command; return the guard's exit code.
+
+        ``code`` is the command's own. One that came to its end although it was told to stop is
+        finished.
+        """
+        if cause is not None and code != 0:
+            self._outcome = cause.outcome
+        else:
+            self._outcome = "finished" if code == 0 else "failed"
+        words = f"the command ended with exit code {code}"
+        self._why = words if cause is None else f"{cause.why}; {words}"
+        self._code, self._idle_timer = code, idle_timer
+        # Whoever stops a run by hand, or takes its machine away, does not want us to stop it.
+        self._hurried = cause.outcome if cause is not None and cause.outcome in NO_HOOK else None
+        self.copies.break_off()
+        for number in SIGNALS:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, self._break_off)
+        noted = self.note()
+        synced = self._send() and noted
+        hook = self.settings.on_finish
+        if hook is not None:
+            self._hook = self._refusal(synced) or "due"
+        synced = self._write_record() and synced
+        if self._hook == "due":
+            self._hook = self._refusal(synced) or self._run_hook(hook or "")
+            self._write_record(send=False)
+        self._log_outcome(synced)
+        if not synced:
+            return NOT_SYNCED
+        if self._hook.startswith("failed"):
+            return NOT_STOPPED
+        if self._outcome == "signal":
+            return 128 + self.signals[0]
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
+        return EXIT_CODES.get(self._outcome, self._code)
+
+    def _break_off(self, number: int, _: object) -> None:
+        """End copies that are under way: the next signal, or the machine's end, is near."""
+        self.add_signal(number)
+        if not self.is_echo:
+            self.copies.cancel.set()
+
+    def _send(self) -> bool:
+        if self.copies.push_store is None:
+            return True
+        n_retries = 0 if self._hurried else self.settings.sync_retries
+        return self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
+
+    def _may_go_on(self, wait_s: float) -> bool:
+        """Return whether the budget and the user leave time for another try.
+
+        What is to be stopped after the copy is paid for without it, whatever the budget.
+        """
+        has_usd = self.settings.on_finish is not None or self.has_usd_for(wait_s)
+        return has_usd and not self.copies.cancel.is_set()
+
+    def _refusal(self, synced: bool) -> str | None:
+        """Return why the stop command must not run, if so."""
+        if not synced:
+            return "not run: the results are not known to be anywhere else"
+        if self._hurried is not None:
+            return f"not run after a {self._hurried}"
+        if self.signals:
+            return "not run: a signal came"
+        return None
+
+    def _run_hook(self, command: str) -> str:
+        usd = self.usd()
+        environment = {
+            "EXPERTFLOW_OUTCOME": self._outcome,
+            "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
+            # Snakemake ends with 1 when it is stopped, which looks like a failed run.
+            "EXPERTFLOW_EXIT_CODE": str(self._exit_code()),
+        }
+        for attempt in range(1, N_HOOKS + 1):
+            code = run_hook(command, environment)
+            if code == 0:
+                return "run, exit code 0"
+            log.error("the stop command ended with exit code %d", code)
+            if attempt < N_HOOKS:
+                time.sleep(HOOK_WAIT_S)
+            if self.signals:
+                return f"failed, exit code {code}; not tried again, as a signal came"
+        return f"failed {N_HOOKS} times, exit code {code}"
+
+    def _write_record(self, *, send: bool = True) -> bool:
+        """Write guard.json, and send it after the results; return whether that went well."""
+        noted = self.note()
+        path = self.settings.results / RECORD
+        try:
+            write_record(path, self._record())
+        except OSError as error:
+            log.error("%s could not be written: %s", path, error)
+            return False
+        store = self.copies.sync_store
+        if store is None or not send:
+            return noted
+        try:
+            store.send(path.parent, "results", [RECORD])
+        except SyncFailed as error:
+            log.error("sync: %s", error)
+            return False
+        return noted
+
+    def _record(self) -> GuardRecord:
+        settings, meter, copies = self.settings, self.meter, self.copies
+        usd = self.usd()
+        unavailable = {}
+        if usd is None:
+            unavailable = dict.fromkeys(("usd_per_hour", "usd_before", "usd"), "no --usd-per-hour")
+        if settings.max_usd is None:
+            unavailable["max_usd"] = "no --max-usd"
+        return GuardRecord(
+            outcome=self._outcome,
+            why=self._why,
+            exit_code=self._code,
+            started_at=self.started_at,
+            elapsed_s=round(self.elapsed_s, 3),
+            usd_per_hour=settings.usd_per_hour,
+            usd_before=None if meter is None else round(meter.usd_before, 4),
+            # Rounded up: what is told is not less than what is paid.
+            usd=None if usd is None else math.ceil(usd * 1e4) / 1e4,
+            max_usd=settings.max_usd,
+            signals=tuple(signal.Signals(number).name for number in self.signals),
+            idle_timer=self._idle_timer,
+            pulls=tuple(copies.pulls),
+            pushes=tuple(copies.pushes),
+            syncs=tuple(copies.syncs),
+            failures=tuple(copies.failures),
+            on_finish=self._hook,
+            unavailable=unavailable,
+        )
+
+    def _log_outcome(self, synced: bool) -> None:
+        usd = self.usd()
+        money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
+        if usd is not None and self.settings.max_usd is not None:
+            money += f" of ${self.settings.max_usd:.2f}"
+        if not synced:
+            log.error("NOT SYNCED: this machine holds what is nowhere else, and is still paid for")
+        if self._hook.startswith("failed"):
+            log.error("NOT STOPPED: the stop command %s; the machine is still paid for", self._hook)
+        log.warning(
+            "%s after %.0f s, %s; %s; stop command %s",
+            self._outcome, self.elapsed_s, money, self._why, self._hook,
+        )  # fmt: skip
+
+
+def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
+    """Run a shell command that is never shown; its output goes where the guard's goes.
+
+    One that does not end is killed with all of its group, and counts as failed.
+    """
+    own = {**os.environ, **environment}
+    process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s)
+    log.error("the stop command did not end within %.0f s", limit_s)
+    kill_group(process)
+    return TIMED_OUT

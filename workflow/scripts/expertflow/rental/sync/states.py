@@ -37,7 +37,7 @@ FINISHED, KEPT = "finished", 2
 # What the trainer leaves when it is done; before that it is no model to take over.
 OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "lock"
 N_HOLDS = 3
-N_FETCHES, FIRST_WAIT_S = 4, 5.0
+FETCH_WAITS_S = (5.0, 10.0, 20.0)
 
 
 class PushRecord(Record, frozen=True, kw_only=True):
@@ -243,8 +243,7 @@ def _fetch_with_retries(
     store: Store, name: str, state: Path, wait: Callable[[float], object]
 ) -> None:
     """Fetch a push; a line that breaks is no reason to train again what is there."""
-    wait_s = FIRST_WAIT_S
-    for _ in range(N_FETCHES - 1):
+    for wait_s in FETCH_WAITS_S:
         try:
             return _fetch(store, name, state)
         except _Damaged:
@@ -252,7 +251,6 @@ def _fetch_with_retries(
         except SyncFailed as error:
             log.warning("%s; trying again in %.0f s", error, wait_s)
         wait(wait_s)
-        wait_s *= 2
     return _fetch(store, name, state)
 
 
