@@ -48,7 +48,7 @@ from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.loop import step
 from expertflow.train.monitor_process import run_monitor
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run in a process of its own, where the library is what the environment says.

@@ -27,7 +27,7 @@ from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory, warm_up_compile
 from expertflow.train.processes import Processes, start
 from expertflow.train.run import TrainInputs
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.step_hooks import flush
 from gpu_kit.cards import card
 from gpu_kit.ceilings import wait

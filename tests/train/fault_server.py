@@ -23,7 +23,7 @@ from typing import Any
 from support import SCRIPTS
 
 from expertflow.core import files
-from expertflow.train import candidates, expert, job
+from expertflow.train import expert, job
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import Clock
 
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "prune": (checkpoint, "prune"),
     "hide": (checkpoint_files, "hide"),
     "export": (expert, "write_candidates"),
-    "candidate": (candidates, "_export"),
+    "candidate": (expert, "_export"),
     "unmoved": (job.publish, "check_inputs_unmoved"),
     "publish": (job.publish, "publish"),
 }

@@ -9,9 +9,8 @@ from tiny_net import snapshot, train_plan, trained
 
 from expertflow.core import files
 from expertflow.core.errors import HardwareError
-from expertflow.train.saved import checkpoint, checkpoint_files, saver
-from expertflow.train.saved.checkpoint import Snapshot
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.checkpoint import Saver, Snapshot
 
 
 def taken(step: int) -> Snapshot:
@@ -38,13 +37,14 @@ def test_training_goes_on_while_a_snapshot_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, order = threading.Event(), []
+    really_write = checkpoint.write
 
     def write(state: Path, taken: Snapshot, *, keep: int) -> Path:
         assert go_on.wait(120)
         order.append(taken.step)
-        return checkpoint.write(state, taken, keep=keep)
+        return really_write(state, taken, keep=keep)
 
-    monkeypatch.setattr(saver, "write", write)
+    monkeypatch.setattr(checkpoint, "write", write)
     with Saver(tmp_path, keep=2) as writer:
         writer.submit(taken(1))
         order.append(0)

@@ -14,7 +14,7 @@ from expertflow.train import expert, processes
 from expertflow.train.assemble import assemble
 from expertflow.train.records import ModelRecord, RunSummary
 from expertflow.train.run import Run, TrainInputs
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 
 
 def made(folder: Path, **settings: Any) -> TrainInputs:

@@ -25,7 +25,7 @@ from expertflow.train.optimizer import make_optimizer
 from expertflow.train.processes import Processes, wrap
 from expertflow.train.run import Progress, Run, TrainInputs
 from expertflow.train.saved import checkpoint, checkpoint_files
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import Clock, StepTimer, process_age_s
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.loader import BaseFeed
 from expertflow.train.processes import Processes
 from expertflow.train.records import EvalPoint, ModelRecord, SavePoint
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import Clock, StepTimer
 
 if TYPE_CHECKING:

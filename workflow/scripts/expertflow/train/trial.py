@@ -32,7 +32,7 @@ from expertflow.train.run import (
     catching_signals,
     one_line,
 )
-from expertflow.train.saved.saver import Saver
+from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import mark_time, seconds_between
 
 if TYPE_CHECKING:

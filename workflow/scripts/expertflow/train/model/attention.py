@@ -23,20 +23,14 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.records import Record
 
 FLEX = "flex_attention"
-
 NAME = "packed"
-
 # What transformers calls the routes of a plan; the rest is called alike.
 IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
-
 # Oldest cards that the variable-length kernel runs on (Ampere).
 KERNEL_CAPABILITY = (8, 0)
-
 # The only ones for which torch has FlashAttention-3 (Hopper).
 FLASH_3_CAPABILITY = (9, 0)
-
 HALF = (torch.bfloat16, torch.float16)
-
 # What some families add to the scores; a kernel that takes no notice would train another model.
 REFUSED = ("softcap", "s_aux", "position_bias")
 

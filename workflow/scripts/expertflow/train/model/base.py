@@ -22,16 +22,12 @@ from expertflow.tokens.tokenize import tokenize
 from expertflow.train.records import ModelRecord, ModelSpec
 
 BUILTIN = "builtin:"
-
 TINY_QWEN3 = "builtin:tiny-qwen3"
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
 # Most licences ask that their text travels with what they cover.
 LICENCE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
 )  # fmt: skip
-
 # Of a hub model's files, those that are read or handed on.
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENCE_FILES)
 

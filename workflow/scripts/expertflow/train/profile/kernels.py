@@ -19,13 +19,10 @@ from expertflow.train.run import one_line
 
 # What is drawn on the device's time line over the kernels that it stands for.
 ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
-
 # Names that are written down, and letters of one: compiled code may have a kernel for each shape.
 N_KERNELS, N_CHARS = 1_000, 1_000
-
 # A viewer in a browser takes in about so much, and training waits while it is written.
 MAX_TRACE_BYTES = 1 << 30
-
 HOST = b'"host_name"'
 
 

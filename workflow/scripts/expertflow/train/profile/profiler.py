@@ -30,12 +30,9 @@ log = logging.getLogger(__name__)
 
 # Steps of a session after which all is compiled, and memory is laid out.
 N_WARM = 10
-
 # A micro-batch of a large model is some ten thousand events, kilobytes each until they are read.
 MAX_MICRO_BATCHES = 16
-
 NO_NEIGHBOURS = "no other step than the first one of the session came before"
-
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
 
 

@@ -4,6 +4,10 @@ A checkpoint is a directory that appears by one rename, after everything in it w
 half-written one is never seen. It holds tensors and JSON, nothing that could run. Everything in it
 is whole and by name, so what some processes saved, any number of them can resume. The state of the
 data order needs no saving: batches are a function of the step.
+
+Checkpoints are written beside the training, one at a time. The trainer takes a snapshot (``take``)
+and hands it to a ``Saver``. Call its ``wait`` before the next snapshot is taken, so that the host
+holds one of them and not two.
 """
 
 import json
@@ -11,8 +15,10 @@ import logging
 import math
 import random
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -34,6 +40,7 @@ from expertflow.train.saved.checkpoint_files import (
     directory_of,
     fingerprints,
     hide,
+    n_bytes,
     prune,
     read_progress,
     read_record,
@@ -44,7 +51,6 @@ log = logging.getLogger(__name__)
 
 # Pinned blocks are rounded up to powers of two and stay for the run, so only small ones are used.
 PINNED_BYTES = 16 << 20
-
 RANDOM = "random/"
 POLL_S = 0.5
 # Another node's view of a shared file system may be a minute old.
@@ -272,3 +278,52 @@ def check_same_step(step: int, processes: Processes) -> None:
             f"the processes would go on after different steps ({', '.join(map(str, steps))}); see"
             " that all nodes share the state's folder, and run again"
         )
+
+
+class Saver:
+    """A thread that writes snapshots.
+
+    ``written_s``: seconds of writing in the background. ``n_bytes``: size of the last checkpoint.
+    An error of the thread is raised, as what it was, by the next ``submit`` or ``wait``.
+    """
+
+    def __init__(self, state: Path, keep: int) -> None:
+        self._state = state
+        self._keep = keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._writing: Future[None] | None = None
+        self.written_s = 0.0
+        self.n_bytes: int | None = None
+
+    def submit(self, snapshot: Snapshot) -> None:
+        self.wait()
+        self._writing = self._thread.submit(self._write, snapshot)
+
+    def wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        start = time.perf_counter()
+        written = write(self._state, snapshot, keep=self._keep)
+        self.written_s += time.perf_counter() - start
+        self.n_bytes = n_bytes(written)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.wait()
+            # The block's own error is the one to see; the thread's is logged.
+            elif self._writing is not None and (failure := self._writing.exception()):
+                log.error("the last checkpoint was not written: %s", failure)
+        finally:
+            self._thread.shutdown()

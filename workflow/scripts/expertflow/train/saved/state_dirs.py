@@ -15,10 +15,8 @@ from expertflow.core.records import read_part
 log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
-
 # A trainer on another machine that was told to stop has a step and a checkpoint to finish.
 ELSEWHERE_S = 600.0
-
 POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
 

@@ -34,7 +34,6 @@ from expertflow.train.trace.model import (
 
 # Layers that are traced; a model that has no more is traced as it is.
 FEWEST_LAYERS = 2
-
 # Rows that are traced where the micro-batch is free. A given one is traced in place of the middle,
 # and at least twice of it in place of the last. Besides these, both sides of where the loss begins
 # to take more than one chunk: from there on its logits take no more bytes.
