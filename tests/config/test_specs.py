@@ -113,3 +113,27 @@ def test_what_came_bundled_with_a_model_counts(
     assert told("prepare_model", bundle, model=MODEL) == made
     home(tmp_path, monkeypatch, tokenizer="another")
     assert told("prepare_model", bundle, model=MODEL) != made
+
+
+@pytest.mark.parametrize("rule", ["train_expert", "calibrate_expert"])
+def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None:
+    manifest = {**base(), "training": {"world_size": 2}}
+    Path("config/experts/e.yaml").write_text(yaml.safe_dump(manifest))
+
+    def refuse(rule: str, limit: int, *, main: bool = True) -> None:
+        job = SimpleNamespace(
+            rule=SimpleNamespace(name=rule), wildcards=SimpleNamespace(expert="e")
+        )
+        workflow = Workflow(
+            config={"experts": {"e": {}}},
+            basedir=ROOT,
+            main=main,
+            gpu_limit=SimpleNamespace(value=limit),
+        )
+        workflow.refuse_misfits([job])
+
+    refuse(rule, 2)
+    refuse(rule, 1, main=False)
+    refuse("plan_training", 1)
+    with pytest.raises(SystemExit, match="world_size is 2"):
+        refuse(rule, 1)
