@@ -1,6 +1,7 @@
 """One process or several that train together: their start, and what they share."""
 
 import contextlib
+import inspect
 import os
 import random
 import shlex
@@ -183,10 +184,11 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
-        # Buffers are the same everywhere.
-        return DistributedDataParallel(
-            loss, gradient_as_bucket_view=True, forward_sync_buffers=False
-        )
+        # Buffers are the same everywhere; this is the name that this torch has for leaving them.
+        known = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: False}
+        return DistributedDataParallel(loss, gradient_as_bucket_view=True, **options)
     from torch.distributed.fsdp import fully_shard
 
     for module in (*decoder_layers(causal_lm(loss.model)), loss):

@@ -236,7 +236,8 @@ def activate_flash_3(device: torch.device) -> str:
     """Use FlashAttention-3 where torch knows it, the card has it and it is installed."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
         return "no FlashAttention-3: it is for Hopper cards"
-    if "FA3" not in torch.nn.attention.list_flash_attention_impls():
+    known: Callable[[], list[str]] = getattr(torch.nn.attention, "list_flash_attention_impls", list)
+    if "FA3" not in known():
         return f"no FlashAttention-3: torch {torch.__version__} does not know it"
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
