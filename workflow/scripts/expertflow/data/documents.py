@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from expertflow.core.records import Record
 from expertflow.data.records import Body, ShardRecord
 from expertflow.data.settings import SignatureSpec
-from expertflow.data.shapes import body_of
 
 HASH_BYTES = 16
 SALT = b"held out: "
@@ -153,6 +152,8 @@ def iter_kept(
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
     # Here, as the keep-list alone needs none of it.
     import orjson
+
+    from expertflow.data.shapes import body_of
 
     first = done = 0
     with pa.memory_map(shard.path) as source:
