@@ -49,7 +49,11 @@ def spawn(code: str) -> tuple[subprocess.Popen[str], str]:
 def start() -> tuple[subprocess.Popen[str], psutil.Process]:
     """Start a run with one job."""
     run, pid = spawn(CHILD)
-    return run, psutil.Process(int(pid))
+    child = psutil.Process(int(pid))
+    # Popen returns once exec closes its pipe: before the program has its environment.
+    while not child.environ():
+        time.sleep(0.01)
+    return run, child
 
 
 def end(run: subprocess.Popen[str]) -> None:
