@@ -9,9 +9,9 @@ from expertflow.config import guard
 from expertflow.core import cli
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import write_record
-from expertflow.data.records import DatasetManifest
-from expertflow.data.shards import plan_shards, token_shards
-from expertflow.report.provenance import collect_provenance, stages
+from expertflow.data.records import DatasetManifest, DatasetSource
+from expertflow.data.shards import plan_shards
+from expertflow.report.provenance import collect_provenance, list_stages
 
 
 def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,14 @@ def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -
 def _name_shards(results: Path, *sources: str) -> None:
     """Write datasets.json with one shard a source."""
     shards = tuple(shard for source in sources for shard in plan_shards(source, 1))
-    value = DatasetManifest(expert="e", preset="full", sources=(), shards=shards)
+    rows = (
+        DatasetSource(
+            name=source, kind="local", revision=None, licence=None, n_files=1, n_bytes=1,
+            n_records=1, sha256="", notes=(),
+        )
+        for source in sources
+    )  # fmt: skip
+    value = DatasetManifest(expert="e", preset="full", sources=tuple(rows), shards=shards)
     write_record(results / "datasets.json", value)
 
 
@@ -37,7 +44,7 @@ def test_stages_stand_in_the_order_of_the_chain(
     _record(tmp_path / "calibration.json", "calibrate_expert", "c", monkeypatch)
     _name_shards(tmp_path, "a")
     (tmp_path / "plan.json").write_text("{}")  # made by hand: no note, no stage
-    chain = stages(tmp_path, token_shards)
+    chain = list_stages(tmp_path, asked=["calibrate"])
     names = ["fetch_source", "pack_sequences", "calibrate_expert", "train_expert"]
     assert [entry["stage"] for entry in chain] == names
     assert chain[0]["record"] == "sources/fetched/a.json"
@@ -54,12 +61,12 @@ def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.Mo
     for path in paths:
         _record(path, "prepare_shard", "same", monkeypatch)
     _name_shards(tmp_path, "a", "b")
-    (entry,) = stages(tmp_path, token_shards)
+    (entry,) = list_stages(tmp_path)
     assert entry["record"] == "documents/*/*.json (2)"
     hashes = {path.relative_to(tmp_path).as_posix(): sha256_file(path) for path in paths}
     assert entry["sha256"] == sha256_json(hashes)
     _record(paths[1], "prepare_shard", "other", monkeypatch)
-    assert [entry["code"] for entry in stages(tmp_path, token_shards)] == ["other", "same"]
+    assert [entry["code"] for entry in list_stages(tmp_path)] == ["other", "same"]
 
 
 def test_what_an_earlier_manifest_left_is_no_stage(
@@ -70,7 +77,7 @@ def test_what_an_earlier_manifest_left_is_no_stage(
         _record(tmp_path / f"tokens/{name}/000.json", "pretokenize_shard", "t", monkeypatch)
     _record(tmp_path / "documents/a/001.json", "prepare_shard", "p", monkeypatch)
     _name_shards(tmp_path, "a")
-    records = [entry["record"] for entry in stages(tmp_path, token_shards)]
+    records = [entry["record"] for entry in list_stages(tmp_path)]
     assert records == ["sources/fetched/a.json", "tokens/a/000.json"]
 
 
@@ -78,7 +85,7 @@ def test_the_command_is_the_one_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EXPERTFLOW_COMMAND", raising=False)
-    assert collect_provenance(tmp_path, token_shards)["command"] is None
+    assert collect_provenance(tmp_path)["command"] is None
     monkeypatch.setattr("sys.argv", ["/bin/snakemake", "--config", "hardware=H100 SXM"])
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("EXPERTFLOW", "")
@@ -87,7 +94,7 @@ def test_the_command_is_the_one_that_was_given(
     guard.set_environment(tmp_path, main=True)
     monkeypatch.setattr("sys.argv", ["snakemake", "--mode", "subprocess"])
     guard.set_environment(tmp_path, main=False)
-    command = collect_provenance(tmp_path, token_shards)["command"]
+    command = collect_provenance(tmp_path)["command"]
     assert command == "snakemake --config 'hardware=H100 SXM'"
     assert os.environ["GOMP_SPINCOUNT"] == "5", "what the user set stays"
     monkeypatch.delenv("GOMP_SPINCOUNT")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.core.files import write_text
-from expertflow.data.shards import token_shards
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.inputs import read_inputs
@@ -24,8 +23,9 @@ def main() -> None:
         ablation={"type": Path, "help": "ablation.json, where one was asked for"},
     )
     inputs = read_inputs(job.spec, job.results, ablation=job.ablation)
-    also = [job.ablation.name] if job.ablation else []
-    report = build_report(inputs, collect_provenance(job.results, token_shards, also=also))
+    asked = {"calibrate": inputs.plan.cost.calibrated, "ablate": job.ablation is not None}
+    asked_for = [name for name, is_asked in asked.items() if is_asked]
+    report = build_report(inputs, collect_provenance(job.results, asked=asked_for))
     check_report(report, inputs)
     write_text(job.html, render_page(report, inputs))
     job.write(report, job.json)

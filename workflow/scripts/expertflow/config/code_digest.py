@@ -11,6 +11,7 @@ import contextlib
 import gc
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,12 +25,6 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 GENERATORS = "expertflow.data.sources.generated"
 # How a generator is called among rules.
 GENERATOR = "generator "
-# The rules of the chain, whose code a bundle is made by or is to be used with.
-CHAIN = (
-    "fetch_source", "generate_source", "find_datasets", "prepare_shard", "deduplicate_documents",
-    "prepare_model", "pretokenize_shard", "pack_sequences", "calibrate_expert", "plan_training",
-    "stage_to_nvme", "train_expert", "evaluate_expert", "export_model", "build_report",
-)  # fmt: skip
 
 
 def _templates(*names: str) -> tuple[str, ...]:
@@ -64,17 +59,25 @@ def generator_digest(generator: str, scripts: Path) -> str:
     return _hash_modules(_generator_path(generator, scripts), scripts, hashlib.sha256())
 
 
-def chain_digests(generators: list[str], scripts: Path) -> dict[str, str]:
-    made = {GENERATOR + name: generator_digest(name, scripts) for name in generators}
-    return {**{rule: rule_digest(rule, scripts) for rule in CHAIN}, **made}
+def chain_digests(names: Iterable[str], scripts: Path) -> dict[str, str]:
+    """Digest rules, and generators, whose names begin with ``GENERATOR``."""
+    return {
+        name: generator_digest(name.removeprefix(GENERATOR), scripts)
+        if name.startswith(GENERATOR)
+        else rule_digest(name, scripts)
+        for name in names
+    }
 
 
 def other_code(made_by: dict[str, str], scripts: Path) -> tuple[str, ...]:
     """Name the rules and generators of which ``scripts`` holds other code, or none."""
-    generators = [name.removeprefix(GENERATOR) for name in made_by if name.startswith(GENERATOR)]
-    known = [name for name in generators if _generator_path(name, scripts).is_file()]
-    here = chain_digests(known, scripts)
-    return tuple(name for name, code in sorted(made_by.items()) if code != here.get(name))
+    found = []
+    for name, code in sorted(made_by.items()):
+        with contextlib.suppress(FileNotFoundError):
+            if code == chain_digests([name], scripts)[name]:
+                continue
+        found.append(name)
+    return tuple(found)
 
 
 def _generator_path(generator: str, scripts: Path) -> Path:

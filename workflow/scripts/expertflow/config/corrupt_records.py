@@ -3,17 +3,14 @@
 import glob
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from expertflow.chain import CHAIN
 from expertflow.config.guard import note
 from expertflow.config.run_lock import held_by_nobody_else
 
-# Records of an expert, of its ablation, and of its sources and shards, each beside its sidecar.
-PLACES = (
-    "{expert}/.*.json.fingerprint",
-    "{expert}/ablation/.*.json.fingerprint",
-    "{expert}/*/*/.*.json.fingerprint",
-)
+# The folders below that of an expert which hold records, each beside its sidecar.
+FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
 
 
 def remove_corrupt_records(results: Path, *, looks: bool, main: bool) -> None:
@@ -46,8 +43,8 @@ def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
 
     Such a record would never have a sidecar again: what is there is not made.
     """
-    for place in PLACES:
-        for sidecar in sorted(results.glob(place.format(expert=expert))):
+    for folder in sorted(FOLDERS):
+        for sidecar in sorted(results.glob(f"{expert}/{folder}/.*.json.fingerprint")):
             record = sidecar.with_name(sidecar.name[1:].removesuffix(".fingerprint"))
             is_whole = _is_json(sidecar)
             if record.is_file() and not (is_whole and _is_json(record)):

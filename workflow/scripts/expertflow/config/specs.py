@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from expertflow.chain import stages_before
 from expertflow.config.ablations import variant_spec
-from expertflow.config.code_digest import chain_digests
+from expertflow.config.code_digest import GENERATOR, chain_digests
 from expertflow.config.expert import Expert
 from expertflow.config.hardware_tables import calibration_spec, tuning_spec
 from expertflow.config.load import told_training
@@ -230,7 +231,9 @@ def build_report(expert: Expert, _: Any) -> ReportSpec:
 def make_bundle(expert: Expert, _: Any) -> BundleSpec:
     config, name = expert.config, expert.name
     sources = expert.sources.values()
-    generators = sorted({str(s.generator) for s in sources if s.kind == "generated"})
+    generators = sorted({GENERATOR + str(s.generator) for s in sources if s.kind == "generated"})
+    asked = [key for key, value in config.items() if value is True]
+    rules = [stage.name for stage in stages_before("compare_experts", asked=asked)]
     named = {**expert.benchmarks, **expert.model_files}
     content = {place: expert.hash_content({place: files}) for place, files in named.items()}
     return BundleSpec(
@@ -244,7 +247,7 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
         artefacts=expert.artefacts,
         own_artefacts=expert.own_artefacts,
         tokens=pretokenize_shard(expert, None),
-        code=chain_digests(generators, expert.setup.scripts),
+        code=chain_digests([*rules, *generators], expert.setup.scripts),
         with_weights=config["bundle_weights"],
         tuned=expert.settings["training"]["tuned"],
         staging=stage_to_nvme(expert, None),

@@ -2,26 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from expertflow.chain import STAGES
+
 Chain = list[dict[str, Any]]
-Stages = tuple[str, ...]
-# What stands below was made from what stands above it: documents on the left, the model and its
-# tokens on the right, both above what packing makes of them. Stages on no list come last.
-DOCUMENTS: tuple[Stages, ...] = (
-    ("fetch_source", "generate_source"),
-    ("find_datasets",),
-    ("prepare_shard",),
-    ("deduplicate_documents",),
-)
-TOKENS: tuple[Stages, ...] = (("prepare_model",), ("pretokenize_shard",))
-TRUNK: tuple[Stages, ...] = (
-    ("pack_sequences",),
-    ("calibrate_expert",),
-    ("plan_training",),
-    ("stage_to_nvme",),
-    ("train_expert",),
-    ("evaluate_expert",),
-    ("export_model",),
-)
 N_HASH = 10
 N_RECORDS = 3  # of one stage; report.json has all
 
@@ -42,23 +25,29 @@ class Row(NamedTuple):
 
 
 def chain_rows(chain: Chain) -> tuple[Row, ...]:
-    """Place the stages that there are."""
-    known = {stage for stages in (*DOCUMENTS, *TOKENS, *TRUNK) for stage in stages}
-    others = dict.fromkeys(item["stage"] for item in chain if item["stage"] not in known)
-    left, right, trunk = (
-        [box for stages in column if (box := _box(chain, stages))]
-        for column in (DOCUMENTS, TOKENS, (*TRUNK, *((stage,) for stage in others)))
-    )
+    """Place the stages that there are: what stands below was made from what stands above it.
+
+    Documents on the left, the model and its tokens on the right, both above what packing makes of
+    them. Stages that are not known here come last.
+    """
+    columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
+    others = {item["stage"] for item in chain} - STAGES.keys()
+    # Sources are fetched or generated: one box.
+    groups = [("fetch_source", "generate_source"), *((name,) for name in list(STAGES)[2:])]
+    for names in [*groups, *((name,) for name in sorted(others))]:
+        if box := _box(chain, names):
+            columns[STAGES[names[0]].side if names[0] in STAGES else ""].append(box)
+    left, right, trunk = columns.values()
     placed: list[tuple[Box | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
     if left and right:  # side by side, both down to the row above packing
         height = max(len(left), len(right))
-        columns = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
-        placed = [*zip(*columns, strict=True), *((box,) for box in trunk)]
+        sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
+        placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
     above = [(), *placed]
     return tuple(Row(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
 
 
-def _box(chain: Chain, stages: Stages) -> Box | None:
+def _box(chain: Chain, stages: tuple[str, ...]) -> Box | None:
     found = [item for item in chain if item["stage"] in stages]
     if not found:
         return None
@@ -77,6 +66,7 @@ def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
     if len(boxes) == 1:
         return "join" if all(above) else "left" if above[0] else "right"
     lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
-    if above[0] and boxes[1] and boxes[1].stage == "pretokenize_shard":
+    right = STAGES.get(boxes[1].stage) if boxes[1] else None
+    if above[0] and right and above[0].stage in right.reads:
         lines.append("elbow")
     return " ".join(lines)

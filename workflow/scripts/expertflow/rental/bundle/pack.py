@@ -12,11 +12,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from expertflow.chain import Source, expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text
 from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
-from expertflow.data.shards import shard_names, token_shards
+from expertflow.data.shards import shard_names
 from expertflow.rental.bundle.provenance import (
     Provenance,
     adapt_inputs,
@@ -63,7 +64,7 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     results = Path("results", spec.expert)
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
-    items = _data_items(results, lock, has_calibration=bool(spec.config["calibrate"]))
+    items = _data_items(results, lock, spec.asked)
     items |= _folder_items(results / "packed") | _user_items(spec) | _artefact_items(results, spec)
     if model.kind == "builtin":
         items |= _folder_items(results / MODEL)
@@ -88,22 +89,19 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     return index, items
 
 
-def _data_items(results: Path, lock: ExpertLock, *, has_calibration: bool) -> Items:
-    names = ["datasets.json", "documents.json", "model.json", "packing.json", "plan.json"]
-    records = [results / name for name in names + ["calibration.json"] * has_calibration]
-    files = [results / "sources.lock.json", results / "keep.arrow"]
-    for source in lock.sources:
-        made = "generated" if source.kind == "generated" else "fetched"
-        documents = results / "documents" / source.name
-        shards = shard_names(source.n_shards)
-        tokens = results / "tokens" / source.name
-        files.append(results / "sources" / "locked" / f"{source.name}.json")
-        files += [documents / f"{shard}.arrow" for shard in shards]
-        records.append(results / "sources" / made / f"{source.name}.json")
-        records += [documents / f"{shard}.json" for shard in shards]
-        records += [tokens / f"{shard}.json" for shard in token_shards(source.n_shards)]
-    files += [note for record in records if (note := sidecar_of(record)).is_file()]
-    return {file.as_posix(): file for file in files + records}
+def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
+    """Return the records of all stages before the bundle and the files beside them; no folders."""
+    sources = [Source(s.name, s.kind, s.n_shards) for s in lock.sources]
+    files = [results / "sources.lock.json"]
+    files += [results / "sources" / "locked" / f"{source.name}.json" for source in sources]
+    for stage in stages_before("make_bundle", asked=asked):
+        records = [results / path for path in expand_path(stage, stage.record, sources)]
+        files += records
+        files += [note for record in records if (note := sidecar_of(record)).is_file()]
+        for key, path in stage.files.items():
+            if key not in stage.stays and not path.endswith("/"):
+                files += [results / place for place in expand_path(stage, path, sources)]
+    return {file.as_posix(): file for file in files}
 
 
 def _folder_items(folder: Path) -> Items:

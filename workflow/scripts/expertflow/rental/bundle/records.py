@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
+from expertflow.chain import CHAIN, stages_before
 from expertflow.core.records import Record
 from expertflow.data.records import ExpertLock
 from expertflow.staging.records import StageSpec
@@ -20,8 +21,14 @@ PROVENANCE = f"{CARRIED}/provenance.json"
 MODEL = "base_model"
 # The file by which Snakemake tells the time of a folder that a rule made.
 TIMESTAMP = ".snakemake_timestamp"
-# Of an outcome.
-FOLDERS = ("merged", "checkpoint", "profile")
+# Of an outcome: the folders that are made after the plan.
+FOLDERS = {
+    path.rstrip("/")
+    for stage in CHAIN
+    if stage not in stages_before("make_bundle")
+    for path in stage.files.values()
+    if path.endswith("/")
+}
 REPORT, ABLATION = "report.json", "ablation"
 
 
@@ -56,6 +63,11 @@ class BundleSpec(Record, frozen=True, kw_only=True):
     tuned: str | None = None
     staging: StageSpec = field(default_factory=StageSpec)
     told: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[str]:
+        """The keys of the configuration that ask for more stages than all experts have."""
+        return [key for key, value in self.config.items() if value is True]
 
 
 class Member(Record, frozen=True, kw_only=True):
