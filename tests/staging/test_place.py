@@ -8,7 +8,7 @@ from made_content import make_model, make_rows, store_at
 from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError
-from expertflow.hardware import disk
+from expertflow.hardware import disk, probe
 from expertflow.hardware.records import ScratchFacts
 from expertflow.staging import ensure
 from expertflow.staging.content import Content
@@ -29,7 +29,7 @@ class Machine:
         monkeypatch.setattr(disk, "file_read_speed", self._source)
         monkeypatch.setattr(disk, "scratch_facts", self._facts)
         monkeypatch.setattr(disk, "candidates", lambda *_: [(p, "TMPDIR") for p in self.disks])
-        monkeypatch.setattr(ensure, "_free_memory_bytes", lambda: self.free_memory_bytes)
+        monkeypatch.setattr(probe, "free_memory_bytes", lambda: self.free_memory_bytes)
         # All of a test's folders are on one device.
         monkeypatch.setattr(ensure, "_may_hold", lambda path, _: path.is_dir())
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.ablation import Measured, join_ablation
+from expertflow.studies.ablation import join_ablation
 from expertflow.studies.records import AblationRecord, AblationSpec, VariantRecord
 
 
@@ -19,7 +19,7 @@ def joined(
     plan: TrainPlan, spec: AblationSpec, *records: VariantRecord, price: float | None = None
 ) -> AblationRecord:
     plan = replace(plan, cost=replace(plan.cost, price_usd_per_hour=price))
-    return join_ablation(spec, Measured(expert="e", plan=plan, model="m", records=records))
+    return join_ablation(spec, plan=plan, model="m", records=records)
 
 
 def rungs() -> AblationSpec:

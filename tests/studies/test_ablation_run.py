@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, spec: dict[str, Any], name: str) -> list[str]:
-    words = [sys.executable, str(SCRIPTS / "ablate_variant.py"), "--expert", "tiny", "--code", "c"]
+    words = [sys.executable, str(SCRIPTS / "ablate_variant.py"), "--code", "c"]
     words += ["--spec", json.dumps(spec), "--rows", str(folder / "packed")]
     for record in ("plan", "packing", "model"):
         words += [f"--{record}", str(folder / f"{record}.json")]
@@ -69,7 +69,7 @@ def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
     claim = {"claim": "c", "by": "A", "said": "s", "of": "plan", "to": "loose"}
     variants = [to_json(record.variant) for record in records]
     spec = {"preset": "demo", "variants": variants, "claims": [claim], **SHORT}
-    words = [sys.executable, str(SCRIPTS / "ablate_expert.py"), "--expert", "tiny", "--code", "c"]
+    words = [sys.executable, str(SCRIPTS / "ablate_expert.py"), "--code", "c"]
     words += ["--spec", json.dumps(spec), "--plan", str(folder / "plan.json")]
     words += ["--model", str(folder / "model.json"), "--variants"]
     words += [str(folder / f"{record.variant.name}.json") for record in records]

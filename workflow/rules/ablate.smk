@@ -39,7 +39,7 @@ rule ablate_variant:
         ],
     shell:
         'exec python "$EXPERTFLOW"/ablate_variant.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --plan {input.plan:q} --packing {input.packing:q}"
+        " --plan {input.plan:q} --packing {input.packing:q}"
         " --model {input.model:q} --rows {input.rows:q} {params.more:q}"
         " --scratch results/{wildcards.expert:q}/.ablation.{wildcards.variant}"
         " --output {output:q} 2> {log:q}"
@@ -62,5 +62,5 @@ rule ablate_expert:
         code=wf.code("ablate_expert"),
     shell:
         'python "$EXPERTFLOW"/ablate_expert.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --plan {input.plan:q} --model {input.model:q}"
-        " --variants {input.variants:q} --json {output.json:q} --html {output.html:q} 2> {log:q}"
+        " --plan {input.plan:q} --model {input.model:q} --variants {input.variants:q}"
+        " --json {output.json:q} --html {output.html:q} 2> {log:q}"

@@ -12,7 +12,6 @@ def main() -> None:
     job = cli.stage(
         __doc__,
         VariantSpec,
-        expert={"required": True},
         plan="plan.json",
         packing="packing.json",
         model="model.json",
@@ -23,7 +22,7 @@ def main() -> None:
         scratch="folder to work in, removed",
         output="record to write",
     )
-    names = ("spec", "expert", "plan", "packing", "model", "rows", "scratch", "keep", "staging")
+    names = ("spec", "plan", "packing", "model", "rows", "scratch", "keep", "staging")
     job.write(ablate_variant(VariantJob(shards=tuple(job.shards), **job.pick(*names))))
 
 

@@ -30,7 +30,7 @@ class Content(Record, frozen=True, kw_only=True):
     @property
     def largest(self) -> Path:
         """The largest file where it really lies: a hub's cache holds links to it."""
-        return (self.source / max(self.sizes, key=lambda name: self.sizes[name])).resolve()
+        return (self.source / max(self.sizes, key=self.sizes.__getitem__)).resolve()
 
 
 def rows_key(*sha256s: str) -> str:
@@ -39,38 +39,24 @@ def rows_key(*sha256s: str) -> str:
 
 
 def weights_key(source: Path, weights_sha256: str) -> str:
-    """Name a model by the hash of its weights and by the small files that lie beside them.
-
-    Raises:
-        DataError: one of its files is a link to what is gone.
-    """
+    """Name a model by the hash of its weights and by the small files that lie beside them."""
     names = (name for name in _names("weights", source) if not name.endswith(WEIGHTS))
-    return _model_key(weights_sha256, {name: sha256_file(source / name) for name in names})
-
-
-def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
-    """Return the key of files with these hashes; other content has another key."""
-    ordered = dict(sorted(sha256s.items()))
-    if kind == "rows":
-        data = {name: value for name, value in ordered.items() if name.endswith(ROWS)}
-        return rows_key(
-            *(data[name] for split in SPLITS for name in data if name.startswith(f"{split}/"))
-        )
-    weights = [value for name, value in ordered.items() if name.endswith(WEIGHTS)]
-    beside = {name: value for name, value in ordered.items() if not name.endswith(WEIGHTS)}
-    return _model_key(sha256_json(weights), beside)
-
-
-def _model_key(weights_sha256: str, beside: dict[str, str]) -> str:
+    beside = {name: sha256_file(source / name) for name in names}
     return sha256_json([weights_sha256, beside])[:N_KEY]
 
 
-def read_content(kind: Kind, source: Path, key: str) -> Content:
-    """Look up the files to stage.
+def key_of(kind: Kind, sha256s: dict[str, str]) -> str:
+    ordered = sorted(sha256s.items())
+    if kind == "rows":
+        data = [(name, value) for name, value in ordered if name.endswith(ROWS)]
+        return rows_key(*(v for split in SPLITS for n, v in data if n.startswith(f"{split}/")))
+    weights = [value for name, value in ordered if name.endswith(WEIGHTS)]
+    beside = {name: value for name, value in ordered if not name.endswith(WEIGHTS)}
+    return sha256_json([sha256_json(weights), beside])[:N_KEY]
 
-    Raises:
-        DataError: there are none, or one is a link to what is gone.
-    """
+
+def read_content(kind: Kind, source: Path, key: str) -> Content:
+    """Raise DataError where there are no files to stage, or one is a link to what is gone."""
     sizes = {name: (source / name).stat().st_size for name in _names(kind, source)}
     if not sizes:
         raise DataError(f"{source}: no {kind} there; run the stage that writes them")

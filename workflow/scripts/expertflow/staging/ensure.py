@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,7 +29,6 @@ MEMORY_SHARE = 0.5
 # A copy has to be read so much faster than its source, or is not worth making (judgement).
 GAIN = 1.5
 SET = "not measured: scratch is set"
-NOT_NEEDED = "not measured: it decides nothing here"
 SPEEDS = ("source_read_bytes_per_s", "source_read_method",
           "target_read_bytes_per_s", "target_read_method")  # fmt: skip
 
@@ -42,16 +40,12 @@ class Places(Record, frozen=True, kw_only=True):
 
 
 def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Content) -> StagingRecord:
-    """Stage rows and weights on this machine, and record what was done.
-
-    Raises:
-        HardwareError: the directory that is set cannot be used.
-        DataError: a source is not what its manifest says.
-    """
+    """Stage rows and weights on this machine, and record what was done."""
+    notes: list[Staged] = []
     with ExitStack() as holds:
-        first = _stage(rows, spec, holds)
-        second = _stage(weights, spec, holds, promised_bytes=_memory_bytes(first))
-    return StagingRecord(expert=expert, spec=spec, rows=first, weights=second)
+        for content in (rows, weights):
+            notes.append(_stage(content, spec, holds, notes))
+    return StagingRecord(expert=expert, spec=spec, rows=notes[0], weights=notes[1])
 
 
 @contextmanager
@@ -61,8 +55,7 @@ def staged(
     """Stage here what was staged elsewhere or before, and hold it while it is read.
 
     What cannot be copied is read where it is, which is logged and noted. ``weights_sha256`` is that
-    of the model: what lies beside its weights may have changed since. Without rows, as where there
-    are none, only weights are looked after.
+    of the model: what lies beside its weights may have changed since.
 
     Raises:
         HardwareError: what was read is gone; where it is a copy, another run copies again.
@@ -76,24 +69,20 @@ def staged(
     with ExitStack() as holds:
         for old in before:
             content = read_content(old.kind, Path(old.source), old.key)
-            promised = sum(map(_memory_bytes, notes))
             try:
-                note = _stage(content, record.spec, holds, recorded=old, promised_bytes=promised)
+                note = _stage(content, record.spec, holds, notes, old)
             except HardwareError as error:
                 # The directory that is set is there where staging was planned, and not here.
-                note = _fall_back(note_in_place(content, str(error)), str(error))
+                note = _fall_back(_note(content), str(error))
             if note.action == "pre_read":
                 paths = [content.source / name for name in content.sizes]
                 # Beside what goes on meanwhile.
                 threading.Thread(target=_will_need, args=(paths,), daemon=True).start()
             notes.append(note)
-        places = {note.kind: Path(note.target or note.source) for note in notes}
+        places = {"rows": record.rows.source} | {n.kind: n.target or n.source for n in notes}
+        rows, weights = Path(places["rows"]), Path(places["weights"])
         try:
-            yield Places(
-                rows=places.get("rows", Path(record.rows.source)),
-                weights=places["weights"],
-                staged=tuple(notes),
-            )
+            yield Places(rows=rows, weights=weights, staged=tuple(notes))
         except (OSError, ExpertflowError):
             for note in notes:
                 _check_there(note)
@@ -104,12 +93,12 @@ def _stage(
     content: Content,
     spec: StageSpec,
     holds: ExitStack,
-    *,
+    others: list[Staged],
     recorded: Staged | None = None,
-    promised_bytes: int = 0,
 ) -> Staged:
-    """Choose a place for content and have it there; ``holds`` keeps the copy."""
-    scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised_bytes)
+    """Choose a place for content besides the others and have it there; ``holds`` keeps the copy."""
+    promised = sum(other.n_bytes for other in others if other.action == "pre_read")
+    scratch, note = choose(content, spec, recorded=recorded, promised_bytes=promised)
     if scratch is None:
         return note
     # Here, as it takes longer to import than it takes to find that nothing is to be copied.
@@ -139,10 +128,6 @@ def _fall_back(note: Staged, reason: str) -> Staged:
     return replace(note, reason=reason, is_fallback=True)
 
 
-def _memory_bytes(note: Staged) -> int:
-    return note.n_bytes if note.action == "pre_read" else 0
-
-
 def _will_need(paths: list[Path]) -> None:
     for path in paths:
         try:
@@ -153,7 +138,7 @@ def _will_need(paths: list[Path]) -> None:
 
 
 def _check_there(note: Staged) -> None:
-    """Raise HardwareError if what was read went away, as the scratch of a job does at its end."""
+    # What was read may go away, as the scratch of a job does at its end.
     place = Path(note.target or note.source)
     try:
         is_there = read_content(note.kind, place, note.key).n_bytes == note.n_bytes
@@ -174,56 +159,45 @@ def choose(
 
     ``recorded`` is what was chosen before, maybe elsewhere: its place is taken again where it is
     there. ``promised_bytes`` of memory will hold other content.
-
-    Raises:
-        HardwareError: the directory that is set cannot be used.
     """
+    note = _note(content)
     if spec.scratch is None:
-        return None, note_in_place(content, "scratch is null")
+        return None, replace(note, reason="scratch is null")
     if content.kind == "weights" and not spec.weights:
-        return None, note_in_place(content, "stage_weights is false")
+        return None, replace(note, reason="stage_weights is false")
     kind = disk.file_system(content.largest)
+    note = replace(note, source_file_system=kind)
     if kind in disk.IN_MEMORY:
-        return None, note_in_place(content, f"it lies in memory ({kind})", source_file_system=kind)
+        return None, replace(note, reason=f"it lies in memory ({kind})")
     if spec.scratch != AUTO:
-        note = note_in_place(
-            content, "scratch is set", source_file_system=kind,
-            source_read_method=SET, target_read_method=SET,
-        )  # fmt: skip
-        return _set_directory(spec.scratch), note
+        methods = {"source_read_method": SET, "target_read_method": SET}
+        return _set_directory(spec.scratch), replace(note, reason="scratch is set", **methods)
     if kind in LOCAL:
-        reason = f"it is on a local disk already ({kind})"
-        return None, note_in_place(content, reason, source_file_system=kind)
-    free = _free_memory_bytes()
+        return None, replace(note, reason=f"it is on a local disk already ({kind})")
+    # Here, as it takes 0.1 s to import and a local source does without.
+    from expertflow.hardware import probe
+
+    free = probe.free_memory_bytes()
     if promised_bytes + content.n_bytes < MEMORY_SHARE * free:
         reason = f"it fits into memory ({content.n_bytes / 1e9:.2f} of {free / 1e9:.0f} GB free)"
-        note = note_in_place(content, reason, source_file_system=kind)
-        return None, replace(note, action="pre_read")
+        return None, replace(note, reason=reason, action="pre_read")
     if recorded is not None and recorded.target is not None:
         # {scratch}/expertflow-{user id}/{key}/files
         place = Path(recorded.target).parents[2]
         if _may_hold(place, content):
             speeds = {name: getattr(recorded, name) for name in SPEEDS}
-            note = note_in_place(content, recorded.reason, source_file_system=kind, **speeds)
-            return place, note
-    return _choose_fastest(content, kind)
+            return place, replace(note, reason=recorded.reason, **speeds)
+    return _choose_fastest(content, note)
 
 
-def note_in_place(content: Content, reason: str, **facts: Any) -> Staged:
-    speeds = dict(zip(SPEEDS, (None, NOT_NEEDED) * 2, strict=True))
+def _note(content: Content) -> Staged:
     return Staged(
         kind=content.kind,
         key=content.key,
         source=str(content.source),
-        action="read_in_place",
-        reason=reason,
-        is_fallback=False,
-        target=None,
+        reason="",
         n_files=len(content.sizes),
         n_bytes=content.n_bytes,
-        n_bytes_copied=None,
-        copy_bytes_per_s=None,
-        **{"source_file_system": None, **speeds, **facts},
     )
 
 
@@ -239,15 +213,7 @@ def _set_directory(setting: str) -> Path:
     return place
 
 
-def _free_memory_bytes() -> int:
-    # Here, as it takes 0.1 s to import and a local source does without.
-    from expertflow.hardware.probe import free_memory_bytes
-
-    return free_memory_bytes()
-
-
 def _may_hold(place: Path, content: Content) -> bool:
-    """Return whether a place is on another disk than the source, and not in memory."""
     return (
         place.is_dir()
         and place.stat().st_dev != content.largest.stat().st_dev
@@ -255,21 +221,21 @@ def _may_hold(place: Path, content: Content) -> bool:
     )
 
 
-def _choose_fastest(content: Content, kind: str | None) -> tuple[Path | None, Staged]:
+def _choose_fastest(content: Content, note: Staged) -> tuple[Path | None, Staged]:
     speed, how = disk.file_read_speed(content.largest)
     places = (p for p in disk.candidates(None, dict(os.environ)) if _may_hold(p[0], content))
     found = disk.scratch_facts(places, measure=True)
     speeds = [place.read_bytes_per_s or 0.0 for place in found]
-    facts = {"source_file_system": kind, SPEEDS[0]: speed, SPEEDS[1]: how}
-    where = f"it is on {kind or 'an unknown file system'}"
+    note = replace(note, source_read_bytes_per_s=speed, source_read_method=how)
+    where = f"it is on {note.source_file_system or 'an unknown file system'}"
     if not any(speeds):
         reason = f"{where}, and no disk of this machine could be measured"
-        return None, note_in_place(content, reason, **facts)
+        return None, replace(note, reason=reason)
     fastest, best = max(speeds), found[speeds.index(max(speeds))]
     source = f"an unknown speed ({how})" if speed is None else f"{speed / 1e9:.2f} GB/s"
     reason = (
         f"{where}, read at {source}, and {best.path} ({best.asked_by}) at {fastest / 1e9:.2f} GB/s"
     )
-    facts |= {SPEEDS[2]: fastest, SPEEDS[3]: best.read_method}
+    target = {"target_read_bytes_per_s": fastest, "target_read_method": best.read_method}
     is_faster = speed is None or fastest >= GAIN * speed
-    return Path(best.path) if is_faster else None, note_in_place(content, reason, **facts)
+    return Path(best.path) if is_faster else None, replace(note, reason=reason, **target)

@@ -5,6 +5,7 @@ from typing import Literal
 from expertflow.core.records import Record
 
 AUTO = "auto"
+NOT_NEEDED = "not measured: it decides nothing here"
 Kind = Literal["rows", "weights"]
 
 
@@ -30,23 +31,23 @@ class Staged(Record, frozen=True, kw_only=True):
     kind: Kind
     key: str
     source: str
-    action: Literal["read_in_place", "pre_read", "copied", "reused"]
+    action: Literal["read_in_place", "pre_read", "copied", "reused"] = "read_in_place"
     reason: str
-    is_fallback: bool
-    target: str | None
+    is_fallback: bool = False
+    target: str | None = None
     n_files: int
     n_bytes: int
-    n_bytes_copied: int | None
-    copy_bytes_per_s: float | None
-    source_file_system: str | None
-    source_read_bytes_per_s: float | None
-    source_read_method: str
-    target_read_bytes_per_s: float | None
-    target_read_method: str
+    n_bytes_copied: int | None = None
+    copy_bytes_per_s: float | None = None
+    source_file_system: str | None = None
+    source_read_bytes_per_s: float | None = None
+    source_read_method: str = NOT_NEEDED
+    target_read_bytes_per_s: float | None = None
+    target_read_method: str = NOT_NEEDED
 
 
 class StagingRecord(Record, frozen=True, kw_only=True):
-    """The findings and doings of ``stage_to_nvme``; training repeats them where it runs."""
+    """What ``stage_to_nvme`` found and did; training repeats it where it runs."""
 
     expert: str
     spec: StageSpec

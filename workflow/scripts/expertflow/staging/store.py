@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from threading import Event
 from typing import IO, Any, TypeVar
@@ -53,14 +54,14 @@ class NotStagedError(Exception):
     """A copy cannot be had here; what was to be copied is read where it is."""
 
 
+class Stopped(Exception):
+    """Another file could not be copied, so this one need not be."""
+
+
 class FileHashes(Record, frozen=True, kw_only=True):
     n_bytes: int
     xxh3_128: str
     sha256: str
-
-
-class Stopped(Exception):
-    """Another file could not be copied, so this one need not be."""
 
 
 class Marker(Record, frozen=True, kw_only=True):
@@ -71,10 +72,7 @@ class Marker(Record, frozen=True, kw_only=True):
 
 
 class Copy(Record, frozen=True, kw_only=True):
-    """A verified copy, which nobody removes until ``hold`` is closed.
-
-    ``seconds`` is the time that it took to make, null for one that was there.
-    """
+    """A verified copy, kept until ``hold`` is closed; ``seconds`` is null for one found."""
 
     folder: Path
     seconds: float | None
@@ -122,12 +120,7 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
 
 
 def open_store(scratch: Path) -> Path:
-    """Open this user's store below a directory, or make it; only its owner may write there.
-
-    Raises:
-        NotStagedError: it belongs to somebody else, who could put anything there.
-        OSError: it cannot be made.
-    """
+    """Open or make this user's store; raise NotStagedError if others may write there."""
     # By user, so that those who share a disk do not shut each other out.
     root = scratch / f"expertflow-{os.geteuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
@@ -162,27 +155,26 @@ def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
 
 
 def _find(folder: Path) -> Marker | None:
+    """Return the marker of a copy; null where it or a file is missing, damaged or cut."""
     try:
-        marker: Marker = read_record(Marker, folder / MARKER)
-        sizes = {name: (folder / FILES / name).stat().st_size for name in marker.files}
+        marker = read_record(Marker, folder / MARKER)
+        files = marker.files.items()
+        is_complete = all((folder / FILES / n).stat().st_size == f.n_bytes for n, f in files)
     except (DataError, OSError):
-        # Missing or damaged: the copy is made again.
         return None
-    is_complete = all(sizes[name] == file.n_bytes for name, file in marker.files.items())
     return marker if is_complete else None
 
 
 def _is_intact(folder: Path, marker: Marker) -> bool:
+    expected = {name: file.xxh3_128 for name, file in marker.files.items()}
     try:
-        found = hash_files(folder, list(marker.files))
+        return hash_files(folder, list(expected)) == expected
     except OSError as error:
         log.warning("%s: cannot be read (%s)", folder, error.strerror)
         return False
-    return found == {name: file.xxh3_128 for name, file in marker.files.items()}
 
 
 def _make(content: Content, root: Path) -> Marker:
-    """Copy, verify, and put in place; nothing is left of a copy that fails."""
     folder, partial = root / content.key, root / f".{content.key}.partial"
     # First what makes it count.
     for path in (folder / MARKER, folder, partial):
@@ -192,9 +184,9 @@ def _make(content: Content, root: Path) -> Marker:
         raise NotStagedError(
             f"{root}: {gb(free, 2)} free, {gb(needed, 2)} needed; make prune removes old copies"
         )
-    names = sorted(content.sizes, key=lambda name: -content.sizes[name])
+    names = sorted(content.sizes, key=content.sizes.__getitem__, reverse=True)
     try:
-        hashes = copy_files(content.source, partial / FILES, names)
+        hashes = _copy_files(content.source, partial / FILES, names)
         if key_of(content.kind, {name: h.sha256 for name, h in hashes.items()}) != content.key:
             raise DataError(
                 f"{content.source}: its files are not those that were recorded as {content.kind};"
@@ -214,12 +206,7 @@ def _make(content: Content, root: Path) -> Marker:
         remove(partial)
 
 
-def copy_files(source: Path, target: Path, names: list[str]) -> dict[str, FileHashes]:
-    """Copy files below ``target``, flushed; return the hashes of what the source holds.
-
-    Raises:
-        OSError: a file cannot be read or written; what was begun is left there.
-    """
+def _copy_files(source: Path, target: Path, names: list[str]) -> dict[str, FileHashes]:
     folders = {(target / name).parent for name in names} | {target}
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -230,12 +217,15 @@ def copy_files(source: Path, target: Path, names: list[str]) -> dict[str, FileHa
 
 
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
-    """Hash files as they are now, by XXH3 with 128 bits.
+    """Hash files as they are now, by XXH3 with 128 bits."""
 
-    Raises:
-        OSError: one cannot be read.
-    """
-    return _map_files(lambda name, stop: _hash_file(folder / name, stop), names)
+    def hash_file(name: str, stop: Event) -> str:
+        digest = xxhash.xxh3_128()
+        for chunk in _read_chunks(folder / name, stop):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    return _map_files(hash_file, names)
 
 
 def _map_files(work: Callable[[str, Event], T], names: list[str]) -> dict[str, T]:
@@ -272,23 +262,14 @@ def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
     return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
 
 
-def _hash_file(path: Path, stop: Event) -> str:
-    digest = xxhash.xxh3_128()
-    for chunk in _read_chunks(path, stop):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _read_chunks(path: Path, stop: Event) -> Iterator[memoryview]:
     """Yield a file's bytes; a chunk is good until the next but one is asked for."""
-    buffers = [memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(2)]
-    turn = 0
+    buffers = cycle([memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(2)])
     with path.open("rb", buffering=0) as stream:
-        while n := stream.readinto(buffers[turn]):
+        while n := stream.readinto(buffer := next(buffers)):
             if stop.is_set():
                 raise Stopped
-            yield buffers[turn][:n]
-            turn = 1 - turn
+            yield buffer[:n]
 
 
 def _write(descriptor: int, chunk: memoryview) -> None:

@@ -32,7 +32,6 @@ class VariantJob(Record, frozen=True, kw_only=True):
     a variant that is about reading speed.
     """
 
-    expert: str
     spec: VariantSpec
     plan: Path
     packing: Path
@@ -52,19 +51,30 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         Interrupted: a signal came; nothing is left.
     """
     measure = {"tokens_per_s": _speed, "hours": _hours, "read_speed": _read_speed}
+    planned, here = read_record(TrainPlan, job.plan), probe_machine(table=[])
+    blank = VariantRecord(
+        expert=planned.expert,
+        variant=job.spec.variant,
+        outcome="not measurable",
+        hardware=planned.hardware,
+        plan_sha256=sha256_file(job.plan),
+        machine=f"{here.n_cpus_usable} processors, {here.cpu_model or 'unnamed'}",
+        versions={name: importlib.metadata.version(name) for name in PACKAGES},
+    )
+    packing = read_record(PackingRecord, job.packing)
+    facts = read_part(ModelFacts, job.model, "facts")
+    base = variants.one_process(planned, packing=packing, facts=facts)
     with interruptible(), scratch_folder(job.scratch):
-        blank = _blank(job)
         try:
-            return measure[job.spec.variant.metric](job, blank)
+            return measure[job.spec.variant.metric](job, base, blank)
         except IsThePlanError as reason:
             return replace(blank, outcome="is the plan", reason=str(reason))
         except NotMeasurableError as reason:
             return replace(blank, reason=str(reason))
 
 
-def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
-    spec, (base, packing, facts) = job.spec, _read_plan(job)
-    rows = read_rows(job.rows / "train")
+def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:
+    spec, rows = job.spec, read_rows(job.rows / "train")
     first = variants.first_rows(base, rows, n_steps=spec.n_warmup_steps + spec.n_timed_steps)
     setup = variants.set_up_variant(
         base,
@@ -72,12 +82,11 @@ def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
         first=first,
         is_unpacked=len(rows.seq_lengths.values) == len(rows),
         n_timed_steps=spec.n_timed_steps,
-        packing=packing,
-        facts=facts,
+        packing=read_record(PackingRecord, job.packing),
+        facts=read_part(ModelFacts, job.model, "facts"),
     )
     blank = replace(blank, settings_sha256=setup.settings_sha256)
-    own = _varied(job, setup, first)
-    plain = _trial(job, base, job.rows, spec.n_timed_steps)
+    own, plain = _varied(job, setup, first), _trial(job, base, job.rows, spec.n_timed_steps)
     pairs: list[tuple[TrialResult, TrialResult]] = []
     runner = TrialRunner()
     for i in range(spec.n_repeats):
@@ -101,9 +110,7 @@ def _speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     )
 
 
-def _hours(job: VariantJob, blank: VariantRecord) -> VariantRecord:
-    """Time the plan and a save, and work out a whole run with other saves."""
-    base, _, _ = _read_plan(job)
+def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRecord:
     trial = replace(_trial(job, base, job.rows, job.spec.n_timed_steps), with_save=True)
     runner = TrialRunner()
     results = [_run(runner, trial, is_plan=True) for _ in range(job.spec.n_repeats)]
@@ -114,19 +121,11 @@ def _hours(job: VariantJob, blank: VariantRecord) -> VariantRecord:
     return replace(_measured(blank, (), results), reason=how, ratio=estimate(ratios))
 
 
-def _read_speed(job: VariantJob, blank: VariantRecord) -> VariantRecord:
-    """Read rows where they came from and where staging copied them, taking turns."""
+def _read_speed(job: VariantJob, _: TrainPlan, blank: VariantRecord) -> VariantRecord:
     assert job.staging is not None
     staged = read_record(StagingRecord, job.staging).rows
     ratios, how = compare_trials.read_speed_ratios(staged, n_repeats=job.spec.n_repeats)
     return replace(blank, outcome="measured", reason=how, ratio=estimate(ratios))
-
-
-def _read_plan(job: VariantJob) -> tuple[TrainPlan, PackingRecord, ModelFacts]:
-    facts = read_part(ModelFacts, job.model, "facts")
-    packing = read_record(PackingRecord, job.packing)
-    plan = variants.one_process(read_record(TrainPlan, job.plan), packing=packing, facts=facts)
-    return plan, packing, facts
 
 
 def _varied(job: VariantJob, setup: variants.Setup, first: variants.FirstRows) -> Trial:
@@ -166,17 +165,11 @@ def _run(runner: TrialRunner, trial: Trial, *, is_plan: bool) -> TrialResult:
 
 
 def _timing(result: TrialResult) -> Timing:
-    places = result.n_tokens + result.n_padding_tokens
+    names = ("tokens_per_s", "n_tokens", "timed_s", "startup_s", "first_step_s", "save_s")
     return Timing(
-        tokens_per_s=result.tokens_per_s,
-        n_tokens=result.n_tokens,
-        timed_s=result.timed_s,
-        startup_s=result.startup_s,
-        first_step_s=result.first_step_s,
+        **{name: getattr(result, name) for name in (*names, "peak_memory_bytes")},
         data_wait_fraction=min(1.0, result.data_wait_s / result.timed_s),
-        padding_fraction=result.n_padding_tokens / places,
-        save_s=result.save_s,
-        peak_memory_bytes=result.peak_memory_bytes,
+        padding_fraction=result.n_padding_tokens / (result.n_tokens + result.n_padding_tokens),
         loss_last=compare_trials.loss_last(result),
     )
 
@@ -185,6 +178,8 @@ def _measured(
     blank: VariantRecord, own: Sequence[TrialResult], plain: Sequence[TrialResult]
 ) -> VariantRecord:
     first = (*own, *plain)[0]
+    speeds = [[result.tokens_per_s for result in results] for results in (own, plain)]
+    means = [sum(found) / len(found) if found else None for found in speeds]
     return replace(
         blank,
         outcome="measured",
@@ -192,8 +187,8 @@ def _measured(
         gpu_name=first.gpu_name,
         timings=tuple(map(_timing, own)),
         plan_timings=tuple(map(_timing, plain)),
-        tokens_per_s=_mean_speed(own),
-        plan_tokens_per_s=_mean_speed(plain),
+        tokens_per_s=means[0],
+        plan_tokens_per_s=means[1],
         activated=first.activated,
     )
 
@@ -210,21 +205,4 @@ def _failed(
         reason=result.problem,
         timings=tuple(map(_timing, own)),
         plan_timings=tuple(map(_timing, plain)),
-    )
-
-
-def _mean_speed(results: Sequence[TrialResult]) -> float | None:
-    return sum(r.tokens_per_s for r in results) / len(results) if results else None
-
-
-def _blank(job: VariantJob) -> VariantRecord:
-    here = probe_machine(table=[])
-    return VariantRecord(
-        expert=job.expert,
-        variant=job.spec.variant,
-        outcome="not measurable",
-        hardware=read_record(TrainPlan, job.plan).hardware,
-        plan_sha256=sha256_file(job.plan),
-        machine=f"{here.n_cpus_usable} processors, {here.cpu_model or 'unnamed'}",
-        versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )

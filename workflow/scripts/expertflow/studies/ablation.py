@@ -8,7 +8,6 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.studies.estimate import IS_ONE, quotient
 from expertflow.studies.records import (
@@ -32,42 +31,31 @@ METHOD_NOTE = (
 )
 
 
-class Measured(Record, frozen=True, kw_only=True):
-    expert: str
-    plan: TrainPlan
-    model: str
-    records: tuple[VariantRecord, ...]
-
-
-def join_ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
-    """Make the ablation of an expert.
-
-    Raises:
-        DataError: a record is missing, or of another plan than the others.
-    """
-    plan, by_name = measured.plan, {r.variant.name: r for r in measured.records}
+def join_ablation(
+    spec: AblationSpec, *, plan: TrainPlan, model: str, records: Sequence[VariantRecord]
+) -> AblationRecord:
+    """Raise DataError if a record is missing, or is of another plan than the others."""
+    expert, by_name = plan.expert, {r.variant.name: r for r in records}
     for variant in spec.variants:
         if variant.name not in by_name:
-            raise DataError(
-                f"{measured.expert}: variant {variant.name!r} has no record; run ablate_variant"
-            )
-    plans = {record.plan_sha256 for record in measured.records}
+            raise DataError(f"{expert}: variant {variant.name!r} has no record; run ablate_variant")
+    plans = {record.plan_sha256 for record in records}
     if len(plans) > 1:
         raise DataError(
-            f"{measured.expert}: the variants' records are of {len(plans)} different plans; delete"
-            f" results/{measured.expert}/ablation and run again"
+            f"{expert}: the variants' records are of {len(plans)} different plans; delete"
+            f" results/{expert}/ablation and run again"
         )
     by_name = _without_noise(spec, by_name)
-    speeds = [t.tokens_per_s for record in measured.records for t in record.plan_timings]
+    speeds = [t.tokens_per_s for record in records for t in record.plan_timings]
     speed = median(speeds) if speeds else None
     # The price may be of all cards, and the runs are of one.
     price = plan.cost.price_usd_per_hour if plan.world_size == 1 else None
     ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
-    first = next((r for r in measured.records if r.device is not None), measured.records[0])
+    first = next((r for r in records if r.device is not None), records[0])
     return AblationRecord(
-        expert=measured.expert,
+        expert=expert,
         preset=spec.preset,
-        model=measured.model,
+        model=model,
         hardware=plan.hardware,
         device=first.device,
         gpu_name=first.gpu_name,
@@ -84,28 +72,29 @@ def join_ablation(spec: AblationSpec, measured: Measured) -> AblationRecord:
         ladders=tuple(tuple(v.name for v in spec.variants if v.of == name) for name in ladders),
         bars=tuple(_bar(spec, variant, by_name, speed, price) for variant in spec.variants),
         claims=tuple(judge_claim(claim, by_name) for claim in spec.claims),
-        versions=_versions(measured.records),
+        versions=_versions(records),
         unavailable=_unavailable(plan, speed, price),
         machine=first.machine,
-        notes=_notes(plan, measured.records),
+        notes=_notes(plan, records),
     )
 
 
-def _before(spec: AblationSpec, variant: Variant) -> str | None:
+def _before(
+    spec: AblationSpec, variant: Variant, by_name: dict[str, VariantRecord]
+) -> VariantRecord | None:
     if variant.rung is None:
         return None
-    rungs = (v.name for v in spec.variants if (v.of, v.rung) == (variant.of, variant.rung - 1))
-    return next(rungs, None)
+    place = (variant.of, variant.rung - 1)
+    return next((by_name[v.name] for v in spec.variants if (v.of, v.rung) == place), None)
 
 
 def _without_noise(
     spec: AblationSpec, by_name: dict[str, VariantRecord]
 ) -> dict[str, VariantRecord]:
-    """Give a rung that was run as the one before that one's figures: they differ by noise alone."""
+    """Return records in which a rung that was run as the one before has its figures."""
     found = dict(by_name)
     for variant in spec.variants:
-        before, own = _before(spec, variant), found[variant.name]
-        earlier = None if before is None else found[before]
+        own, earlier = found[variant.name], _before(spec, variant, found)
         if earlier and earlier.outcome == own.outcome == "measured" and _run_alike(earlier, own):
             reason = "; ".join(filter(None, (AS_BEFORE, own.reason)))
             found[variant.name] = replace(earlier, variant=own.variant, reason=reason)
@@ -119,8 +108,8 @@ def _bar(
     speed: float | None,
     price: float | None,
 ) -> Bar:
-    record, before = by_name[variant.name], _before(spec, variant)
-    ratio, earlier = _ratio(record), None if before is None else _ratio(by_name[before])
+    record, before = by_name[variant.name], _before(spec, variant, by_name)
+    ratio, earlier = _ratio(record), before and _ratio(before)
     tokens_per_s = None
     if ratio is not None and speed is not None and variant.metric == "tokens_per_s":
         tokens_per_s = speed * ratio.value
@@ -128,29 +117,28 @@ def _bar(
     if record.outcome == "is the plan" or variant.metric == "hours":
         own = record.plan_timings
     peaks = [t.peak_memory_bytes for t in own if t.peak_memory_bytes is not None]
+    told = ("outcome", "reason", "ratio", "is_sane", "loss_differs", "loss_bound")
     return Bar(
         name=variant.name,
         label=variant.label,
         of=variant.of,
-        outcome=record.outcome,
-        reason=record.reason,
+        metric=variant.metric,
+        # The ratio as it was measured: that the plan is as fast as the plan was not.
+        **{name: getattr(record, name) for name in told},
         tokens_per_s=tokens_per_s,
-        # That the plan is as fast as the plan was not measured.
-        ratio=record.ratio,
         step=quotient(ratio, earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
         peak_memory_bytes=max(peaks, default=None),
         padding_fraction=_mean([timing.padding_fraction for timing in own]),
         data_wait_fraction=_mean([timing.data_wait_fraction for timing in own]),
-        is_sane=record.is_sane,
-        metric=variant.metric,
-        loss_differs=record.loss_differs,
-        loss_bound=record.loss_bound,
     )
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def _ratio(record: VariantRecord | None) -> Estimate | None:
-    """Return a variant's ratio to the plan, which is 1 where it is the plan."""
     return IS_ONE if record is None or record.outcome == "is the plan" else record.ratio
 
 
@@ -160,12 +148,7 @@ def _usd(tokens_per_s: float | None, price: float | None) -> float | None:
     return price / HOUR_S / tokens_per_s * PER_MILLION
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _versions(records: Sequence[VariantRecord]) -> dict[str, str]:
-    """Return the releases that variants were run with, all of them where they differ."""
     names = sorted({name for record in records for name in record.versions})
     return {
         name: ", ".join(dict.fromkeys(r.versions[name] for r in records if name in r.versions))

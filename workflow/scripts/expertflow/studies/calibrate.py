@@ -52,15 +52,13 @@ class CalibrationJob(Record, frozen=True, kw_only=True):
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:
-    """Run and time; null in a process that only helps.
-
-    With several processes planned, this one becomes their launcher, as in training.
+    """Run and time; null in a process that only helps, as there are with several planned.
 
     Raises:
         TrainingError, HardwareError: the run cannot be made, or not on the card that is planned.
         Interrupted: a signal came; nothing is kept.
     """
-    gpu = job.plan.gpu
+    gpu, model = job.plan.gpu, read_record(ModelRecord, job.model)
     if gpu is not None and RANK not in os.environ:
         for name in card_names(gpu)[: job.plan.world_size]:
             check_card(gpu, name, **STUDY)
@@ -78,12 +76,11 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         )
         if RANK not in os.environ:
             write_record(training.plan, short)
-            base = Path(read_record(ModelRecord, job.model).path)
             staging = plan_staging(
                 expert=short.expert,
                 spec=StageSpec(scratch=None),
                 rows=read_content("rows", job.rows, ""),
-                weights=read_content("weights", base, ""),
+                weights=read_content("weights", Path(model.path), ""),
             )
             write_record(training.staging, staging)
         planning_s = time.perf_counter() - job.began_s
@@ -91,24 +88,21 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
             return None
         record = read_record(TrainingRecord, training.output)
         lines = read_json_lines(job.scratch / "steps.jsonl")
-        steps = [StepRecord(**line) for line in lines]
         if gpu is not None:
             # Where the driver could not be asked before, the run's monitor may have a name.
             check_card(gpu, record.gpu_name, **STUDY)
-        model_type = read_record(ModelRecord, job.model).facts.model_type
         return take_times(
             job.plan,
             record,
-            steps,
+            [StepRecord(**line) for line in lines],
             n_warmup=n_warmup,
             n_window_steps=1 if gpu is None else short.logging_steps,
             planning_s=planning_s,
-            key=calibration_key(job.plan, model_type),
+            key=calibration_key(job.plan, model.facts.model_type),
         )
 
 
 def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
-    """Return the plan with few steps, saved and evaluated at the end, and how many warm up."""
     n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
     n_warmup = min(N_WARMUP, n_steps // 4)
     rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
@@ -143,13 +137,10 @@ def take_times(
     planning_s: float,
     key: str,
 ) -> Calibration:
-    """Take the times of a short run apart: steps, save, evaluation, and what happens once.
+    """Take the times of a short run apart; raise TrainingError if it left too few.
 
     ``n_window_steps`` is how many steps share a time: on a card those between two log lines, as
     the device is waited for only then.
-
-    Raises:
-        TrainingError: the run left too little to time.
     """
     timed = steps[n_warmup:]
     if not timed or not record.save_points or not record.eval_points:

@@ -38,19 +38,18 @@ def compare_losses(
 ) -> dict[str, Any]:
     """Return those fields of a variant's record that say how far its losses are from the plan's."""
     differs = float(np.mean([_differs(own, plain) for own, plain in pairs]))
-    own, plain = pairs[0]
-    updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     if differences(base, plan) & LEARNS_OTHERWISE:
         because = "another adapter learns otherwise"
         return {"loss_differs": differs, "loss_bound_because": because}
+    own, plain = pairs[0]
+    updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     bound, because = _bound(base, plan, updates=updates, other_rows=other_rows)
     distance = differs if bound == OTHER_UPDATES else abs(differs)
-    is_sane = math.isfinite(differs) and distance <= bound
     return {
         "loss_differs": differs if math.isfinite(differs) else None,
         "loss_bound": bound,
         "loss_bound_because": because,
-        "is_sane": is_sane,
+        "is_sane": math.isfinite(differs) and distance <= bound,
     }
 
 
@@ -74,7 +73,6 @@ def _bound(
 
 
 def _differs(own: TrialResult, plain: TrialResult) -> float:
-    """Return how far the losses lie apart at the end of what both have seen of tokens."""
     per_step = [result.n_tokens / result.n_timed_steps for result in (own, plain)]
     seen = [len(r.losses) * n for r, n in zip((own, plain), per_step, strict=True)]
     end = min(seen)
@@ -87,20 +85,14 @@ def _differs(own: TrialResult, plain: TrialResult) -> float:
 
 
 def count_saves(plan: TrainPlan, steps_s: float) -> int:
-    """Count the saves of a run whose steps take so long: by steps, or by time if that is more."""
     by_steps = math.ceil(plan.n_steps / plan.save_steps)
-    by_time = int(steps_s / (60 * plan.save_every_minutes))
-    return max(1, by_steps, by_time)
+    return max(1, by_steps, int(steps_s / (60 * plan.save_every_minutes)))
 
 
 def hours_ratios(
     plan: TrainPlan, results: Sequence[TrialResult], *, saves: float
 ) -> tuple[list[float], str]:
-    """Return, for every run, the hours with the plan's saves over those with others, and how.
-
-    Raises:
-        NotMeasurableError: so many times the plan's saves, in whole ones, are as many.
-    """
+    """Return each run's hours with the plan's saves over those with others, and how."""
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
     n = count_saves(plan, plan.n_steps * mean_s)
@@ -124,11 +116,7 @@ def hours_ratios(
 
 
 def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], str]:
-    """Read rows past the page cache in both places, taking turns; return target over source.
-
-    Raises:
-        NotMeasurableError: rows were not copied, or cannot be read past the cache.
-    """
+    """Read rows past the page cache in both places in turns; return target over source."""
     if staged.target is None:
         raise NotMeasurableError(f"rows are read in place: {staged.reason}")
     source = Path(staged.source, "train", ROWS_FILE)

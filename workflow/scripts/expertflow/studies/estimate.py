@@ -17,11 +17,7 @@ IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
 def estimate(ratios: Sequence[float]) -> Estimate:
-    """Return the geometric mean of ratios, its interval, and the lowest and highest of them.
-
-    Raises:
-        ValueError: there are fewer than two, so that nothing is known of their spread.
-    """
+    """Return the geometric mean of ratios, its interval, and the lowest and highest of them."""
     if len(ratios) < 2:
         raise ValueError(f"{len(ratios)} ratios have no spread")
     logs = np.log(np.asarray(ratios, np.float64))

@@ -24,11 +24,7 @@ def plan_expert(
     calibration: Path | None = None,
     tuning: Path | None = None,
 ) -> TrainPlan:
-    """Resolve the hardware, trace a step where there is a card, and plan.
-
-    Raises:
-        ConfigError, HardwareError: the plan is refused.
-    """
+    """Resolve the hardware, trace a step where there is a card, and plan."""
     draft = draft_plan(expert=expert, spec=spec, packing=packing, model=model)
     found = None
     if tuning is not None:
@@ -42,11 +38,7 @@ def plan_expert(
 
 
 def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
-    """Gather what a plan is made of; on a card with a trace, which predicts memory.
-
-    Raises:
-        HardwareError: the hardware is not known, or not here.
-    """
+    """Gather what a plan is made of; on a card with a trace, which predicts memory."""
     draft = PlanDraft(
         expert=expert,
         spec=spec,
@@ -61,7 +53,6 @@ def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> Pl
 
 
 def cpu_name(gpu: GpuFacts | None) -> str | None:
-    """Name the processor, where it is what trains; null where it has no name or a card does."""
     return None if gpu is not None else probe_machine(table=[]).cpu_model
 
 
@@ -71,11 +62,7 @@ def card_names(gpu: GpuFacts) -> list[str | None]:
 
 
 def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:
-    """Hold a card of this machine against the planned one; one without a name may be it.
-
-    Raises:
-        HardwareError: it is another.
-    """
+    """Raise HardwareError if a card is not the planned one; one without a name may be it."""
     if name not in (None, gpu.name, *gpu.driver_names):
         raise HardwareError(
             f"{study}: the plan is for {gpu.name} and the card of this machine is {name}; set"
@@ -84,11 +71,7 @@ def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> Non
 
 
 def import_code(model: Path, spec: PlanSpec) -> None:
-    """Import what tracing a step and training both need, so that neither has to be timed for it.
-
-    Raises:
-        TrainingError: the model's architecture is not known.
-    """
+    """Import what tracing a step and training both need, so that neither has to be timed for it."""
     from expertflow.train.trace import memory as trace_memory
 
     base = Path(read_part(str, model, "path"))

@@ -1,4 +1,4 @@
-"""What an ablation says: what every switch is worth on this machine, beside what was claimed.
+"""Records of an ablation: what every switch is worth on this machine, beside what was claimed.
 
 A *variant* is the plan with some settings changed. It is timed against the plan itself, in pairs
 that take turns, so that a machine that becomes slower does not make a switch look bad.
@@ -10,11 +10,11 @@ from msgspec import field
 
 from expertflow.core.records import Record
 
-# Where a variant's rows come from: the plan's own rows; their documents, one a row, padded to the
-# longest of a batch; or documents that are tokenised in the training loop.
+# The plan's own rows; their documents, one a row, padded to the longest of a batch; or documents
+# that are tokenized in the training loop.
 Rows = Literal["packed", "unpacked", "on_the_fly"]
-# What a variant is measured by: its speed; hours of a whole run, saves included, for another number
-# of them; or how fast its rows are read where they are staged to, against where they came from.
+# Speed; hours of a complete run with another number of saves; or how fast rows are read where they
+# are staged to, against where they came from.
 Metric = Literal["tokens_per_s", "hours", "read_speed"]
 PLAN = "plan"
 
@@ -52,7 +52,7 @@ class Saying(Record, frozen=True, kw_only=True):
 
 
 class ClaimedRatio(Saying, frozen=True, kw_only=True):
-    """A saying of two variants, or ``plan``: how many times the speed of ``to`` ``of`` has."""
+    """How many times the speed of ``to`` ``of`` is said to have, two variants or ``plan``."""
 
     of: str
     to: str
@@ -103,12 +103,11 @@ class Estimate(Record, frozen=True, kw_only=True):
 class VariantRecord(Record, frozen=True, kw_only=True):
     """What one variant's job measured.
 
-    ``outcome`` ``is the plan`` means that nothing would change; ``not measurable`` that this
-    machine or model cannot do it. ``ratio`` is the variant's speed over the plan's, by pairs, as
-    its metric has it. ``loss_differs`` is its loss over the plan's, less 1, after the same tokens;
-    ``is_sane`` whether that is within ``loss_bound``, which is what rounding or another order of
-    documents explain. ``tokens_per_s`` are the means of all runs. Two of a plan with the same
-    ``settings_sha256`` differ by noise alone.
+    ``is the plan`` means that nothing would change; ``not measurable`` that this machine or model
+    cannot do it. ``ratio`` is the variant's speed over the plan's, by pairs, as its metric has it.
+    ``loss_differs`` is its loss over the plan's, less 1, after the same tokens; ``is_sane`` whether
+    rounding or another order of documents explain that. ``tokens_per_s`` are the means of all runs.
+    Two of a plan with the same ``settings_sha256`` differ by noise alone.
     """
 
     expert: str

@@ -76,32 +76,30 @@ class Space(Record, frozen=True, kw_only=True):
 
 
 def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
-    """Return what may be tried; what the manifest names stays as it is."""
     default, free = settings_of(plan), free_settings(draft.spec)
-    on_card, is_packed = draft.gpu is not None, draft.packing.packing != "none"
-    machine, total = probe_machine(table=[]), draft.memory_total_bytes
-    n_cpus = machine.n_cpus_usable
+    is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
+    n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
     workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
-    may_route = on_card and "attention" in free
-    left_out = [(replace(default, attention="varlen"), SAME_KERNEL)] if may_route else []
-    if not on_card:
+    space = Space(
+        default=default,
+        free=free,
+        on_card=draft.gpu is not None,
+        usable_bytes=None if total is None else int(USABLE_FRACTION * total),
+        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
+    )
+    if not space.on_card:
+        threads = threads_to_try(n_cpus, machine.n_cpus_physical) if "n_threads" in free else ()
         left_out = [
             (replace(default, **{name: value}), f"not tried on a CPU: {why}")
             for name, (value, why) in NOT_ON_CPU.items()
             if name in free and getattr(default, name) != value
         ]
-    by_threads = not on_card and "n_threads" in free
-    return Space(
-        default=default,
-        free=free,
-        on_card=on_card,
-        usable_bytes=None if total is None else int(USABLE_FRACTION * total),
-        attentions=MASKED if may_route else (),
-        may_compile=on_card and "torch_compile" in free and is_packed and plan.method != "qlora",
-        n_threads=threads_to_try(n_cpus, machine.n_cpus_physical) if by_threads else (),
-        n_workers=tuple(workers) if "loader" in free and not is_packed else (),
-        left_out=tuple(left_out),
-    )
+        return replace(space, n_threads=threads, left_out=tuple(left_out))
+    may_compile = "torch_compile" in free and is_packed and plan.method != "qlora"
+    if "attention" in free:
+        same = (replace(default, attention="varlen"), SAME_KERNEL)
+        space = replace(space, attentions=MASKED, left_out=(same,))
+    return replace(space, may_compile=may_compile)
 
 
 def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
@@ -111,7 +109,6 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> tuple[int, ...]:
 
 
 def with_settings(plan: TrainPlan, settings: TunedSettings, spec: PlanSpec) -> TrainPlan:
-    """Put a choice into a plan; its cost and predictions are no longer of it."""
     loader = {key: getattr(settings, key) for key in ("loader", "dataloader_num_workers")}
     chosen = choose_loader(replace(spec, **loader), "none")
     follows = {name: value for name, (value, _) in chosen.items()}
@@ -140,12 +137,15 @@ class Search(Struct, kw_only=True):
         self._end_s = self.clock() + self.max_s
 
     def explore(self) -> None:
-        """Try the default, and then one thing after another, each from the best so far."""
         self._try(self.space.default)
         if self.space.on_card:
             self._explore_card()
         else:
             self._explore_cpu()
+        if "batch_size" not in self.space.free:
+            # Other splits of a batch that the manifest splits: for the user to know.
+            for rows in self.space.micro_batches:
+                self._try(self._with_rows(self.best() or self.space.default, rows))
         self._leave_out(self.space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
@@ -164,21 +164,18 @@ class Search(Struct, kw_only=True):
         return min(tied, key=self._complexity, default=None)
 
     def _explore_card(self) -> None:
-        space = self.space
-        start = space.default
+        space, start = self.space, self.space.default
         if space.may_compile:
             # Compiling takes tens of seconds, and the order of the rest does not hang on it.
             start = replace(start, torch_compile=False)
             self._try(start)
-        micros = self.space.micro_batches if "batch_size" in space.free else [start.batch_size]
-        self._descend(start, micros)
+        self._descend(start)
         best = self.best(like=start) or start
         for attention in space.attentions:
             self._try(replace(best, attention=attention))
         self._try_workers(self.best(like=start) or start)
         if space.may_compile:
             self._try(replace(self.best(like=start) or start, torch_compile=True))
-        self._try_other_micros()
 
     def _explore_cpu(self) -> None:
         space = self.space
@@ -186,24 +183,25 @@ class Search(Struct, kw_only=True):
             self._try(replace(space.default, n_threads=n_threads))
         start = self.best() or space.default
         if "batch_size" in space.free:
-            for rows in self.space.micro_batches:
+            for rows in space.micro_batches:
                 self._try(self._with_rows(start, rows))
             # The best number of threads may be another one for more or fewer rows.
             best = self.best() or space.default
             for n_threads in space.n_threads:
                 self._try(replace(best, n_threads=n_threads))
         self._try_workers(self.best() or space.default)
-        self._try_other_micros()
 
-    def _descend(self, start: TunedSettings, micros: list[int]) -> None:
+    def _descend(self, start: TunedSettings) -> None:
         """Go from many rows to few, first with all activations kept, then without.
 
         Fewer rows than some that were slower than more are left out. Activations are computed
         again only for more rows than could be run without that.
         """
         ran: list[int] = []
-        free = "gradient_checkpointing" in self.space.free
-        for again in (False, True) if free else (self.space.default.gradient_checkpointing,):
+        space = self.space
+        micros = space.micro_batches if "batch_size" in space.free else [start.batch_size]
+        free = "gradient_checkpointing" in space.free
+        for again in (False, True) if free else (space.default.gradient_checkpointing,):
             choices = [
                 replace(self._with_rows(start, rows), gradient_checkpointing=again)
                 for rows in micros
@@ -232,12 +230,6 @@ class Search(Struct, kw_only=True):
         for n in self.space.n_workers:
             kind: Loader = "workers" if n else "thread"
             self._try(replace(base, loader=kind, dataloader_num_workers=n))
-
-    def _try_other_micros(self) -> None:
-        """Try other splits of a batch that the manifest splits: for the user to know, last."""
-        if "batch_size" not in self.space.free:
-            for rows in self.space.micro_batches:
-                self._try(self._with_rows(self.best() or self.space.default, rows))
 
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
         return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
@@ -285,7 +277,6 @@ class Search(Struct, kw_only=True):
         return trial
 
     def _complexity(self, choice: TunedSettings) -> tuple[float, ...]:
-        """Order choices of a tie: the default first, then by what each needs besides."""
         default = self.space.default
         return (
             choice != default,

@@ -17,6 +17,7 @@ from typing import Any
 
 from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.core.files import remove
+from expertflow.core.process import SIGNALS
 from expertflow.train.processes import RANK
 from expertflow.train.trial import Trial, TrialResult, run_trial
 
@@ -31,7 +32,6 @@ if find_spec("bitsandbytes") is None:
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # A child that is asked to stop ends after its step.
 PATIENCE_S = 60
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class TrialRunner:
@@ -45,7 +45,7 @@ class TrialRunner:
         self._context.set_forkserver_preload(PRELOADED)
 
     def run(self, trial: Trial) -> TrialResult:
-        """Run one; a process that is killed from outside, e.g. for memory, is a result.
+        """Run one, in which a process that is killed, e.g. for memory, is a result.
 
         Raises:
             Interrupted: this process was told to stop; the child was, too.
@@ -53,16 +53,19 @@ class TrialRunner:
         """
         here, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run_child, args=(trial, there))
-        with _stopping(process):
-            process.start()
-            there.close()
-            if not here.poll(self._limit_s):
-                said = f"no result after {self._limit_s:g} s"
-                return TrialResult(outcome="failed", problem=said)
-            answer: Any = None
-            with suppress(EOFError):
-                answer = here.recv()
-            process.join()
+        answer: Any = None
+        with interruptible():
+            try:
+                process.start()
+                there.close()
+                if not here.poll(self._limit_s):
+                    said = f"no result after {self._limit_s:g} s"
+                    return TrialResult(outcome="failed", problem=said)
+                with suppress(EOFError):
+                    answer = here.recv()
+                process.join()
+            finally:
+                _end(process)
         if isinstance(answer, TrialResult):
             return answer
         if answer is not None:
@@ -102,21 +105,16 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _stopping(process: Any) -> Iterator[None]:
-    """Pass a signal on to the child, which ends after its step; leave none behind."""
-    with interruptible():
-        try:
-            yield
-        finally:
-            if process.pid is not None and process.is_alive():
-                # A second signal must not keep the child from being ended.
-                _ignore()
-                process.terminate()
-                process.join(PATIENCE_S)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+def _end(process: Any) -> None:
+    """Tell a child to end, which it does after its step; leave none behind."""
+    if process.pid is not None and process.is_alive():
+        # A second signal must not keep the child from being ended.
+        _ignore()
+        process.terminate()
+        process.join(PATIENCE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def _ignore() -> None:

@@ -2,24 +2,34 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from expertflow.core.errors import ConfigError, TrainingError
-from expertflow.core.files import remove
-from expertflow.core.records import Record
+from expertflow.core.errors import ConfigError, DataError, TrainingError
+from expertflow.core.files import remove, sha256_json
+from expertflow.core.locks import try_lock
+from expertflow.core.records import Record, read_record, write_record
+from expertflow.plan.draft import PlanDraft
 from expertflow.plan.memory import peak_bytes
 from expertflow.plan.records import PlanSpec, TrainPlan
 from expertflow.plan.resolve import plan_training
-from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, tuning_key
+from expertflow.plan.tuned import (
+    TIE_FRACTION,
+    TunedSettings,
+    TuningRecord,
+    TuningTrial,
+    tuning_key,
+)
 from expertflow.studies.estimate import estimate
 from expertflow.studies.plan_expert import card_names, check_card, cpu_name, draft_plan
 from expertflow.studies.search import Search, space_of, with_settings
-from expertflow.studies.tune_cache import Pair, TrialCache, open_cache
 from expertflow.studies.variants import one_process
 from expertflow.train.trial import Trial, TrialResult
 
@@ -35,6 +45,25 @@ N_PAIRS = 3
 LIBRARIES = ("torch", "transformers", "peft")
 
 RunTrial = Callable[[Trial], TrialResult]
+
+
+class Pair(Record, frozen=True, kw_only=True):
+    """Two choices that were timed one right after the other, in documents' tokens a second."""
+
+    best: TunedSettings
+    default: TunedSettings
+    best_tokens_per_s: float
+    default_tokens_per_s: float
+
+
+class CachedTrials(Record, frozen=True, kw_only=True):
+    """What is kept of searches under one key; ``made_by`` names the code and its libraries."""
+
+    key: str
+    made_by: tuple[str, ...]
+    gpu_name: str | None = None
+    trials: tuple[TuningTrial, ...] = ()
+    pairs: tuple[Pair, ...] = ()
 
 
 class TuneJob(Record, frozen=True, kw_only=True):
@@ -57,11 +86,10 @@ class TuneJob(Record, frozen=True, kw_only=True):
 def tune(
     job: TuneJob, run_trial: RunTrial, *, clock: Callable[[], float] = time.perf_counter
 ) -> TuningRecord:
-    """Search, compare the best with the default in turns, and say what was found.
+    """Search, then compare the best with the default in turns.
 
     Raises:
         ConfigError, HardwareError: the plan is refused, or is of another machine.
-        Interrupted: a signal came.
     """
     began_s = clock()
     draft = draft_plan(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
@@ -71,57 +99,78 @@ def tune(
     key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = one_process(plan, packing=draft.packing, facts=draft.facts)
-    bench = Bench(job=job, plan=alone, run_trial=run_trial)
-
-    def predict(settings: TunedSettings) -> int | None:
-        if draft.gpu is None or settings.attention != plan.attention:
-            return None  # Another route was not traced.
-        return peak_bytes(draft, settings.batch_size, checkpoint=settings.gradient_checkpointing)
-
-    with open_cache(job.cache, key=key, made_by=made_by) as cache:
+    with open_cache(job.cache, key=key, made_by=made_by) as (path, kept):
+        bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
+        # What failed is tried again, memory that ran out, too: another process may have held it.
+        known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
         search = Search(
             space=space_of(draft, plan),
             run=bench.run,
-            predict=predict,
+            predict=bench.predict,
             clock=clock,
             max_s=SEARCH_FRACTION * job.max_s,
-            keep=lambda trial: cache.keep(trial, bench.gpu_name),
-            known=cache.known(),
+            keep=bench.keep,
+            known=known,
         )
         search.explore()
         default, best = search.space.default, search.best()
-        pairs = _pairs(bench, cache, search, best, end_s=began_s + job.max_s)
-        gpu_name = cache.kept.gpu_name
-    was_cached = any(trial is search.known.get(t) for t, trial in search.trials.items())
-    best, *gain = _judge(search, best, pairs)
-    speed = _speeds(search, pairs, best)
+        pairs = _pairs(bench, search, best, end_s=began_s + job.max_s)
+    best, gain, gain_low, gain_high = _judge(search, best, pairs)
+    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
+    if pairs and best == pairs[0].best:
+        speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
+        speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
     return TuningRecord(
         expert=job.expert,
         key=key,
         hardware=plan.hardware,
-        gpu_name=gpu_name,
+        gpu_name=bench.kept.gpu_name,
         model=model_type,
         sequence_length_tokens=plan.sequence_length_tokens,
         global_batch_sequences=plan.global_batch_sequences,
         best=best,
         default=default,
-        default_tokens_per_s=speed[default],
-        best_tokens_per_s=None if best is None else speed[best],
-        gain=gain[0],
-        gain_low=gain[1],
-        gain_high=gain[2],
+        default_tokens_per_s=speeds[default],
+        best_tokens_per_s=None if best is None else speeds[best],
+        gain=gain,
+        gain_low=gain_low,
+        gain_high=gain_high,
         trials=tuple(search.trials.values()),
         search_s=clock() - began_s,
-        was_cached=was_cached,
+        was_cached=any(trial is known.get(t) for t, trial in search.trials.items()),
     )
 
 
+@contextmanager
+def open_cache(
+    folder: Path, *, key: str, made_by: tuple[str, ...]
+) -> Iterator[tuple[Path, CachedTrials]]:
+    """Open the trials under a key, and keep others from searching the same at the same time."""
+    name = sha256_json([key, *made_by])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("a") as stream:
+        if try_lock(stream) == "held":
+            log.info("the same is being tuned already; waiting, to take its trials over")
+            try_lock(stream, wait=True)
+        path = folder / f"{name}.json"
+        kept = CachedTrials(key=key, made_by=made_by)
+        if path.is_file():
+            try:
+                kept = read_record(CachedTrials, path)
+            except DataError as error:
+                log.warning("%s; tuned anew", error)
+        yield path, kept
+
+
 class Bench(Struct, kw_only=True):
-    """Runs settings of a plan of one process; ``gpu_name`` is what its card calls itself."""
+    """Runs settings of a plan of one process, and keeps what came of them in ``path``."""
 
     job: TuneJob
+    draft: PlanDraft
     plan: TrainPlan
     run_trial: RunTrial
+    path: Path
+    kept: CachedTrials
     gpu_name: str | None = None
 
     def run(self, settings: TunedSettings, least_tokens_per_s: float | None) -> TrialResult:
@@ -149,6 +198,20 @@ class Bench(Struct, kw_only=True):
         log.info("%s: %s: %s", settings_words(settings), result.outcome, said)
         return result
 
+    def predict(self, settings: TunedSettings) -> int | None:
+        if self.draft.gpu is None or settings.attention != self.plan.attention:
+            return None  # Another route was not traced.
+        checkpoint = settings.gradient_checkpointing
+        return peak_bytes(self.draft, settings.batch_size, checkpoint=checkpoint)
+
+    def keep(self, trial: TuningTrial) -> None:
+        others = tuple(t for t in self.kept.trials if t.settings != trial.settings)
+        self.write(gpu_name=self.gpu_name or self.kept.gpu_name, trials=(*others, trial))
+
+    def write(self, **changes: Any) -> None:
+        self.kept = replace(self.kept, **changes)
+        write_record(self.path, self.kept)
+
 
 def settings_words(settings: TunedSettings) -> str:
     n_workers, by_thread = settings.dataloader_num_workers, settings.loader == "thread"
@@ -162,7 +225,6 @@ def settings_words(settings: TunedSettings) -> str:
 
 
 def _check(plan: TrainPlan) -> None:
-    """Refuse what one process on this machine cannot time."""
     if plan.world_size > 1 and plan.parallel == "fsdp":
         raise ConfigError(
             "training.parallel is fsdp: tuning times one process, which cannot hold the whole"
@@ -174,7 +236,7 @@ def _check(plan: TrainPlan) -> None:
 
 
 def _pairs(
-    bench: Bench, cache: TrialCache, search: Search, best: TunedSettings | None, *, end_s: float
+    bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> tuple[Pair, ...]:
     """Time best and default in turns, as long as another pair is likely to end in time.
 
@@ -183,7 +245,7 @@ def _pairs(
     default = search.space.default
     if best is None or best == default or search.trials[default].outcome != "measured":
         return ()
-    pairs = cache.pairs(best, default)
+    pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
     # What was compiled once is cached by then.
     trials = search.trials[best], search.trials[default]
     steps_s = sum((N_WARMUP + t.n_timed_steps) * (t.step_s or 0.0) for t in trials)
@@ -196,23 +258,22 @@ def _pairs(
         results = {settings: bench.run(settings, None) for settings in order}
         if any(result.outcome != "measured" for result in results.values()):
             break
-        speeds = {settings: result.tokens_per_s for settings, result in results.items()}
-        cache.keep_pair(
-            Pair(
-                best=best,
-                default=default,
-                best_tokens_per_s=speeds[best],
-                default_tokens_per_s=speeds[default],
-            )
+        pair = Pair(
+            best=best,
+            default=default,
+            best_tokens_per_s=results[best].tokens_per_s,
+            default_tokens_per_s=results[default].tokens_per_s,
         )
+        pairs.append(pair)
+        bench.write(pairs=(*bench.kept.pairs, pair))
         took_s = search.clock() - start_s
-    return cache.pairs(best, default)
+    return tuple(pairs)
 
 
 def _judge(
     search: Search, best: TunedSettings | None, pairs: tuple[Pair, ...]
 ) -> tuple[TunedSettings | None, float | None, float | None, float | None]:
-    """Return what wins, its gain and the interval: the default, where no gain is certain."""
+    """Return what wins and its gain with interval: the default, where none is certain."""
     default = search.space.default
     if best is None or best == default:
         return best, None if best is None else 1.0, None, None
@@ -228,13 +289,3 @@ def _judge(
         log.info("%s: %s: a tie", settings_words(best), found)
         return default, 1.0, None, None
     return best, gain.value, gain.low, gain.high
-
-
-def _speeds(
-    search: Search, pairs: tuple[Pair, ...], best: TunedSettings | None
-) -> dict[TunedSettings, float | None]:
-    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
-    if pairs and best == pairs[0].best:
-        speeds[pairs[0].best] = median(pair.best_tokens_per_s for pair in pairs)
-        speeds[pairs[0].default] = median(pair.default_tokens_per_s for pair in pairs)
-    return speeds

@@ -38,7 +38,7 @@ BLOCK_ROWS = 256
 
 
 class FirstRows(Record, frozen=True, kw_only=True):
-    """The rows that the first steps of a plan take, each once, and what is in them."""
+    """The rows that the first steps of a plan take, each once."""
 
     chosen: NDArray[np.int64]
     n_documents: int
@@ -91,7 +91,7 @@ def set_up_variant(
     packing: PackingRecord,
     facts: ModelFacts,
 ) -> Setup:
-    """Resolve a variant; ``is_unpacked`` tells that the plan's own rows hold one document each.
+    """Resolve a variant; ``is_unpacked``: the plan's own rows hold one document each.
 
     Raises:
         IsThePlanError: nothing would change.
@@ -117,6 +117,7 @@ def set_up_variant(
         raise IsThePlanError("nothing would change")
     _check_device(base.gpu, plan)
     per_row, forced = first.tokens_per_row, None
+    rows: Rows = variant.rows if unlike_rows else "packed"
     if unlike_rows:
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
         forced = None if own_batch else f"micro-batch {plan.batch_size} of one document each"
@@ -126,11 +127,8 @@ def set_up_variant(
             forced = f"not compiled, {forced}" if forced else "not compiled"
         per_row = first.n_tokens / first.n_documents
     per_step = per_row * min(plan.global_batch_sequences, plan.n_sequences)
-    wanted = (
-        n_timed_steps * first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
-    )
-    n_steps = max(3, math.ceil(wanted / per_step - 1e-6))
-    rows: Rows = variant.rows if unlike_rows else "packed"
+    of_plan = first.tokens_per_row * min(base.global_batch_sequences, base.n_sequences)
+    n_steps = max(3, math.ceil(n_timed_steps * of_plan / per_step - 1e-6))
     settings = to_json({name: getattr(plan, name) for name in sorted(differences(base, plan))})
     return Setup(
         plan=plan,
@@ -142,7 +140,6 @@ def set_up_variant(
 
 
 def differences(base: TrainPlan, plan: TrainPlan) -> set[str]:
-    """Name the settings in which two plans differ, without what follows from others."""
     return {name for name in MOVABLE if getattr(base, name) != getattr(plan, name)}
 
 
@@ -212,7 +209,6 @@ def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
 
 
 def write_unpacked(packed: Path, folder: Path, first: FirstRows) -> None:
-    """Write a folder of rows as training reads it: documents one a row, and the same held-out."""
     rows = read_rows(packed / "train")
     folder.mkdir(parents=True)
     starts = range(0, len(first.chosen), BLOCK_ROWS)
