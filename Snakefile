@@ -8,7 +8,7 @@
       |
     prepare_shard  (one job a shard)        validated documents
       |         \
-      |        prepare_model                base model and tokenizer
+      |        prepare_tokenizer            tokenizer and layout of chats
       |         |
       |        pretokenize_shard            token ids of all documents
       |         |
@@ -16,6 +16,8 @@
       |        /
     pack_sequences                          rows of one length
       |
+      |        prepare_model                base model; beside all of the above but its tokenizer
+      |        /
     tune_expert                             fastest settings here; only where asked for
       |
     calibrate_expert                        seconds of a step; only where asked for

@@ -10,7 +10,7 @@ from learned_variants import variants
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from expertflow.data.documents import group_hash
-from expertflow.train.model.base import learn_merges, save_tokenizer
+from expertflow.tokens.tokenizer import learn_merges, save_tokenizer
 
 Record = dict[str, Any]
 N_PLACES = 2**64  # of groups; those lowest in order are held out

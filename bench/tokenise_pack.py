@@ -9,7 +9,7 @@ loading of the tokenizer included, the page cache warm, on --processes cores. Th
 - tokenise and pack: pretokenize_shard for every shard, then pack_sequences. The
   ratio of each line is to this one; it reads documents that were prepared before.
 - whole chain: the stages before it as well: lock, fetch_source, find_datasets, prepare_shard,
-  deduplicate_documents. prepare_model, which imports torch, does not count.
+  deduplicate_documents. prepare_tokenizer does not count.
 - peers: each in its own environment, built on demand under --environments, as its own
   documentation recommends. They keep no account of where a completion starts; ours does.
 
@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from chain import Chain, prepare_model, sizes
+from chain import Chain, prepare_tokenizer, sizes
 from corpus import DATA, make_corpus
 from environments import PEERS, Environment, environment, versions
 from measured import Failed, Measured, measure
@@ -49,18 +49,18 @@ class Benchmark:
 
     def __init__(self, folder: Path, corpus: Path, args: argparse.Namespace) -> None:
         self.folder, self.corpus, self.args = folder, corpus, args
-        self.model: Path | None = None
+        self.tokenizer: Path | None = None
         self.runs: dict[str, list[Measured]] = {}
         self.facts: dict[str, Row] = {}
         self.problems: dict[str, str] = {}
 
     def ours(self) -> None:
         """Run our stages once."""
-        if self.model is None:
-            self.model = prepare_model(self.folder, self.args.tokenizer)
+        if self.tokenizer is None:
+            self.tokenizer = prepare_tokenizer(self.folder, self.args.tokenizer)
         at = self.fresh("ours")
         log = at / "log"
-        chain = Chain(at, self.corpus, self.model, processes=self.args.processes)
+        chain = Chain(at, self.corpus, self.tokenizer, processes=self.args.processes)
         before = measure(chain.prepare, log)
         after = measure(lambda p: chain.tokenise_and_pack(p, length=self.args.length), log)
         self.runs.setdefault(OURS, []).append(after)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from expertflow.core.records import write_record
+from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Turn
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import ModelFacts, PlanSpec
@@ -20,7 +21,7 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.ragged import ragged
-from expertflow.tokens.records import PackingSpec, TokenShardRecord
+from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRecord
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
@@ -62,6 +63,12 @@ def token_shard(
         n_tokens=len(tokens.values), n_dropped=0, dropped_examples=(), samples=(),
         engine="tokenizers", engine_version="0", engine_reason="a test", tokenizer_sha256="",
     )  # fmt: skip
+
+
+def tokenizer_record(**changes: Any) -> TokenizerRecord:
+    """Return the record of a tokenizer that knows ChatML."""
+    settings = {"path": "t", "sha256": "t", "vocab_size": 97, "layout": chatml_layout()}
+    return TokenizerRecord(**{**settings, **changes})
 
 
 def keep_list(folder: Path, held_out: dict[str, list[bool]], *, n_copies: int = 1) -> Path:
@@ -129,15 +136,11 @@ def write_tiny_run(
     )
     model = {
         "name": "tiny", "kind": "local", "revision": None, "path": str(folder / "base_model"),
-        "licence": None, "n_parameters": 20_000, "n_weight_bytes": 80_000, "tokenizer_sha256": "t",
-        "weights_sha256": "w",
+        "licence": None, "n_parameters": 20_000, "n_weight_bytes": 80_000,
+        "weights_sha256": "w", "tokenizer": tokenizer_record(), "facts": facts,
     }  # fmt: skip
-    from expertflow.core.records import to_json
-    from expertflow.data.layout import chatml_layout
-
-    model["layout"] = to_json(chatml_layout())
-    (folder / "model.json").write_text(json.dumps({**model, "facts": to_json(facts)}))
-    for name, record in (("packing", packing), ("plan", plan), ("staging", staging)):
+    records = (("packing", packing), ("plan", plan), ("staging", staging), ("model", model))
+    for name, record in records:
         write_record(folder / f"{name}.json", record)
 
 

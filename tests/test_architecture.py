@@ -39,6 +39,7 @@ PUBLIC = {
     "tokens.packing",
     "tokens.ragged",
     "tokens.tokenize",
+    "tokens.tokenizer",
     "tokens.arrow",
     "staging.content",
     "staging.store",

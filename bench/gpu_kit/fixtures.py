@@ -14,7 +14,7 @@ from expertflow.plan.records import ModelFacts
 from expertflow.tokens.arrow import INDEX, index_batch
 from expertflow.tokens.pack import pack_sequences
 from expertflow.tokens.ragged import ragged
-from expertflow.tokens.records import PackingRecord, PackingSpec
+from expertflow.tokens.records import PackingRecord, PackingSpec, TokenizerRecord
 from expertflow.train.records import ModelRecord
 
 # Shares, medians in tokens at rows of 2048, and sigmas of the lengths: most documents are short
@@ -81,7 +81,10 @@ def model_record(folder: Path, name: str, sizes: dict[str, int]) -> ModelRecord:
     """Give the record that a training job reads."""
     return ModelRecord(
         name=f"random Qwen3 {name}", kind="local", revision=None, path=str(folder), licence=None,
-        facts=SIZES[name].facts, tokenizer_sha256="", weights_sha256="", layout=chatml_layout(),
+        facts=SIZES[name].facts, weights_sha256="",
+        tokenizer=TokenizerRecord(
+            path="", sha256="", vocab_size=SIZES[name].facts.vocab_size, layout=chatml_layout()
+        ),
         **sizes,
     )  # fmt: skip
 

@@ -17,8 +17,7 @@ from expertflow.data.lock import HashCache, lock_sources, write_lock
 from expertflow.data.records import DatasetManifest
 from expertflow.data.settings import DeduplicateSpec, FetchSpec, PrepareSpec, SourceSpec
 from expertflow.data.shards import token_shards
-from expertflow.tokens.records import PackingSpec, TokenSpec
-from expertflow.train.records import ModelSpec
+from expertflow.tokens.records import PackingSpec, TokenizerSpec, TokenSpec
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 EXPERT = "bench"
@@ -27,8 +26,8 @@ EXPERT = "bench"
 class Chain:
     """The stages of one run, in a folder of its own."""
 
-    def __init__(self, folder: Path, corpus: Path, model: Path, *, processes: int) -> None:
-        self.folder, self.model, self.processes = folder, model, processes
+    def __init__(self, folder: Path, corpus: Path, tokenizer: Path, *, processes: int) -> None:
+        self.folder, self.tokenizer, self.processes = folder, tokenizer, processes
         self.rows = folder / "rows"
         self.source = SourceSpec(
             name="s", kind="local", path=str(corpus), prompt="{prompt}", completion="{completion}"
@@ -87,8 +86,9 @@ class Chain:
         for name, shards in token_shards(len(self.shards())).items():
             records.append(at / f"{name}.tokens.json")
             inputs = ("--name", name, "--shards", *(at / f"{shard}.json" for shard in shards))
-            made = ("--model", self.model, "--store", at / "store", "--ids", at / f"{name}.ids")
-            outputs = ("--index", at / f"{name}.index.arrow", "--output", records[-1])
+            made = ("--tokenizer", self.tokenizer, "--store", at / "store")
+            outputs = ("--ids", at / f"{name}.ids", "--index", at / f"{name}.index.arrow")
+            outputs += ("--output", records[-1])
             job = command("pretokenize_shard", to_json(tokens), *inputs, *made, *outputs)
             # As the rule starts it.
             jobs.append(["env", "MALLOC_ARENA_MAX=1", *job])
@@ -122,17 +122,15 @@ def command(script: str, spec: Any, *arguments: object) -> list[str]:
     return [sys.executable, str(SCRIPTS / f"{script}.py"), *settings, *map(str, arguments)]
 
 
-def prepare_model(folder: Path, tokenizer: Path) -> Path:
-    """Make the record of a small model with a given tokenizer and ChatML; it is not measured."""
-    spec = ModelSpec(
-        model="builtin:tiny-qwen3", revision=None, licence=None, vocab_size=300, n_layers=1,
-        hidden_size=16, n_heads=2, n_kv_heads=1, head_dim=8, intermediate_size=32,
-        tokenizer=str(tokenizer), content={}, chat_template="chatml", text_special_tokens="plain",
-        seed=0,
+def prepare_tokenizer(folder: Path, tokenizer: Path) -> Path:
+    """Make the record of a given tokenizer with ChatML; it is not measured."""
+    spec = TokenizerSpec(
+        model="builtin:tiny-qwen3", revision=None, tokenizer=str(tokenizer), vocab_size=300,
+        chat_template="chatml", text_special_tokens="plain", content={},
     )  # fmt: skip
-    output = ("--directory", folder / "model", "--output", folder / "model.json")
-    Processes(folder / "model.log").run(command("prepare_model", to_json(spec), *output))
-    return folder / "model.json"
+    output = ("--directory", folder / "tokenizer", "--output", folder / "tokenizer.json")
+    Processes(folder / "tokenizer.log").run(command("prepare_tokenizer", to_json(spec), *output))
+    return folder / "tokenizer.json"
 
 
 def sizes(folder: Path) -> Iterator[int]:

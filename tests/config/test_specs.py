@@ -90,29 +90,40 @@ def test_engines_that_did_not_tokenise_do_not_count() -> None:
     assert other["engine"] == "tokenizers"
 
 
+def both(bundle: BundleSpec | None = None) -> tuple[Any, Any]:
+    """Return what the stages of a tokenizer and of its model are told."""
+    rules = ("prepare_tokenizer", "prepare_model")
+    tokenizer, model = (told(rule, bundle, model=MODEL) for rule in rules)
+    return tokenizer, model
+
+
 def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home(tmp_path / "one", monkeypatch)
-    one = told("prepare_model", model=MODEL)
-    assert set(one["content"]) == {
-        f"{MODEL}/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
-    }
+    one = both()
+    assert [set(made["content"]) for made in one] == [
+        {f"{MODEL}/tokenizer.json"}, {f"{MODEL}/config.json", f"{MODEL}/model.safetensors"},
+    ]  # fmt: skip
     home(tmp_path / "another", monkeypatch)
     (tmp_path / "another" / "a model" / "README.md").write_text("read by nobody")
-    assert told("prepare_model", model=MODEL) == one
+    assert both() == one
     home(tmp_path / "another", monkeypatch, config="changed")
-    assert told("prepare_model", model=MODEL) != one
+    tokenizer, model = both()
+    assert tokenizer == one[0] and model != one[1]
+    home(tmp_path / "another", monkeypatch, tokenizer="changed")
+    tokenizer, model = both()
+    assert tokenizer != one[0] and model == one[1]
 
 
 def test_what_came_bundled_with_a_model_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home(tmp_path, monkeypatch)
-    made = told("prepare_model", model=MODEL)
-    bundle = made_by(content={MODEL: made["content"]})
+    made = both()
+    bundle = made_by(content={MODEL: made[0]["content"] | made[1]["content"]})
     home(tmp_path, monkeypatch, config="changed", generation_config="new")
-    assert told("prepare_model", bundle, model=MODEL) == made
+    assert both(bundle) == made
     home(tmp_path, monkeypatch, tokenizer="another")
-    assert told("prepare_model", bundle, model=MODEL) != made
+    assert both(bundle)[0] != made[0]
 
 
 @pytest.mark.parametrize("rule", ["train_expert", "calibrate_expert"])

@@ -15,7 +15,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import lm_eval_hook
 from expertflow.evaluate.lm_eval_hook import Figure, figures, paired
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 SPEC = LmEvalSpec(tasks=("one",), n_shots=2, limit=5)
 

@@ -8,7 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from expertflow.evaluate.records import Decoding
 from expertflow.export.model_files import set_decoding
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 N_POSITIONS = 120
 # What chat models come with, and a manifest's settings replace.

@@ -154,7 +154,7 @@ def test_what_training_took_is_told_or_has_a_reason(inputs: CardInputs) -> None:
 def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
     card = model_card(inputs, exported())
     known = (
-        inputs.training.packing_sha256, inputs.model.tokenizer_sha256, inputs.model.weights_sha256,
+        inputs.training.packing_sha256, inputs.model.tokenizer.sha256, inputs.model.weights_sha256,
         inputs.evaluation.published.weights_sha256, exported().record.weights_sha256, "c0de",
     )  # fmt: skip
     assert all(f"`{value}`" in card for value in known)
@@ -293,12 +293,12 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(
 def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:
     plain_card = model_card(inputs, exported())
     assert "ends before these texts" not in plain_card and "<think>" not in plain_card
-    layout = replace(inputs.model.layout, chat_template="{{ '<think>' }}")
+    thinks = replace(inputs.model.tokenizer.layout, chat_template="{{ '<think>' }}")
     card = model_card(
         replace(
             inputs,
             spec=replace(inputs.spec, decoding=Decoding(stop=(";\n\n", "`"))),
-            model=replace(inputs.model, layout=layout),
+            model=replace(inputs.model, tokenizer=replace(inputs.model.tokenizer, layout=thinks)),
         ),
         exported(),
     )

@@ -15,7 +15,7 @@ from expertflow.export.merge import ATTENTION, Trained, export_model
 from expertflow.export.records import ExportRecord, ExportSpec
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.arrow import PackedRows, packed_rows
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.model.load import add_adapter, load_base, load_for_export
 from expertflow.train.model.weights import weights_sha256
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support import tokenizer_record
+
 from expertflow.core.files import sha256_text
 from expertflow.core.records import to_json
-from expertflow.data.layout import chatml_layout
 from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex
 from expertflow.rental.bundle.tar import Items, describe, read_index, write_bundle
 from expertflow.rental.bundle.unpack import open_bundle
@@ -55,8 +56,8 @@ def model_record(**changes: Any) -> bytes:
     }  # fmt: skip
     value = {
         "name": "m", "kind": "local", "revision": None, "path": "m", "licence": None,
-        "facts": facts, "n_parameters": 1, "n_weight_bytes": 7, "tokenizer_sha256": "",
-        "weights_sha256": "", "layout": to_json(chatml_layout()), **changes,
+        "facts": facts, "n_parameters": 1, "n_weight_bytes": 7, "weights_sha256": "",
+        "tokenizer": to_json(tokenizer_record()), **changes,
     }  # fmt: skip
     return json.dumps(value).encode()
 

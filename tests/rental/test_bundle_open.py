@@ -149,7 +149,7 @@ def test_a_missing_model_ends_in_one_line(folder: Path, monkeypatch: pytest.Monk
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(TrainingError, match=r"nor to be had from the hub .* give a folder"):
+    with pytest.raises(DataError, match=r"nor to be had from the hub .* give a folder"):
         link_weights(model(folder), None, folder.parent)
     with pytest.raises(TrainingError, match="no such folder on this machine"):
         link_weights(model(folder, kind="local", name="/nowhere"), None, folder.parent)

@@ -6,10 +6,10 @@ from typing import Any
 from made_up_evaluation import PUBLISHED_STEP
 from made_up_series import GPU
 from msgspec.structs import replace
+from support import tokenizer_record
 
 from expertflow.core.files import sha256_json
 from expertflow.core.records import to_json
-from expertflow.data.layout import chatml_layout
 from expertflow.data.records import (
     DatasetManifest,
     DatasetSource,
@@ -130,7 +130,8 @@ def make_model() -> ModelRecord:
     return ModelRecord(
         name="Qwen/Qwen3-0.6B", kind="hub", revision="c1899de289", path="results/models/qwen3",
         licence="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
-        tokenizer_sha256="3c" * 32, weights_sha256="4d" * 32, layout=chatml_layout(),
+        weights_sha256="4d" * 32,
+        tokenizer=tokenizer_record(path="results/expert-sql/tokenizer", sha256="3c" * 32),
     )  # fmt: skip
 
 

@@ -182,18 +182,20 @@ def test_parts_without_content_are_left_out(cpu_inputs: ReportInputs) -> None:
 
 
 def test_chain_is_placed_by_stage() -> None:
-    stages = ("export_model", "prepare_model", "prepare_shard", "a_new_stage", "prepare_shard",
-              "pretokenize_shard", "deduplicate_documents", "pack_sequences")  # fmt: skip
+    stages = ("export_model", "prepare_tokenizer", "prepare_model", "prepare_shard",
+              "a_new_stage", "prepare_shard", "pretokenize_shard", "deduplicate_documents",
+              "pack_sequences")  # fmt: skip
     chain = [{"stage": s, "record": "x.json", "sha256": "ab" * 32, "code": ""} for s in stages]
     rows = chain_rows(chain)
     assert [[box.stage if box else None for box in row.boxes] for row in rows] == [
-        ["prepare_shard", "prepare_model"],
+        ["prepare_shard", "prepare_tokenizer"],
         ["deduplicate_documents", "pretokenize_shard"],
         ["pack_sequences"],
+        ["prepare_model"],
         ["export_model"],
         ["a_new_stage"],
     ]
-    assert [row.link for row in rows] == ["", "left right elbow", "join", "straight", "straight"]
+    assert [row.link for row in rows] == ["", "left right elbow", "join", *["straight"] * 3]
     shards = rows[0].boxes[0]
     assert shards is not None and [made["sha256"] for made in shards.made] == ["ababababab"] * 2
 

@@ -14,7 +14,7 @@ from expertflow.data.records import Layout
 from expertflow.data.render import Renderer
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
-from expertflow.train.model.base import train_tokenizer
+from expertflow.tokens.tokenizer import train_tokenizer
 
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"

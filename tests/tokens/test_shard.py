@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from support import pair
+from support import pair, tokenizer_record
 
 from expertflow.core.files import sha256_file
 from expertflow.data.documents import DocumentWriter, NewDocument
@@ -22,7 +22,7 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenShardRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 from expertflow.tokens.tokenize import Drafted, Drafter, TokenBatch, tokenize
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATES = {
     "known": CHATML,
@@ -168,10 +168,11 @@ def pretokenize(
     folder: Path, tokenizer: Path, *shards: ShardRecord, spec: TokenSpec = SPEC
 ) -> TokenShardRecord:
     name = shards[0].shard
+    sha256 = sha256_file(tokenizer / "tokenizer.json")
     return pretokenize_shard(
-        name=name, spec=spec, code="c", shards=shards, tokenizer=tokenizer,
-        layout=chatml_layout(), store=folder / "store", ids=folder / f"{name}.ids",
-        index=folder / f"{name}.arrow",
+        name=name, spec=spec, code="c", shards=shards,
+        tokenizer=tokenizer_record(path=str(tokenizer), sha256=sha256),
+        store=folder / "store", ids=folder / f"{name}.ids", index=folder / f"{name}.arrow",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from expertflow.data.records import Body, Segment, Turn
 from expertflow.data.render import Renderer, question_of
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 TEXTS = ["assistant\nSELECT name FROM users", "user\nlist all names", "a\n\nb"] * 20
 

@@ -18,17 +18,13 @@ from safetensors.torch import save_file
 from support import LORA, SCRIPTS, write_tiny_run
 from transformers import Qwen3Config, Qwen3ForCausalLM, Starcoder2Config
 
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.records import read_record, to_json
 from expertflow.data.layout import CHATML
 from expertflow.plan.records import TrainPlan
-from expertflow.train.model.base import (
-    prepare_model,
-    read_facts,
-    save_tokenizer,
-    train_tokenizer,
-    wanted_files,
-)
+from expertflow.tokens.records import TokenizerSpec
+from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
+from expertflow.train.model.base import prepare_model, read_facts, wanted_files
 from expertflow.train.model.load import (
     ADAPTER_FILE,
     load_base,
@@ -41,14 +37,18 @@ from expertflow.train.records import ModelRecord, ModelSpec
 TEXTS = ("LICENSE", "LICENCE.md", "License-en", "NOTICE", "COPYING", "USE_POLICY.md")
 
 FETCH = """
-import sys
-from expertflow.core.records import from_json, to_json
-from expertflow.train.model.base import prepare_model
-from expertflow.train.records import ModelSpec
+import json, sys
 from pathlib import Path
-import json
-spec = from_json(ModelSpec, json.loads(sys.argv[1]), where="spec")
-print(prepare_model(spec, [], Path("made")).path)
+from expertflow.core.records import from_json
+from expertflow.tokens.records import TokenizerSpec
+from expertflow.tokens.tokenizer import prepare_tokenizer
+from expertflow.train.records import ModelSpec
+told = json.loads(sys.argv[1])
+tokenizer = prepare_tokenizer(from_json(TokenizerSpec, told[0]), [], Path("tokenizer"))
+heavy = {"torch", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+from expertflow.train.model.base import prepare_model
+print(prepare_model(from_json(ModelSpec, told[1]), tokenizer, Path("made")).path)
 """
 
 CPU = torch.device("cpu")
@@ -56,16 +56,30 @@ CPU = torch.device("cpu")
 
 def spec(model: str) -> ModelSpec:
     return ModelSpec(
-        model=model, revision=None, licence=None, vocab_size=300, n_layers=1, hidden_size=16,
-        n_heads=2, n_kv_heads=1, head_dim=8, intermediate_size=32, tokenizer=None, content={},
-        chat_template="auto", text_special_tokens="plain", seed=0,
+        model=model, revision=None, licence=None, n_layers=1, hidden_size=16, n_heads=2,
+        n_kv_heads=1, head_dim=8, intermediate_size=32, content={}, seed=0,
     )  # fmt: skip
 
 
+def tokenizer_spec(model: str, **changes: Any) -> TokenizerSpec:
+    settings: dict[str, Any] = {
+        "model": model, "revision": None, "tokenizer": None, "vocab_size": 300,
+        "chat_template": "auto", "text_special_tokens": "plain", "content": {},
+    }  # fmt: skip
+    return TokenizerSpec(**{**settings, **changes})
+
+
+def prepare(model: str, folder: Path) -> ModelRecord:
+    """Prepare a model and its tokenizer below a folder."""
+    tokenizer = prepare_tokenizer(tokenizer_spec(model), ["a b"], folder / "tokenizer")
+    return prepare_model(spec(model), tokenizer, folder / "model")
+
+
 def test_the_builtin_model_is_a_function_of_its_seed(tmp_path: Path) -> None:
-    made = [prepare_model(spec("builtin:tiny-qwen3"), ["a b"], tmp_path / n) for n in "ab"]
+    made = [prepare("builtin:tiny-qwen3", tmp_path / n) for n in "ab"]
     assert made[0].weights_sha256 == made[1].weights_sha256
-    assert made[0].tokenizer_sha256 == made[1].tokenizer_sha256
+    assert made[0].tokenizer.sha256 == made[1].tokenizer.sha256
+    assert made[0].facts.vocab_size == made[0].tokenizer.vocab_size
     assert made[0].facts.n_layers == 1
 
 
@@ -81,7 +95,7 @@ def test_a_tied_head_that_is_stored_twice_counts_once(tmp_path: Path) -> None:
     assert "lm_head.weight" in weights
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     save_file({"x": torch.zeros(5)}, tmp_path / "consolidated.safetensors")
-    record = prepare_model(spec(str(tmp_path)), [], tmp_path / "out")
+    record = prepare(str(tmp_path), tmp_path / "out")
     assert record.n_parameters == sum(p.numel() for p in model.parameters())
 
 
@@ -92,9 +106,61 @@ def test_a_plain_mlp_has_two_matrices(tmp_path: Path) -> None:
 
 
 def test_the_record_says_how_the_model_writes_chats(tmp_path: Path) -> None:
-    record = prepare_model(spec("builtin:tiny-qwen3"), ["a b"], tmp_path / "made")
-    assert record.layout.chat_template == CHATML
-    assert (record.layout.turn_end, record.layout.text_end) == ("<|im_end|>", "<|endoftext|>")
+    layout = prepare("builtin:tiny-qwen3", tmp_path).tokenizer.layout
+    assert layout.chat_template == CHATML
+    assert (layout.turn_end, layout.text_end) == ("<|im_end|>", "<|endoftext|>")
+
+
+def write_tokenizer(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(train_tokenizer(["a b"], vocab_size=300), folder)
+    return folder
+
+
+def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) -> None:
+    """So other weights beside the same tokenizer change no token."""
+    own, records = tmp_path / "tokenizer", []
+    for folder in (write_tokenizer(tmp_path / "a"), write_tokenizer(tmp_path / "b")):
+        for told in (tokenizer_spec(str(folder)),
+                     tokenizer_spec("builtin:tiny-qwen3", tokenizer=str(folder))):  # fmt: skip
+            records.append(prepare_tokenizer(told, [], own))
+    assert records == records[:1] * 4
+    (tmp_path / "a" / "chat_template.jinja").write_text(CHATML + "{# own #}")
+    changed = prepare_tokenizer(tokenizer_spec(str(tmp_path / "a")), [], own)
+    assert (changed.sha256, changed.layout) != (records[0].sha256, records[0].layout)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("tokenizer.json", None, "no tokenizer.json; give the folder or hub id"),
+        ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
+        ("tokenizer.json", b"\xff\x00", "tokenizer.json: damaged ("),
+        ("tokenizer.json", b"{}", "tokenizer.json: damaged ("),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: holds no JSON object"),
+        ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, text: bytes | None, said: str
+) -> None:
+    file = write_tokenizer(tmp_path / "mine") / name
+    file.unlink()
+    if text is not None:
+        file.write_bytes(text)
+    with pytest.raises(DataError) as refused:
+        prepare_tokenizer(tokenizer_spec(str(tmp_path / "mine")), [], tmp_path / "tokenizer")
+    assert said in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
+
+
+def test_a_tokenizer_that_changed_before_the_model_was_read_is_refused(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    model = str(tmp_path / "model")
+    tokenizer = prepare_tokenizer(tokenizer_spec(model), [], tmp_path / "own")
+    (tmp_path / "model" / "tokenizer.json").write_bytes(files["tokenizer.json"] + b" ")
+    with pytest.raises(TrainingError, match=r"changed since .*own was made of it"):
+        prepare_model(spec(model), tokenizer, tmp_path / "made")
 
 
 class ModelHandler(Handler):
@@ -109,7 +175,7 @@ class ModelHandler(Handler):
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, bytes]:
     """Give the files of a tiny model, with terms, and with what is of no use."""
-    prepare_model(spec("builtin:tiny-qwen3"), ["a b"], tmp_path / "model")
+    prepare("builtin:tiny-qwen3", tmp_path)
     found = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     others = dict.fromkeys(("README.md", "pytorch_model.bin", "tokenizer.model"), b"x")
     return {**found, **others, **{name: name.encode() for name in TEXTS}}
@@ -121,10 +187,11 @@ def test_licence_texts_and_tokenizer_models_are_downloaded_and_packed(
     hub = Hub({"maker/model": Repository(files)})
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (ModelHandler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    told = [tokenizer_spec("maker/model"), spec("maker/model")]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", FETCH, json.dumps(to_json(spec("maker/model")))],
+            [sys.executable, "-c", FETCH, json.dumps(to_json(told))],
             env={
                 **clean, "HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300",
                 "PYTHONPATH": str(SCRIPTS), "HF_HOME": str(tmp_path / "home"),

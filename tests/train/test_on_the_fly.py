@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from support import tokenizer_record
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import write_record
@@ -15,10 +16,10 @@ from expertflow.data.render import Renderer
 from expertflow.data.shapes import frame_of
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import DocumentRows, tokenize
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 from expertflow.train.feed.batches import Collator
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.feed.order import RowOrder
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
 
 LENGTH = 40
 N_BY_SHARD = (30, 25)
@@ -89,7 +90,7 @@ class Model:
     """What of a model's record is looked at."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.layout = str(folder), chatml_layout()
+        self.path, self.tokenizer = str(folder), tokenizer_record()
 
 
 def documents(folder: Path, *, held_out: bool) -> DocumentRows:

@@ -59,7 +59,7 @@ def test_a_source_that_cannot_be_used(fresh: Workspace, text: str | None, said: 
 def test_a_model_directory_that_holds_no_model(fresh: Workspace) -> None:
     (fresh.root / "empty").mkdir()
     fresh.write_manifest("tiny", {**manifest(), "model": "empty"})
-    assert "empty: no config.json" in last_line(fresh)
+    assert "empty: no tokenizer.json" in last_line(fresh)
 
 
 def test_what_cannot_be_downloaded(fresh: Workspace) -> None:

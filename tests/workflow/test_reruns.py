@@ -19,7 +19,8 @@ REPORT = {"build_report"}
 SCORE = {"evaluate_expert", "export_model"} | REPORT
 TRAIN = {"plan_training", "stage_to_nvme", "train_expert"} | SCORE
 PACK = {"pack_sequences"} | TRAIN
-TOKENS = {"prepare_model", "pretokenize_shard"} | PACK
+MODEL = {"prepare_model"} | TRAIN
+TOKENS = {"prepare_tokenizer", "pretokenize_shard"} | PACK | MODEL
 SELECT = {"deduplicate_documents"} | TOKENS
 DATA = {"prepare_shard"} | SELECT
 ALL = {"fetch_source", "find_datasets"} | DATA
@@ -84,6 +85,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "chat template": (written("chat.jinja", CHATML + "{# a remark #}"), TOKENS),
     "special tokens in texts": (changed("data.text_special_tokens", "reject"), TOKENS),
     "tokenizer": (changed("builtin.vocab_size", 310), TOKENS),
+    "weights": (changed("builtin.hidden_size", 48), MODEL),
     "other expert": (changed("training.learning_rate", 5e-3, expert="other"), set()),
     "token record deleted": (deleted("tokens/sums/000.json"), set()),
     "plan deleted": (deleted("plan.json"), set()),

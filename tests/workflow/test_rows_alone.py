@@ -12,7 +12,7 @@ import pytest
 from support import SCRIPTS
 from workflow_space import LIMIT_S
 
-from expertflow.train.model.base import save_tokenizer, train_tokenizer
+from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.chain
 N_RECORDS = 82

@@ -14,6 +14,8 @@ rule make_bundle:
         texts=ancient(files_of(wf.document_shards, ".arrow")),
         documents="results/{expert}/documents.json",
         keep="results/{expert}/keep.arrow",
+        tokenizer="results/{expert}/tokenizer.json",
+        files=ancient("results/{expert}/tokenizer"),
         model="results/{expert}/model.json",
         base=ancient("results/{expert}/base_model"),
         tokens=wf.token_shards,

@@ -42,7 +42,7 @@ def main() -> None:
         inputs = EvalInputs(
             **job.pick(*NAMES),
             tokenizer=Path(model.path),
-            layout=model.layout,
+            layout=model.tokenizer.layout,
             load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
             answers_path=job.answers,
         )

@@ -40,7 +40,7 @@ def main() -> None:
             folder=published_folder(job.checkpoint, published, inputs.training),
             published=published,
             base=Path(inputs.model.path),
-            layout=inputs.model.layout,
+            layout=inputs.model.tokenizer.layout,
             rows=read_rows(job.rows / "held_out"),
             method=inputs.training.method,
             precision=inputs.training.precision,

@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
-"""Tokenise the documents of some shards of a source, or take their tokens from the store."""
-
-from pathlib import Path
+"""Tokenize the documents of some shards of a source, or take their tokens from the store."""
 
 from expertflow.core import cli
-from expertflow.core.records import read_part
-from expertflow.data.records import Layout, ShardRecord
-from expertflow.tokens.records import TokenSpec
+from expertflow.data.records import ShardRecord
+from expertflow.tokens.records import TokenizerRecord, TokenSpec
 from expertflow.tokens.shard import pretokenize_shard
 
 
@@ -17,18 +14,14 @@ def main() -> None:
         TokenSpec,
         name={"required": True, "help": "name of the token shard"},
         shards=[ShardRecord],
-        model="model.json",
+        tokenizer=TokenizerRecord,
         store="folder of tokens made before",
         ids="file of token ids to write",
         index="Arrow index to write",
         output="record to write",
     )
-    record = pretokenize_shard(
-        **job.pick("name", "spec", "code", "shards", "store", "ids", "index"),
-        tokenizer=Path(read_part(str, job.model, "path")),
-        layout=read_part(Layout, job.model, "layout"),
-    )
-    job.write(record)
+    named = job.pick("name", "spec", "code", "shards", "tokenizer", "store", "ids", "index")
+    job.write(pretokenize_shard(**named))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from expertflow.rental.bundle.records import BundleSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import StageSpec
 from expertflow.studies.records import AblationSpec, VariantSpec
-from expertflow.tokens.records import PackingSpec, TokenSpec
+from expertflow.tokens.records import TOKENIZER_FILES, PackingSpec, TokenizerSpec, TokenSpec
 from expertflow.train.records import ModelSpec
 
 S = TypeVar("S", bound=Record)
@@ -137,12 +137,36 @@ def prepare_model(expert: Expert, _: Any) -> ModelSpec:
         ModelSpec,
         settings,
         settings["builtin"],
-        settings["data"],
         revision=settings["model_revision"],
         licence=settings["model_licence"],
         seed=settings["training"]["seed"],
-        content=expert.hash_content(expert.model_files),
+        content=_model_content(expert, of_tokenizer=False),
     )
+
+
+def prepare_tokenizer(expert: Expert, _: Any) -> TokenizerSpec:
+    settings = expert.settings
+    return _pick(
+        TokenizerSpec,
+        settings,
+        settings["builtin"],
+        settings["data"],
+        revision=settings["model_revision"],
+        content=_model_content(expert, of_tokenizer=True),
+    )
+
+
+def _model_content(expert: Expert, *, of_tokenizer: bool) -> dict[str, str]:
+    """Hash the user's files of the tokenizer, or those of the model that are not its tokenizer's.
+
+    Other weights beside the same tokenizer give the same tokens.
+    """
+    names, template = set(TOKENIZER_FILES), expert.settings["data"]["chat_template"]
+    return {
+        place: sha256
+        for place, sha256 in expert.hash_content(expert.model_files).items()
+        if (Path(place).name in names or place == str(Path(template))) == of_tokenizer
+    }
 
 
 def pretokenize_shard(expert: Expert, _: Any) -> TokenSpec:

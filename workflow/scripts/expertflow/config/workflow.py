@@ -138,15 +138,15 @@ class Workflow:
             )
         return [f"{expert.results}/documents/{source}/{name}.json" for name in names]
 
-    def model_shards(self, wildcards: Any) -> list[str]:
+    def tokenizer_shards(self, wildcards: Any) -> list[str]:
         """List the documents that a builtin tokenizer learns from; others read none."""
         settings = self._expert(wildcards).settings
         learns = settings["model"].startswith("builtin:") and settings["tokenizer"] is None
         return self.document_shards(wildcards) if learns else []
 
-    def model_keep(self, wildcards: Any) -> list[str]:
+    def tokenizer_keep(self, wildcards: Any) -> list[str]:
         keep = self._expert(wildcards).results / "keep.arrow"
-        return [str(keep)] if self.model_shards(wildcards) else []
+        return [str(keep)] if self.tokenizer_shards(wildcards) else []
 
     def tuning(self, wildcards: Any) -> list[str]:
         return self._expert(wildcards).tuned_files

@@ -176,5 +176,10 @@ def _token(settings: dict[str, Any], name: str) -> str | None:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); save the tokenizer again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: holds no JSON object; save the tokenizer again")
     return value

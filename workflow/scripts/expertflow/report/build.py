@@ -151,7 +151,7 @@ def _data(inputs: ReportInputs) -> r.Data:
         filtered_by_reason=documents.n_filtered_by_reason,
         dropped_by_reason={k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})},
         kept_by_category=documents.n_kept_by_category,
-        chat_template=inputs.model.layout.chat_template_origin,
+        chat_template=inputs.model.tokenizer.layout.chat_template_origin,
         sources=sources,
         seq_len=packing.sequence_length_tokens,
         seq_len_reason=packing.length_reason,

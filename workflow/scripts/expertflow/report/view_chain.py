@@ -27,8 +27,8 @@ class Row(NamedTuple):
 def chain_rows(chain: Chain) -> tuple[Row, ...]:
     """Place the stages that there are: what stands below was made from what stands above it.
 
-    Documents on the left, the model and its tokens on the right, both above what packing makes of
-    them. Stages that are not known here come last.
+    Documents on the left, the tokenizer and the tokens on the right, both above what packing makes
+    of them. Stages that are not known here come last.
     """
     columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
     others = {item["stage"] for item in chain} - STAGES.keys()

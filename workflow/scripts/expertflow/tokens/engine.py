@@ -19,9 +19,9 @@ import tokenizers
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.tokens.ragged import Ragged, ragged
-from expertflow.tokens.records import EngineChoice
+from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE = TOKENIZER_FILES[0]
 CHOSEN = "set in the manifest"
 
 
@@ -72,8 +72,18 @@ class Engine(Encoder):
         path = directory / TOKENIZER_FILE
         if not path.is_file():
             raise DataError(f"{path}: no such tokenizer; the model needs a {TOKENIZER_FILE}")
-        super().__init__(directory, tokenizers.Tokenizer.from_str(_read_settings(directory)))
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(_read_settings(directory))
+        except Exception as error:  # tokenizers raises no narrower one
+            raise DataError(f"{path}: damaged ({error!s:.99}); save the tokenizer again") from error
+        super().__init__(directory, tokenizer)
         self._tokenizer.encode_special_tokens = True
+
+    @property
+    def vocab_size(self) -> int:
+        """One above the highest id; the ids below it may have gaps."""
+        ids: list[int] = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return 1 + max(ids)
 
     def encode_whole(self, text: str) -> list[int]:
         self._tokenizer.encode_special_tokens = False

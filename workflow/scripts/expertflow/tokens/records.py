@@ -7,8 +7,40 @@ of one that is longer than a row.
 from typing import Literal
 
 from expertflow.core.records import Record
+from expertflow.data.records import Layout
 
+# What decides tokens and the layout of chats, of all that a tokenizer's folder may hold.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 EngineChoice = Literal["auto", "tokenizers"]
+
+
+class TokenizerSpec(Record, frozen=True, kw_only=True):
+    """Settings of ``prepare_tokenizer``.
+
+    ``tokenizer`` is a folder, for a builtin model only; null learns ``vocab_size`` tokens from the
+    documents. ``content`` are the hashes of local files, so that a changed one counts as a change.
+    """
+
+    model: str
+    revision: str | None
+    tokenizer: str | None
+    vocab_size: int
+    chat_template: str
+    text_special_tokens: Literal["plain", "reject", "allow"]
+    content: dict[str, str]
+
+
+class TokenizerRecord(Record, frozen=True, kw_only=True):
+    """A tokenizer on disk and how its model writes chats.
+
+    It depends on content alone: the same tokenizer from another place has the same record.
+    ``sha256`` is of tokenizer.json, ``vocab_size`` one above the highest token id.
+    """
+
+    path: str
+    sha256: str
+    vocab_size: int
+    layout: Layout
 
 
 class TokenSpec(Record, frozen=True, kw_only=True):

@@ -16,20 +16,23 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import asdict
 
-from expertflow.core.files import remove, sha256_file, sha256_json
+from expertflow.core.errors import DataError
+from expertflow.core.files import remove, sha256_json
 from expertflow.core.progress import Progress
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.data.documents import iter_texts
-from expertflow.data.records import Layout, ShardRecord
+from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, training_texts
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
-from expertflow.tokens.engine import TOKENIZER_FILE, Chosen, Encoder, choose_engine
+from expertflow.tokens.engine import Chosen, Encoder, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
+    TOKENIZER_FILES,
     DecodedPiece,
     DecodedSample,
     StoredTokens,
+    TokenizerRecord,
     TokenShardRecord,
     TokenSpec,
 )
@@ -52,8 +55,7 @@ def pretokenize_shard(
     spec: TokenSpec,
     code: str,
     shards: Sequence[ShardRecord],
-    tokenizer: Path,
-    layout: Layout,
+    tokenizer: TokenizerRecord,
     store: Path,
     ids: Path,
     index: Path,
@@ -65,15 +67,15 @@ def pretokenize_shard(
     """
     made_from = [
         [shard.sha256 for shard in shards],
-        sha256_file(tokenizer / TOKENIZER_FILE),
-        to_json(layout),
+        tokenizer.sha256,
+        to_json(tokenizer.layout),
         to_json(spec),
         {name: _version(name) for name in ("fastokens", "tokenizers", "jinja2")},
         code,
     ]
 
     def make(folder: Path) -> None:
-        stored = _tokenize_shards(name, spec, shards, tokenizer, layout, folder)
+        stored = _tokenize_shards(name, spec, shards, tokenizer, folder)
         write_record(folder / RECORD, stored)
 
     key = sha256_json(made_from)
@@ -104,11 +106,10 @@ def _tokenize_shards(
     name: str,
     spec: TokenSpec,
     shards: Sequence[ShardRecord],
-    tokenizer: Path,
-    layout: Layout,
+    tokenizer: TokenizerRecord,
     folder: Path,
 ) -> StoredTokens:
-    renderer = Renderer(layout)
+    renderer = Renderer(tokenizer.layout)
     drafter = Drafter(renderer)
     documents = [Path(shard.path) for shard in shards]
     drafts = (drafter.draft(part) for part in chain.from_iterable(map(iter_texts, documents)))
@@ -123,7 +124,9 @@ def _tokenize_shards(
         pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
         pa.ipc.new_stream(sink, INDEX) as writer,
     ):
-        choosing = pool.submit(choose_engine, tokenizer, wanted=spec.engine, sample=sample)
+        choosing = pool.submit(
+            choose_engine, Path(tokenizer.path), wanted=spec.engine, sample=sample
+        )
         for drafted, tokens in _encoded(drafts, pool, choosing):
             ids.write(np.ascontiguousarray(tokens.ids.values, IDS_DTYPE).data)
             lengths = tokens.ids.lengths
@@ -137,6 +140,11 @@ def _tokenize_shards(
             n_tokens += int(lengths.sum())
             progress.add(len(drafted))
         engine, reason = choosing.result()
+    if engine.sha256 != tokenizer.sha256:
+        raise DataError(
+            f"{tokenizer.path}: its {TOKENIZER_FILES[0]} is not what its record says; delete"
+            f" {tokenizer.path}.json and run again"
+        )
     log.info("engine %s %s: %s", engine.name, engine.version, reason)
     log.info("%d documents, %d tokens in %.3f s", progress.n_done, n_tokens, progress.elapsed_s)
     return StoredTokens(

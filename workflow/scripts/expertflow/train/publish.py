@@ -66,7 +66,7 @@ def fingerprint(*, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, 
     for key in (*_SAID, *_UNDECIDED):
         decided.pop(key)
     rows = [packing.train.sha256, packing.held_out.sha256]
-    weights = [model.weights_sha256, model.tokenizer_sha256]
+    weights = [model.weights_sha256, model.tokenizer.sha256]
     return sha256_json([decided, rows, weights, code])[:20]
 
 

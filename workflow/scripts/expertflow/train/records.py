@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import field
 
 from expertflow.core.records import Record
-from expertflow.data.records import Layout
 from expertflow.plan.records import ModelFacts
+from expertflow.tokens.records import TokenizerRecord
 
 NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 
@@ -20,22 +20,18 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     model: str
     revision: str | None
     licence: str | None
-    vocab_size: int
     n_layers: int
     hidden_size: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    tokenizer: str | None
-    chat_template: str
-    text_special_tokens: Literal["plain", "reject", "allow"]
     content: dict[str, str]
     seed: int
 
 
 class ModelRecord(Record, frozen=True, kw_only=True):
-    """A base model and tokenizer on disk, with hashes."""
+    """A base model on disk, with hashes, and the record of its tokenizer."""
 
     name: str
     kind: Literal["builtin", "local", "hub"]
@@ -45,9 +41,8 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     facts: ModelFacts
     n_parameters: int
     n_weight_bytes: int
-    tokenizer_sha256: str
     weights_sha256: str
-    layout: Layout
+    tokenizer: TokenizerRecord
 
 
 class StepRecord(Record, frozen=True, kw_only=True):

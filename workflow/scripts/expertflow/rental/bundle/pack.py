@@ -34,6 +34,7 @@ from expertflow.rental.bundle.records import (
     PROVENANCE,
     REPORT,
     TIMESTAMP,
+    TOKENIZER,
     BundleIndex,
     BundleSpec,
     Member,
@@ -65,7 +66,8 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
     items = _data_items(results, lock, spec.asked)
-    items |= _folder_items(results / "packed") | _user_items(spec) | _artefact_items(results, spec)
+    items |= _user_items(spec) | _artefact_items(results, spec)
+    items |= _folder_items(results / "packed") | _folder_items(results / TOKENIZER)
     if model.kind == "builtin":
         items |= _folder_items(results / MODEL)
     else:
@@ -208,7 +210,8 @@ def _recorded_hashes(
         for shard in shard_names(source.n_shards):
             record = results / "documents" / source.name / f"{shard}.json"
             yield record.with_suffix(".arrow"), record, read_record(ShardRecord, record).sha256
-    yield results / MODEL / "tokenizer.json", results / "model.json", model.tokenizer_sha256
+    for folder, name in ((TOKENIZER, "tokenizer.json"), (MODEL, "model.json")):
+        yield results / folder / "tokenizer.json", results / name, model.tokenizer.sha256
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:

@@ -17,8 +17,8 @@ FORMAT = 2
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
 PROVENANCE = f"{CARRIED}/provenance.json"
-# Not below it: model.json names this folder, also where the bundle no longer counts.
-MODEL = "base_model"
+# Not below it: records name these folders, also where the bundle no longer counts.
+MODEL, TOKENIZER = "base_model", "tokenizer"
 # The file by which Snakemake tells the time of a folder that a rule made.
 TIMESTAMP = ".snakemake_timestamp"
 # Of an outcome: the folders that are made after the plan.

@@ -254,7 +254,7 @@ def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
     Links that lead to the same weights stay.
 
     Raises:
-        DataError: the weights found are another model's.
+        DataError: the weights found are another model's, or the hub cannot be had.
         TrainingError: there are none.
     """
     # Here, as it takes longer to import than most bundles take to open.
@@ -289,7 +289,8 @@ def _find_folder(model: ModelRecord) -> Path:
                 " --model, or pack it with bundle_weights=true"
             )
         return folder
-    from expertflow.train.model.base import download_model
+    from expertflow.tokens.tokenizer import download_files
+    from expertflow.train.model.base import WANTED_FILES
 
     fix = "give a folder as --model, or pack it with bundle_weights=true"
-    return download_model(model.name, model.revision, fix=fix)
+    return download_files(model.name, model.revision, WANTED_FILES, fix=fix)

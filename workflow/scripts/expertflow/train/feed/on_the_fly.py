@@ -65,7 +65,7 @@ class Documents(Record, frozen=True, kw_only=True):
             self.keep,
             held_out=held_out,
             tokenizer=Path(model.path),
-            layout=model.layout,
+            layout=model.tokenizer.layout,
             length=length,
         )
         if not len(rows):
