@@ -44,6 +44,7 @@ from expertflow.report.findings.hardware import (
 )
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import MAX_PAGE_BYTES, render_page
+from expertflow.report.records import Finding
 from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar
 
@@ -351,6 +352,10 @@ def _report(inputs: ReportInputs) -> Report:
     return build_report(inputs, PROVENANCE)
 
 
+def _switch_costs(report: Report) -> Finding | None:
+    return next(switch_costs(report), None)
+
+
 def test_the_whole_record_is_in_the_report(gpu_inputs: ReportInputs) -> None:
     inputs = _with(gpu_inputs)
     report = _report(inputs)
@@ -393,7 +398,7 @@ def test_a_switch_that_slows_the_plan_is_found_and_priced(gpu_inputs: ReportInpu
 
 def test_only_the_largest_switch_is_priced(gpu_inputs: ReportInputs) -> None:
     bars = tuple(make_bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
-    found = switch_costs(_report(_with(gpu_inputs, bars=bars, ladders=())))
+    found = _switch_costs(_report(_with(gpu_inputs, bars=bars, ladders=())))
     assert found is not None and "with \u201cchange 2\u201d" in found.evidence
     assert "so are \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
 
@@ -403,20 +408,20 @@ def test_recomputation_is_not_priced_twice(gpu_inputs: ReportInputs) -> None:
     report["training_parameters"]["gradient_checkpointing"] = True
     report["plan"]["without_checkpointing_peak_bytes"] = 1
     report["model"]["flops_per_token_hardware"] = 1.05 * report["model"]["flops_per_token_model"]
-    found = switch_costs(report)
+    found = _switch_costs(report)
     saved_s = report["time"]["train_s"] * (1 - 1 / 1.09) - recomputed_s(report)
     assert found is not None and found.worth_usd is not None and saved_s > 0
     assert found.worth_usd == pytest.approx(report["cost"]["usd_per_hour"] * saved_s / 3600)
 
 
 def test_other_hardware_has_no_price_here(gpu_inputs: ReportInputs) -> None:
-    found = switch_costs(_report(replace(gpu_inputs, ablation=make_ablation(gpu_name="another"))))
+    found = _switch_costs(_report(replace(gpu_inputs, ablation=make_ablation(gpu_name="another"))))
     assert found is not None and (found.worth_usd, found.worth_reason) == (None, OTHER_HARDWARE)
 
 
 def _worth(inputs: ReportInputs, facts: dict[str, Any] | None, machine: str | None) -> Any:
     inputs = replace(_with(inputs, machine=machine), preflight={"machine": facts})
-    found = switch_costs(_report(inputs))
+    found = _switch_costs(_report(inputs))
     assert found is not None
     return OTHER_HARDWARE if found.worth_reason == OTHER_HARDWARE else found.worth_usd
 
@@ -447,12 +452,12 @@ def test_an_ablation_names_its_machine_as_the_rule_expects(
 def test_one_process_does_not_price_several(gpu_inputs: ReportInputs) -> None:
     report = _report(_with(gpu_inputs))
     report["training_parameters"]["world_size"] = 2
-    found = switch_costs(report)
+    found = _switch_costs(report)
     assert found is not None and (found.worth_usd, found.worth_reason) == (None, ONE_PROCESS)
 
 
 def test_no_finding_without_a_faster_change(gpu_inputs: ReportInputs) -> None:
     odd = make_bar("x", "x", 1.2, is_sane=False)
     near = make_bar("y", "y", 1.04, ratio=estimate(1.04, 0.03))
-    assert switch_costs(_report(_with(gpu_inputs, bars=(odd, near), ladders=()))) is None
-    assert switch_costs(_report(gpu_inputs)) is None
+    assert _switch_costs(_report(_with(gpu_inputs, bars=(odd, near), ladders=()))) is None
+    assert _switch_costs(_report(gpu_inputs)) is None

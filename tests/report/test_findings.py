@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from report_reading import findings_by_code, set_at
 
 from expertflow.core.errors import ConfigError
-from expertflow.report.bottleneck import bottleneck
 from expertflow.report.build import build_report
-from expertflow.report.diagnose import accept, find
+from expertflow.report.diagnose import accept, bottleneck, find
 from expertflow.report.findings.evidence import time_shares
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import AcceptanceRule

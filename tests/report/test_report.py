@@ -16,7 +16,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import to_json, write_record
 from expertflow.report import records, run_records
 from expertflow.report.build import build_report
-from expertflow.report.check import check_against_records, check_report, check_tokens
+from expertflow.report.check import check_against_records, check_epochs, check_report
 from expertflow.report.diagnose import MISSING, look_up
 from expertflow.report.inputs import ReportInputs, read_inputs, read_lines
 from expertflow.train.records import StepRecord
@@ -265,23 +265,23 @@ def _stopped(report: Report, *, tokens: int) -> Report:
 
 def test_part_of_an_epoch_holds_at_most_its_rows(gpu_report: Report) -> None:
     cells = 100 * 32 * 1_536
-    check_tokens(_stopped(gpu_report, tokens=cells))
+    check_epochs(_stopped(gpu_report, tokens=cells))
     with pytest.raises(DataError, match=r"epoch_summaries\[1\]\.tokens: 4,915,201 in 100 of 900"):
-        check_tokens(_stopped(gpu_report, tokens=cells + 1))
+        check_epochs(_stopped(gpu_report, tokens=cells + 1))
 
 
 def test_epochs_of_another_order_are_not_held_against_the_rows(gpu_report: Report) -> None:
     gpu_report["data"]["useful_tokens"] = 1
-    gpu_report["training_report"]["training"]["epochs"] = 2.5
-    check_tokens(gpu_report)
+    gpu_report["training_report"]["training"]["epochs"] = 1.5
+    check_epochs(gpu_report)
 
 
 def test_documents_on_the_fly_are_not_held_against_the_rows(gpu_report: Report) -> None:
     gpu_report["data"]["useful_tokens"] = 1
     with pytest.raises(DataError, match=r"epoch_summaries\[0\]\.tokens"):
-        check_tokens(gpu_report)
+        check_epochs(gpu_report)
     gpu_report["training_report"]["training"]["on_the_fly"] = True
-    check_tokens(gpu_report)
+    check_epochs(gpu_report)
 
 
 def test_other_rows_than_packed_are_refused(gpu_report: Report, gpu_inputs: ReportInputs) -> None:

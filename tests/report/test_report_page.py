@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from report_reading import Outline, check_page_is_safe
 
 from expertflow.report import format as f
-from expertflow.report import view, view_hardware
+from expertflow.report import view
 from expertflow.report.build import build_report
 from expertflow.report.charts.frame import _themed
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.page import MAX_PAGE_BYTES, render_page
+from expertflow.report.page import MAX_PAGE_BYTES, chain_rows, render_page
 from expertflow.report.sheet import TEMPLATES
-from expertflow.report.view_chain import chain_rows
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7 * 7 }} </style></pre> \u202e \x1b[2J \u2028"
 
@@ -296,34 +295,34 @@ def test_the_source_of_the_split_is_said_only_where_it_was_sampled(
 
 
 def test_machine_lines_leave_out_what_was_not_read(gpu_report: Report, cpu_report: Report) -> None:
-    gpu, cpu = (dict(view_hardware.rows(report)) for report in (gpu_report, cpu_report))
+    gpu, cpu = (dict(view.hardware_rows(report)) for report in (gpu_report, cpu_report))
     assert f.energy(gpu_report["training_report"]["hardware"]["energy_j"]) in gpu["Energy"]
     assert {"Power", "Hottest", "Held back", "Clocks", "PCIe"} <= set(gpu)
     assert not {"Energy", "Power", "Hottest", "Held back", "Clocks", "PCIe"} & set(cpu)
     quiet = copy.deepcopy(gpu_report)
     quiet["training_report"]["hardware"]["throttle_s"] = {"thermal": 0.0}
-    assert dict(view_hardware.rows(quiet))["Held back"] == "never"
+    assert dict(view.hardware_rows(quiet))["Held back"] == "never"
 
 
 def test_a_machine_that_says_nothing_of_itself_has_no_lines(gpu_report: Report) -> None:
-    assert view_hardware.machine(gpu_report)
+    assert view.machine(gpu_report)
     gpu_report["training_report"]["hardware"]["machine"] = None
-    assert view_hardware.machine(gpu_report) == []
+    assert view.machine(gpu_report) == []
 
 
 def test_the_page_says_where_training_read_from_and_why(
     gpu_report: Report, cpu_report: Report
 ) -> None:
-    (name, rows), (_, weights) = view_hardware.staging(gpu_report)
+    (name, rows), (_, weights) = view.staging(gpu_report)
     assert name == "rows read from" and "/scratch/expertflow/" in rows and "verified" in rows
     assert f"copied at {f.size(1.1e9)}/s" in rows and "nfs4, read at 0.24 GB/s" in rows
     assert "1.19" in weights or "1.2" in weights
-    (_, rows), _ = view_hardware.staging(cpu_report)
+    (_, rows), _ = view.staging(cpu_report)
     assert rows.startswith("results/expert-sql/packed (") and "local disk already" in rows
 
 
 def test_a_fallback_is_shown_as_one(gpu_report: Report) -> None:
     used = gpu_report["staging"]["used"]["rows"]
     used |= {"is_fallback": True, "target": None, "action": "read_in_place", "reason": "disk full"}
-    (_, rows), _ = view_hardware.staging(gpu_report)
+    (_, rows), _ = view.staging(gpu_report)
     assert "a fallback): disk full" in rows

@@ -13,7 +13,7 @@ from expertflow.core.records import read_record
 from expertflow.plan.claims import check_claims
 from expertflow.plan.cost import speed_of
 from expertflow.plan.records import Claim, TrainPlan
-from expertflow.plan.show import claim_lines
+from expertflow.plan.show import claim_line
 
 FLAGS = {
     "n_steps": (int, "--steps", "optimiser steps"),
@@ -48,7 +48,7 @@ def main() -> None:
     claim = Claim(text="by hand", parts_hours=parts, hardware=speed and speed.hardware, **args)
     if not (checks := check_claims((claim,), speed)):
         parser.error("these figures cannot be held against each other; give at least two")
-    print("\n".join(line for check in checks for line in claim_lines(check)))
+    print("\n".join(claim_line(check) for check in checks))
     sys.exit(not all(check.holds for check in checks))
 
 

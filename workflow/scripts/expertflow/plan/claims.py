@@ -132,7 +132,6 @@ def _check_rate(claim: Claim, computed: float, hours: float | None, told: str) -
 
 
 def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:
-    """Hold dollars, parts and saves against the hours, or the duration that stands for them."""
     if claim.usd_per_hour is not None and claim.usd is not None:
         usd = hours * claim.usd_per_hour
         said = f"{told} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
@@ -166,7 +165,6 @@ def _check_warmup(claim: Claim) -> Outcomes:
 
 
 def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
-    """Hold tokens a second against the same card's peak, and against our own prediction."""
     steps_per_s = claim.steps_per_s
     if steps_per_s is None and claim.n_steps is not None and hours is not None:
         steps_per_s = claim.n_steps / (hours * 3600)
@@ -201,7 +199,6 @@ def time_words(hours: float) -> str:
 
 
 def usd_words(usd: float) -> str:
-    """Write dollars, in cents below ten."""
     if usd < 0.01:
         return f"${usd:.2g}"
     return f"${usd:.2f}" if usd < 10 else f"${usd:,.0f}"

@@ -12,10 +12,9 @@ once. Its band is the quartiles of the steps and 5 %.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.records import Record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
@@ -30,13 +29,12 @@ EXACT = 1e-6
 Band = tuple[float | None, float | None, float | None]
 
 
-class Price(Record, frozen=True, kw_only=True):
-    usd_per_hour: float | None
-    as_of: str | None
+class Price(NamedTuple):
+    usd_per_hour: float | None = None
+    as_of: str | None = None
     billing_minutes: float | None = None
 
     def usd(self, hours: float | None) -> float | None:
-        """Price hours, rounded up to whole billing steps."""
         if hours is None or self.usd_per_hour is None:
             return None
         return billed_hours(hours, self.billing_minutes) * self.usd_per_hour
@@ -67,11 +65,8 @@ def count_saves(plan: TrainPlan, step_s: float) -> int:
 
 
 def count_best_saves(plan: TrainPlan) -> int:
-    if not plan.load_best_model_at_end:
-        return 0
-    return sum(
-        s % plan.save_steps != 0 for s in range(plan.eval_steps, plan.n_steps, plan.eval_steps)
-    )
+    evals = range(plan.eval_steps, plan.n_steps, plan.eval_steps)
+    return sum(s % plan.save_steps != 0 for s in evals) if plan.load_best_model_at_end else 0
 
 
 def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> float | None:
@@ -87,20 +82,16 @@ def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
     """Take the user's row for this card: so much a card, and storage once."""
     row = spec.prices.get(gpu.name) if gpu else None
     if row is None:
-        return Price(usd_per_hour=None, as_of=None)
+        return Price()
     rate = row["usd_per_hour"] * n_cards + (row.get("storage_usd_per_hour") or 0.0)
     minutes = row.get("billing_minutes") or spec.billing_minutes
-    return Price(usd_per_hour=rate, as_of=row["as_of"], billing_minutes=minutes)
+    return Price(rate, row["as_of"], minutes)
 
 
 def planned_price(spec: PlanSpec, gpu: GpuFacts | None) -> Price:
     if spec.price_usd_per_hour is None:
         return price_of(spec, gpu, spec.world_size)
-    return Price(
-        usd_per_hour=spec.price_usd_per_hour,
-        as_of=spec.price_as_of,
-        billing_minutes=spec.billing_minutes,
-    )
+    return Price(spec.price_usd_per_hour, spec.price_as_of, spec.billing_minutes)
 
 
 def plan_cost(
@@ -134,7 +125,6 @@ def plan_cost(
 
 
 def prior_hours(flops: float, peak: float | None) -> Band:
-    """Return low, middle and high hours of so many hardware FLOPs; null without a peak."""
     if peak is None:
         return None, None, None
     low, middle, high = (flops / (peak * share) / 3600 for share in (MFU_HIGH, MFU_MIDDLE, MFU_LOW))
@@ -269,14 +259,14 @@ def amount_words(key: str, value: float) -> str:
 
 
 def speed_of(plan: TrainPlan) -> Speed:
-    hours, tokens_per_s = plan.cost.step_hours, None
-    if hours is not None:
-        tokens_per_s = plan.predicted_tokens / (hours * 3600) / plan.world_size
+    hours = plan.cost.step_hours
     return Speed(
         hardware=plan.hardware,
         flops_per_token=plan.flops_per_token_model,
         peak_flops_per_s=peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32),
-        tokens_per_s=tokens_per_s,
+        tokens_per_s=None
+        if hours is None
+        else plan.predicted_tokens / (hours * 3600) / plan.world_size,
     )
 
 

@@ -105,7 +105,6 @@ def _checkpoint_of_given(draft: PlanDraft, micro: int) -> bool:
 
 
 def _check_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> None:
-    """Refuse a micro-batch of the manifest that is predicted to need more than the whole card."""
     total, peak = draft.memory_total_bytes, peak_bytes(draft, micro, checkpoint=checkpoint)
     if total is None or peak is None or peak <= total:
         return

@@ -96,7 +96,6 @@ def _laid_out(
     *,
     checkpoint: bool,
 ) -> HardwareOption:
-    """Take the largest micro-batch that fits and divides the global batch."""
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))

@@ -118,7 +118,6 @@ def _lora(plan: TrainPlan, changes: dict[str, Any]) -> LoraSpec | None:
 def _reasons(
     old: TrainPlan, new: TrainPlan, drafted: dict[str, Reason], changes: dict[str, Any]
 ) -> tuple[Reason, ...]:
-    """Return the reasons that still hold, and new ones for what was changed and what follows."""
     is_longer = (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
     # Worked out from the length of the run.
     counts = ("n_steps", "n_warmup_steps") if is_longer else ()

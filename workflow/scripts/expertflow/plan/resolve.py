@@ -86,7 +86,6 @@ def _with_tuning(
 
 
 def resolve_settings(draft: PlanDraft) -> TrainPlan:
-    """Resolve the settings; what they should cost is left open."""
     spec, packing, gpu, note = draft.spec, draft.packing, draft.gpu, draft.note
     train, place = packing.train, "--parallel" if draft.by_hand else "training.parallel"
     precision = note("precision", *switches.choose_precision(spec, gpu, by_hand=draft.by_hand))

@@ -50,7 +50,7 @@ class Training(Record, frozen=True, kw_only=True):
     ] = None
     group_by_length: Annotated[
         bool,
-        Setting("With packing none: rows of similar length share a step, in a seeded order.", BOTH),
+        Setting("Without packing, rows of similar length share a step, in seeded order.", BOTH),
     ] = True
     num_train_epochs: Annotated[float, Setting("Passes over the rows.", LENGTH, gt=0)] = 1.0
     max_steps: Annotated[
@@ -60,12 +60,10 @@ class Training(Record, frozen=True, kw_only=True):
         int | None, Setting("Tokens to train on; set, it replaces the epochs.", LENGTH, ge=1)
     ] = None
     min_epochs: Annotated[
-        float | None,
-        Setting("Lower bound of the epochs that follow from target_tokens.", LENGTH, gt=0),
+        float | None, Setting("Lower bound of epochs that follow from target_tokens.", LENGTH, gt=0)
     ] = None
     max_epochs: Annotated[
-        float | None,
-        Setting("Upper bound of the epochs that follow from target_tokens.", LENGTH, gt=0),
+        float | None, Setting("Upper bound of epochs that follow from target_tokens.", LENGTH, gt=0)
     ] = None
     learning_rate: Annotated[float, Setting("Peak learning rate.", WEIGHTS, gt=0, neutral=1e-5)] = (
         2e-4
@@ -109,9 +107,7 @@ class Training(Record, frozen=True, kw_only=True):
     ] = "adamw_torch_fused"
     label_smoothing_factor: Annotated[
         float,
-        Setting(
-            "Share of a target spread over the vocabulary, in training only.", BOTH, ge=0, lt=1
-        ),
+        Setting("Share of a target spread over the vocabulary in training.", BOTH, ge=0, lt=1),
     ] = 0.0
     max_loss: Annotated[
         float | None,
@@ -171,23 +167,14 @@ class Training(Record, frozen=True, kw_only=True):
     ] = None
     save_every_minutes: Annotated[float, Setting("Minutes between checkpoints.", LOG, gt=0)] = 10.0
     save_total_limit: Annotated[
-        int,
-        Setting(
-            "Newest checkpoints kept, besides the one of the lowest held-out loss.",
-            LOG,
-            ge=1,
-            neutral=1,
-        ),
+        int, Setting("Newest checkpoints kept, besides the best one.", LOG, ge=1, neutral=1)
     ] = 2
     load_best_model_at_end: Annotated[
         bool,
-        Setting(
-            "Publish the weights with the lowest held-out loss, saved whenever it falls.", WEIGHTS
-        ),
+        Setting("Publish the weights of the lowest held-out loss, saved as it falls.", WEIGHTS),
     ] = False
     eval_steps: Annotated[
-        int | None,
-        Setting("Steps between held-out evaluations; null: once an epoch.", WEIGHTS, ge=1),
+        int | None, Setting("Steps between evaluations; null: once an epoch.", WEIGHTS, ge=1)
     ] = None
     patience: Annotated[
         int | None,
@@ -219,10 +206,7 @@ class Training(Record, frozen=True, kw_only=True):
         int | None, Setting("CPU threads; results on a CPU depend on it.", BOTH, ge=1, auto=True)
     ] = None
     collection_interval_seconds: Annotated[
-        float | None,
-        Setting(
-            "Seconds between monitor samples; null: 1, or less for short epochs.", NOTHING, gt=0
-        ),
+        float | None, Setting("Monitor interval; null: 1 s, less in short epochs.", NOTHING, gt=0)
     ] = None
     profile_steps: Annotated[
         int,
@@ -260,8 +244,7 @@ class Training(Record, frozen=True, kw_only=True):
         float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
     ] = None
     max_hours: Annotated[
-        float | None,
-        Setting("Time budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False),
+        float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
     ] = None
     seed: Annotated[
         int, Setting("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0)
@@ -284,18 +267,14 @@ class TrainingSection(Training, frozen=True, kw_only=True):
         Packing, Setting("Best-fit-decreasing, concatenate and cut, or one document a row.", BOTH)
     ] = "bfd"
     overflow: Annotated[
-        Overflow,
-        Setting("What happens to documents longer than a row, but for packing concat.", WEIGHTS),
+        Overflow, Setting("What happens to documents longer than a row, unless concat.", WEIGHTS)
     ] = "split"
     pretokenized_cache: Annotated[
         str | None,
         Setting("Of older manifests, not used: rows are kept in results/{expert}/packed.", NOTHING),
     ] = None
     n_nodes: Annotated[
-        int,
-        Setting(
-            "Machines that share the processes evenly; more than one needs Slurm.", PROCESSES, ge=1
-        ),
+        int, Setting("Machines that share the processes; two or more need Slurm.", PROCESSES, ge=1)
     ] = 1
     include_epoch_summary: Annotated[
         bool, Setting("Epoch summaries are always in the report.", NOTHING, const=True)

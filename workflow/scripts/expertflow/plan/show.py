@@ -1,5 +1,6 @@
 """Lay a plan out as text: settings with reasons, memory, cost, other hardware, claims."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -12,20 +13,17 @@ WIDTH = 100
 
 
 def plan_text(plan: TrainPlan) -> str:
-    sections = (
-        ("plan", _head(plan)),
-        ("settings", _settings(plan.reasons)),
-        ("settings taken as they are", _taken(plan)),
-        ("memory", _memory(plan)),
-        ("cost", _cost(plan.cost)),
-        ("other hardware, the same work", options_table(plan).splitlines()),
-        ("claims", _claims(plan.claims)),
-    )
-    shown = []
-    for title, lines in sections:
-        if text := "\n".join(lines):
-            shown.append(f"{title}\n{textwrap.indent(text, '  ')}")
-    return "\n\n".join(shown)
+    sections = {
+        "plan": _head(plan),
+        "settings": _settings(plan.reasons),
+        "settings taken as they are": _taken(plan),
+        "memory": _memory(plan),
+        "cost": _cost(plan.cost),
+        "other hardware, the same work": options_table(plan).splitlines(),
+        "claims": _claims(plan.claims),
+    }
+    texts = {title: textwrap.indent("\n".join(lines), "  ") for title, lines in sections.items()}
+    return "\n\n".join(f"{title}\n{text}" for title, text in texts.items() if text)
 
 
 def _head(plan: TrainPlan) -> Iterator[str]:
@@ -42,10 +40,9 @@ def _head(plan: TrainPlan) -> Iterator[str]:
     )
 
 
-def _fill(words: str, first: str, indent: int) -> str:
-    rest = " " * indent
+def _fill(words: str, first: str, indent: int, width: int = WIDTH) -> str:
     return textwrap.fill(
-        words, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        words, width, initial_indent=first, subsequent_indent=" " * indent, break_on_hyphens=False
     )
 
 
@@ -59,20 +56,17 @@ def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
 
 
 def _taken(plan: TrainPlan) -> Iterator[str]:
-    """Lay out the settings that need no reason, by where they come from."""
     explained = {reason.setting for reason in plan.reasons} | {"bf16", "fp16"}
     found: dict[str, list[str]] = {}
     for name, origin in plan.origins.items():
         if name not in explained and origin != "computed":
-            found.setdefault(origin, []).append(f"{name} {_short(getattr(plan, name))}")
+            value = getattr(plan, name)
+            text = "null" if value is None else str(value)
+            if isinstance(value, LoraSpec):
+                text = f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
+            found.setdefault(origin, []).append(f"{name} {text}")
     for place, named in found.items():
         yield _fill(", ".join(named), f"{place}: ", 4)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, LoraSpec):
-        return f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
-    return "null" if value is None else str(value)
 
 
 def _memory(plan: TrainPlan) -> Iterator[str]:
@@ -93,11 +87,10 @@ def _memory(plan: TrainPlan) -> Iterator[str]:
 
 
 def _cost(cost: CostPlan) -> Iterator[str]:
-    hours = _band(
-        short_time, cost.predicted_hours, cost.predicted_hours_low, cost.predicted_hours_high
-    )
+    middle, low, high = cost.predicted_hours, cost.predicted_hours_low, cost.predicted_hours_high
     kind = "calibrated" if cost.calibrated else "prior"
-    yield f"hours    {'unknown' if cost.predicted_hours is None else f'{hours}, {kind}'}"
+    hours = f"{_band(short_time, middle, low, high)}, {kind}"
+    yield f"hours    {'unknown' if middle is None else hours}"
     if (price := cost.price_usd_per_hour) is None:
         yield "dollars  unknown: no price is configured for this hardware"
     else:
@@ -119,19 +112,14 @@ def _cost(cost: CostPlan) -> Iterator[str]:
 
 
 def _claims(claims: tuple[ClaimCheck, ...]) -> Iterator[str]:
-    text = None
-    for check in claims:
-        if check.text != text:
-            text = check.text
-            yield f'"{text}"'
-        yield from claim_lines(check)
+    for text, checks in itertools.groupby(claims, key=lambda check: check.text):
+        yield f'"{text}"'
+        yield from map(claim_line, checks)
 
 
-def claim_lines(check: ClaimCheck) -> Iterator[str]:
-    mark = "holds " if check.holds else "wrong "
-    yield textwrap.fill(
-        check.finding, WIDTH - 2, initial_indent=f"  {mark}", subsequent_indent=" " * 8
-    )
+def claim_line(check: ClaimCheck) -> str:
+    mark = "holds" if check.holds else "wrong"
+    return _fill(check.finding, f"  {mark} ", 8, WIDTH - 2)
 
 
 def options_table(plan: TrainPlan) -> str:
@@ -154,11 +142,10 @@ def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[s
         best = min(known, key=lambda o: (round(getattr(o, key), 9), o.n_gpus), default=None)
         if len(known) > 1 and option is best:
             marks.append(word)
-    fits = {True: "yes", False: "no", None: "unknown"}[option.fits]
     rate = "-" if option.usd_per_hour is None else f"{option.usd_per_hour:.2f}"
     return (
         f"{option.n_gpus} x {option.name}",
-        fits,
+        {True: "yes", False: "no", None: "unknown"}[option.fits],
         "-" if option.micro_batch_size is None else str(option.micro_batch_size),
         _band(short_time, option.hours, option.hours_low, option.hours_high),
         rate,

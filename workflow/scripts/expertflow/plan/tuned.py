@@ -105,7 +105,6 @@ def explain_tuned(reason: Reason, chosen: Chosen) -> Reason:
 
 
 def calibration_key(plan: TrainPlan, model_type: str) -> str:
-    """Name what decides how long a step of a plan takes, in words that can be compared."""
     parts = (
         plan.hardware,
         *_common_parts(plan, model_type),
@@ -184,7 +183,6 @@ def free_settings(spec: PlanSpec) -> frozenset[str]:
 
 
 def agrees(settings: TunedSettings, default: TunedSettings, free: frozenset[str]) -> bool:
-    """Tell whether settings differ from the default's in nothing that the manifest names."""
     return all(getattr(settings, n) == getattr(default, n) for n in SEARCHED if n not in free)
 
 
@@ -218,7 +216,6 @@ def _rates(record: TuningRecord) -> dict[TunedSettings, float]:
 def _picked(
     record: TuningRecord, default: TunedSettings, free: frozenset[str]
 ) -> TunedSettings | None:
-    """Return the best, or the fastest trial that agrees with a manifest that names more."""
     if record.best is not None and agrees(record.best, default, free):
         return record.best
     rates = {known: rate for known, rate in _rates(record).items() if agrees(known, default, free)}

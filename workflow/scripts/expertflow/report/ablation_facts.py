@@ -12,7 +12,6 @@ from expertflow.core.records import Record, from_json
 from expertflow.report import format as f
 from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
 
-MEASURED = "measured"
 IS_PLAN = "is the plan"
 # What is the plan itself needs no clock.
 SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
@@ -37,7 +36,7 @@ class Step(Record, frozen=True, kw_only=True):
     high: float | None = None
     before: float | None
     factor: Estimate | None
-    outcome: str = MEASURED
+    outcome: str = "measured"
     reason: str | None = None
     is_plan: bool = False
 
@@ -56,17 +55,14 @@ class Ladder(Record, frozen=True, kw_only=True):
 
 
 def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
-    return tuple(
-        from_json(AblationRecord, item, where=f"report.json.comparison[{i}]")
-        for i, item in enumerate(report["comparison"])
+    found: tuple[AblationRecord, ...] = from_json(
+        tuple[AblationRecord, ...], report["comparison"], where="report.json.comparison"
     )
+    return found
 
 
 def divided(one: Estimate, other: Estimate) -> Estimate:
-    """Divide two ratios that were measured against the plan, as worst comes.
-
-    The interval of their quotient is at most this wide.
-    """
+    """Divide two ratios to the plan; the interval of their quotient is at most this wide."""
     return Estimate(
         value=one.value / other.value, low=one.low / other.high, high=one.high / other.low,
         least=one.least / other.most, most=one.most / other.least,
@@ -80,18 +76,15 @@ def changes(record: AblationRecord) -> tuple[Bar, ...]:
 
 
 def label(bar: Bar) -> str:
-    """Name a variant, with what its ratio is of where that is not the speed of training."""
     return f"{bar.label} ({METRICS[bar.metric]})" if METRICS[bar.metric] else bar.label
 
 
 def is_faster(bar: Bar) -> bool:
-    """Return whether a variant trains faster than the plan beyond doubt, and learns as it does."""
     ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
     return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
 
 
 def rung_ratio(bar: Bar) -> Estimate | None:
-    """Return the speed of a rung over the plan's; one that is the plan has exactly that."""
     return SAME if bar.outcome == IS_PLAN else bar.ratio
 
 
@@ -117,7 +110,7 @@ def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
 
 
 def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return the ladders that say something of the plan: not every rung of them is the plan."""
+    """Return the ladders of which not every rung is the plan."""
     return tuple(found for found in ladders(record) if steps_that_count(found))
 
 
@@ -139,14 +132,15 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
             is_plan=True,
         )
     )
-    ladder = Ladder(
-        name=rungs[0].of or "",
-        steps=tuple(steps),
-        start=next(step for step in steps if step.tokens_per_s is not None),
-        whole=divided(SAME, first),
-    )
-    check_product(ladder)
-    return ladder
+    start = next(step for step in steps if step.tokens_per_s is not None)
+    name, whole = rungs[0].of or "", divided(SAME, first)
+    product = math.prod(step.factor.value for step in steps if step.factor)
+    if abs(product / whole.value - 1) > AGREE_FRACTION:
+        raise DataError(
+            f"ablation.json: the steps of {name or 'a ladder'} multiply to {product:.4g}, "
+            f"the plan is {whole.value:.4g} times its first rung; make it again"
+        )
+    return Ladder(name=name, steps=tuple(steps), start=start, whole=whole)
 
 
 def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
@@ -154,31 +148,17 @@ def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     # Nothing changed: the plan twice, or a rung that is run as the one before.
     if ratio is not None and before is not None and ratio != before:
         factor = bar.step or divided(ratio, before)
-    is_known = ratio is not None and ratio is not SAME
+    spread = None if ratio is SAME else ratio
     return Step(
         label=bar.label,
         tokens_per_s=plan_tokens_per_s * ratio.value if ratio else None,
-        low=plan_tokens_per_s * ratio.low if ratio and is_known else None,
-        high=plan_tokens_per_s * ratio.high if ratio and is_known else None,
+        low=plan_tokens_per_s * spread.low if spread else None,
+        high=plan_tokens_per_s * spread.high if spread else None,
         before=plan_tokens_per_s * before.value if before else None,
         factor=factor,
         outcome=bar.outcome,
         reason=bar.reason,
     )
-
-
-def check_product(ladder: Ladder) -> None:
-    """Refuse a ladder whose factors do not multiply to what the plan is worth.
-
-    Raises:
-        DataError: with the two numbers.
-    """
-    product = math.prod(step.factor.value for step in ladder.steps if step.factor)
-    if abs(product / ladder.whole.value - 1) > AGREE_FRACTION:
-        raise DataError(
-            f"ablation.json: the steps of {ladder.name or 'a ladder'} multiply to {product:.4g}, "
-            f"the plan is {ladder.whole.value:.4g} times its first rung; make it again"
-        )
 
 
 def interval(ratio: Estimate) -> str:

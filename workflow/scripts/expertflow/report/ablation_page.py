@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
-from expertflow.report.ablation_facts import bare, interval, quoted
+from expertflow.report.ablation_facts import Ladder, bare, interval, quoted
+from expertflow.report.measured import NO_REASON
 from expertflow.report.sheet import render, trusted
 from expertflow.report.view import METHODS, NOT_MEASURED, Cell, Tile
 from expertflow.studies.records import PLAN, AblationRecord, Bar, ClaimVerdict
@@ -25,8 +26,6 @@ NO_PRICE = "usd_per_million_tokens"
 
 
 class Verdict(NamedTuple):
-    """What the default is worth, in a few sentences; ``level`` names a colour."""
-
     level: str
     answer: str
     sentence: str
@@ -61,11 +60,10 @@ def render_ablation(record: AblationRecord) -> str:
     groups = _groups(record)
     columns, left_out = _columns(groups)
     method = METHODS.get(record.method, record.method)
-    subject = [record.expert, record.model, method, f"preset {record.preset}"]
     return render(
         "ablation.html.j2",
         record=record,
-        subject=" \u00b7 ".join(subject),
+        subject=" \u00b7 ".join((record.expert, record.model, method, f"preset {record.preset}")),
         tiles=tiles(record),
         changes=trusted(changes_chart(facts.changes(record))),
         groups=groups,
@@ -83,8 +81,7 @@ def comparisons(report: dict[str, Any]) -> list[dict[str, Any]]:
 def _shared_parts(record: AblationRecord) -> dict[str, Any]:
     from expertflow.report.charts.waterfall import waterfall_chart
 
-    ladders = facts.ladders(record)
-    no_ladder = ""
+    ladders, no_ladder = facts.ladders(record), ""
     if not record.ladders:
         no_ladder = "No ladder is in the lists that were run (ablation.files)."
     elif not ladders:
@@ -102,64 +99,59 @@ def _shared_parts(record: AblationRecord) -> dict[str, Any]:
 
 
 def verdict(record: AblationRecord) -> Verdict:
-    """Judge the plan against the first ladder and against single changes of it."""
     single, ladders = facts.changes(record), facts.telling_ladders(record)
+    ladder = ladders[0] if ladders else None
     faster = [bar for bar in single if facts.is_faster(bar)]
     measured = [bar for bar in single if bar.ratio and bar.metric == "tokens_per_s"]
-    if not ladders and not measured:
+    if ladder is None and not measured:
         reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.reason]
         why = f"{_listed(reasons)}." if reasons else "No variant was run."
         return Verdict("bad", "Nothing was measured.", why)
-    sentences = [*_worth(record, ladders), *_helps(measured, ladders)]
+    sentences = [*([] if ladder is None else _worth(record, ladder)), *_costs_most(measured)]
     if faster:
         texts = [f"{quoted(b.label)} ({f.factor(b.ratio.value)})" for b in faster[::-1] if b.ratio]
         sentences.append(f"Faster than the plan here: {_listed(texts, ', ')}.")
     same = [quoted(b.label) for b in measured if b.ratio and facts.makes_no_difference(b.ratio)]
     if same:
         sentences.append(f"No measurable difference: {_listed(same, ', ')}.")
-    level = "mixed" if faster else "good"
-    if ladders and ladders[0].whole.high < 1:
-        level = "bad"
-    return Verdict(level, _answer(ladders, n_faster=len(faster)), " ".join(sentences))
+    is_bad = ladder is not None and ladder.whole.high < 1
+    level = "bad" if is_bad else "mixed" if faster else "good"
+    return Verdict(level, _answer(ladder, n_faster=len(faster)), " ".join(sentences))
 
 
-def _answer(ladders: tuple[facts.Ladder, ...], *, n_faster: int) -> str:
-    if not ladders:
+def _answer(ladder: Ladder | None, *, n_faster: int) -> str:
+    if ladder is None:
         if n_faster == 0:
             return "No change is measurably faster."
         return "One change is faster." if n_faster == 1 else f"{n_faster} changes are faster."
-    whole = ladders[0].whole
-    if facts.makes_no_difference(whole):
+    if facts.makes_no_difference(ladder.whole):
         return "Nothing measurable."
-    return f"{bare(whole.value)} times as fast." if whole.value > 1 else "Slower."
+    return f"{bare(ladder.whole.value)} times as fast." if ladder.whole.value > 1 else "Slower."
 
 
-def _worth(record: AblationRecord, ladders: tuple[facts.Ladder, ...]) -> list[str]:
-    if not ladders:
-        return []
-    ladder, where = ladders[0], record.gpu_name or record.machine or record.hardware
+def _worth(record: AblationRecord, ladder: Ladder) -> list[str]:
+    where = record.gpu_name or record.machine or record.hardware
     start, end = ladder.start.tokens_per_s, ladder.steps[-1].tokens_per_s
     assert start is not None and end is not None
-    return [
+    said = [
         f"On {where} the plan trains {f.short(end)} useful tokens a second,"
         f" {quoted(ladder.start.label)} {f.short(start)}:"
         f" {f.factor(ladder.whole.value)} ({interval(ladder.whole)})."
     ]
-
-
-def _helps(measured: Sequence[Bar], ladders: tuple[facts.Ladder, ...]) -> list[str]:
-    """Name the largest step of the ladder, and the change that costs most."""
-    said = []
-    if ladders and (steps := facts.steps_that_count(ladders[0])) and steps[0][1].low > 1:
-        label, worth = steps[0]
+    label, worth = facts.steps_that_count(ladder)[0]
+    if worth.low > 1:
         said.append(f"The largest step is {quoted(label)} ({f.factor(worth.value)}).")
-    worst = min(measured, key=lambda bar: bar.ratio.value if bar.ratio else 1.0, default=None)
-    if worst and worst.ratio and worst.ratio.high < 1:
-        said.append(
-            f"Of single changes, {quoted(worst.label)} costs most:"
-            f" {f.factor(worst.ratio.value)} of the plan\u2019s speed."
-        )
     return said
+
+
+def _costs_most(measured: Sequence[Bar]) -> list[str]:
+    worst = min(measured, key=lambda bar: bar.ratio.value if bar.ratio else 1.0, default=None)
+    if worst is None or worst.ratio is None or worst.ratio.high >= 1:
+        return []
+    return [
+        f"Of single changes, {quoted(worst.label)} costs most:"
+        f" {f.factor(worst.ratio.value)} of the plan\u2019s speed."
+    ]
 
 
 def _listed(texts: Sequence[str], between: str = "; ") -> str:
@@ -168,7 +160,6 @@ def _listed(texts: Sequence[str], between: str = "; ") -> str:
 
 
 def ledger_counts(record: AblationRecord) -> str:
-    """Count the claims by verdict; verdicts that none has are left out."""
     counts = Counter[str](claim.verdict for claim in record.claims)
     return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
 
@@ -190,7 +181,7 @@ def tiles(record: AblationRecord) -> tuple[Tile, ...]:
     def cell(name: str, value: float | None, show: Callable[[float], str]) -> Cell:
         if value is not None:
             return Cell(show(value))
-        return Cell(NOT_MEASURED, record.unavailable.get(name, "no reason was recorded"))
+        return Cell(NOT_MEASURED, record.unavailable.get(name, NO_REASON))
 
     speed = cell("plan_tokens_per_s", record.plan_tokens_per_s, f.short)
     claims = Cell(f"{n_claims}") if n_claims else Cell("none", "no list of claims was asked for")
@@ -203,10 +194,9 @@ def tiles(record: AblationRecord) -> tuple[Tile, ...]:
 
 
 def in_a_line(record: AblationRecord) -> str:
-    ladders = facts.telling_ladders(record)
     faster = [quoted(bar.label) for bar in facts.changes(record) if facts.is_faster(bar)]
     parts = [verdict(record).answer.rstrip(".")]
-    if ladders:
+    if ladders := facts.telling_ladders(record):
         whole, start = ladders[0].whole, quoted(ladders[0].start.label)
         parts = [f"plan {f.factor(whole.value)} ({interval(whole)}) beside {start}"]
     if faster:
@@ -218,20 +208,17 @@ def in_a_line(record: AblationRecord) -> str:
 
 def _groups(record: AblationRecord) -> list[tuple[str, list[Line]]]:
     bars = {bar.name: bar for bar in record.bars}
-    found = [
-        (
-            f"ladder {bars[names[0]].of or names[0]}",
-            lines([bars[name] for name in names if name in bars and name != PLAN], record),
-        )
+    ladders = [
+        (bars[names[0]].of or names[0], [bars[n] for n in names if n in bars and n != PLAN])
         for names in record.ladders
         if names
     ]
+    groups = [(f"ladder {name}", lines(rungs, record)) for name, rungs in ladders]
     single = lines(facts.changes(record), record)
-    return [*found, ("one change each", single)] if single else found
+    return [*groups, ("one change each", single)] if single else groups
 
 
 def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Part the columns into those with a figure, and those that have only a reason."""
     measured = [line for _, lines in groups for line in lines if not line.reason]
     cells = [cell for line in measured for cell in line.cells]
     shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))

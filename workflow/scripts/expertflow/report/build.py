@@ -10,7 +10,6 @@ from typing import Any
 from expertflow.core.records import from_json, to_json
 from expertflow.report import derive
 from expertflow.report import run_records as r
-from expertflow.report.bottleneck import bottleneck
 from expertflow.report.build_evaluation import evaluation_section
 from expertflow.report.build_plan import plan_row, plan_section, speed_band
 from expertflow.report.build_training import (
@@ -20,7 +19,7 @@ from expertflow.report.build_training import (
     training_section,
 )
 from expertflow.report.derive import NO_PRICE
-from expertflow.report.diagnose import accept, find
+from expertflow.report.diagnose import accept, bottleneck, find
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, settle
 from expertflow.report.profile import by_kind, sorted_kernels
@@ -106,12 +105,13 @@ def _model(inputs: ReportInputs) -> r.Model:
         r.Model,
         model,
         plan,
-        revision=or_missing(model.revision, "only models from a hub have a revision"),
-        licence=or_missing(model.licence, "the model states no licence"),
+        why={
+            "revision": "only models from a hub have a revision",
+            "licence": "the model states no licence",
+            "lora": "the method trains all weights",
+        },
         params_total=training.n_params_total,
         params_trainable=training.n_params_trainable,
-        lora=or_missing(plan.lora, "the method trains all weights"),
-        convention=plan.flops_convention,
     )
 
 
@@ -141,31 +141,22 @@ def _data(inputs: ReportInputs) -> r.Data:
         r.Data,
         documents,
         packing,
-        records=documents.n_records,
+        training,
+        rows,
         documents=documents.n_documents - n_refused,
         documents_train=documents.n_train - n_refused + packing.n_dropped_held_out,
         documents_train_copies=documents.n_train_copies,
-        documents_held_out=documents.n_held_out - packing.n_dropped_held_out,
         documents_with_special_text=packing.n_special_text_documents,
-        rejected_by_reason=documents.n_rejected_by_reason,
-        filtered_by_reason=documents.n_filtered_by_reason,
+        tokenizer_fallbacks=packing.engine_fallbacks,
+        documents_held_out=documents.n_held_out - packing.n_dropped_held_out,
         dropped_by_reason={k: one.get(k, 0) + other.get(k, 0) for k in sorted({*one, *other})},
-        kept_by_category=documents.n_kept_by_category,
         chat_template=inputs.model.tokenizer.layout.chat_template_origin,
         sources=sources,
-        seq_len=packing.sequence_length_tokens,
-        seq_len_reason=packing.length_reason,
         seq_len_suggestion=packing.suggestion.reason,
-        tokenizer_engines=packing.engines,
-        tokenizer_fallbacks=packing.engine_fallbacks,
-        sequences=rows.n_sequences,
         useful_tokens=rows.n_tokens,
-        trained_tokens=training.n_tokens,
-        target_tokens=training.n_target_tokens,
         padding_fraction=_share(training.n_padding_tokens, n_seen, "no token was trained"),
         fill_fraction=_share(rows.n_tokens, rows.n_tokens + rows.n_padding_tokens, no_rows),
         truncated_fraction=_share(rows.n_tokens_dropped, rows.n_tokens_in, no_rows),
-        sum_len_sq=rows.sum_len_sq,
         length_histogram=packing.histogram,
     )
 
@@ -179,18 +170,14 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
     return fill(
         r.TrainingParameters,
         plan,
-        warmup_steps=plan.n_warmup_steps,
         batch_size=training.micro_batch_size,
         gradient_accumulation_steps=training.n_accumulation_steps,
         world_size=training.world_size,
-        total_steps=plan.n_steps,
-        num_train_epochs=plan.n_epochs,
         max_seq_length=plan.sequence_length_tokens,
         bf16=training.precision == "bf16",
         fp16=training.precision == "fp16",
-        tf32=plan.use_tf32,
         attention=training.attention,
-        patience=or_missing(plan.patience, "the run was not to stop early"),
+        why={"patience": "the run was not to stop early"},
         seed=training.seed,
     )
 

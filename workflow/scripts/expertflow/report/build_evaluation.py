@@ -39,10 +39,8 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         fill(
             r.Baseline,
             baseline,
-            **_score(baseline.score, ""),
-            change=or_missing(
-                baseline.change, "the baseline or the expert has no score to compare"
-            ),
+            **_score(baseline.score, _why_unscored(baseline.score, "")),
+            why={"change": "the baseline or the expert has no score to compare"},
         )
         for baseline in record.baselines
     )
@@ -51,9 +49,6 @@ def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
         r.Evaluation,
         record,
         metric=after.metric if after else Missing(no_metric),
-        held_out_documents=record.n_held_out_documents,
-        documents_shared_with_training=record.n_documents_shared_with_training,
-        n_questions_shared_with_training=record.n_questions_shared_with_training,
         before=_side(record, "before", no_metric),
         after=_side(record, "after", no_metric),
         published=_published(record),
@@ -78,33 +73,26 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     said = record.unavailable
     because = _why_unscored(side.score, no_metric)
     single = "one document has no spread" if side.n_documents == 1 else "no spread was measured"
-
-    def known(field: str, reason: str) -> Measured[Any]:
-        return or_missing(getattr(side, field), said.get(f"{name}.{field}", reason))
-
+    why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), single)
+    why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
+    scores = {
+        field: said.get(f"{name}.score.{field}") or said.get(f"{name}.score") or because
+        for field in r.Scored.__struct_fields__
+    }
     return fill(
         r.Side,
         side,
-        held_out_loss_ci95=known("held_out_loss_ci95", single),
-        perplexity_ci95=known("perplexity_ci95", single),
-        **_score(side.score, no_metric, {
-            field: why
-            for field in r.Scored.__struct_fields__
-            if (why := said.get(f"{name}.score.{field}") or said.get(f"{name}.score"))
-        }),
-        generation_s=known("generation_s", because),
-        n_generated_tokens=known("n_generated_tokens", because),
-        n_cut_off=known("n_cut_off", because),
-    )  # fmt: skip
+        why={field: said.get(f"{name}.{field}", reason) for field, reason in why.items()},
+        **_score(side.score, scores),
+    )
 
 
-def _score(
-    score: TaskScore | None, missing: str, said: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    because = _why_unscored(score, missing)
+def _score(score: TaskScore | None, why: str | Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a score; ``why`` has the reason of nulls, for all or by field."""
     return {
         name: or_missing(
-            None if score is None else getattr(score, name), (said or {}).get(name, because)
+            None if score is None else getattr(score, name),
+            why if isinstance(why, str) else why[name],
         )
         for name in r.Scored.__struct_fields__
     }
@@ -120,10 +108,8 @@ def _published(record: EvaluationRecord) -> r.PublishedWeights:
         fill(
             r.Candidate,
             candidate,
-            held_out_loss=or_missing(
-                candidate.held_out_loss, "no held-out loss was measured at this step"
-            ),
-            **_score(candidate.score, ""),
+            why={"held_out_loss": "no held-out loss was measured at this step"},
+            **_score(candidate.score, _why_unscored(candidate.score, "")),
         )
         for candidate in published.candidates
     )

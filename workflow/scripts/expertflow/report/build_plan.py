@@ -13,41 +13,33 @@ UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 def plan_section(inputs: ReportInputs) -> r.Plan:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
-    no_part = because if cost.predicted_hours is None else UNCALIBRATED
-    no_usd = because if cost.predicted_hours is None else NO_PRICE
+    is_unknown = cost.predicted_hours is None
+    no_part = because if is_unknown else UNCALIBRATED
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
         no_memory = "the plan does not say of what its peak consists"
-    kept = no_memory if plan.gradient_checkpointing else "activations are kept"
+    ends = ("_low", "", "_high")
+    why = {
+        "memory": no_memory,
+        "next_micro_batch_peak_bytes": no_memory,
+        "without_checkpointing_peak_bytes": no_memory
+        if plan.gradient_checkpointing
+        else "activations are kept",
+        "mfu_fraction": because,
+        "billing_minutes": "no billing step is configured",
+        **dict.fromkeys(("step_hours", "save_hours", "eval_hours", "startup_hours"), no_part),
+        **{f"predicted_hours{end}": because for end in ends},
+        **{f"predicted_usd{end}": because if is_unknown else NO_PRICE for end in ends},
+    }
     options: Any = [explain(option, {}, option.remark or because) for option in plan.options]
     return fill(
         r.Plan,
         plan,
         cost,
-        steps=plan.n_steps,
-        micro_batch_size=plan.batch_size,
-        trained_tokens=plan.predicted_tokens,
-        useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), no_part),
+        why=why,
         memory_peak_bytes=or_missing(plan.predicted_peak_bytes, plan.predicted_peak_reason),
-        memory=or_missing(plan.memory, no_memory),
-        next_micro_batch_peak_bytes=or_missing(plan.next_micro_batch_peak_bytes, no_memory),
-        without_checkpointing_peak_bytes=or_missing(plan.without_checkpointing_peak_bytes, kept),
-        memory_reason=plan.predicted_peak_reason,
-        mfu_fraction=or_missing(cost.mfu_fraction, because),
-        hours=or_missing(cost.predicted_hours, because),
-        step_hours=or_missing(cost.step_hours, no_part),
-        save_hours=or_missing(cost.save_hours, no_part),
-        eval_hours=or_missing(cost.eval_hours, no_part),
-        startup_hours=or_missing(cost.startup_hours, no_part),
-        usd=or_missing(cost.predicted_usd, no_usd),
-        billing_minutes=or_missing(cost.billing_minutes, "no billing step is configured"),
-        band=r.PlanBand(
-            hours_low=or_missing(cost.predicted_hours_low, because),
-            hours_high=or_missing(cost.predicted_hours_high, because),
-            usd_low=or_missing(cost.predicted_usd_low, no_usd),
-            usd_high=or_missing(cost.predicted_usd_high, no_usd),
-        ),
-        cost_reason=because,
+        useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), no_part),
+        band=fill(r.PlanBand, cost, why=why),
         options=options,
     )
 
@@ -63,10 +55,7 @@ def speed_band(inputs: ReportInputs) -> tuple[float | None, float | None]:
     low, high = cost.predicted_hours_low, cost.predicted_hours_high
     if hours is None or step_hours is None or low is None or high is None:
         return None, None
-    slow, fast = (
-        _rate(n_tokens, step_hours + high - hours),
-        _rate(n_tokens, step_hours + low - hours),
-    )
+    slow, fast = (_rate(n_tokens, step_hours + end - hours) for end in (high, low))
     return (None, None) if fast is None else (slow, fast)
 
 

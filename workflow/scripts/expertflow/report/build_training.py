@@ -1,6 +1,6 @@
 """The parts of report.json that say what training and the monitor saw."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from expertflow.report import derive
 from expertflow.report import run_records as r
@@ -8,7 +8,7 @@ from expertflow.report.derive import facts_of_card
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing
 
-T = TypeVar("T")
+NOT_RECORDED = "the monitor did not record it"
 # Bands that earlier set-ups worked by, as they stated them; nothing is judged by them.
 REFERENCE_BANDS = tuple(
     r.ReferenceBand(
@@ -31,71 +31,55 @@ def training_section(inputs: ReportInputs) -> r.Training:
     return fill(
         r.Training,
         training,
-        steps=training.n_steps,
+        why={
+            "stopped_early_at_step": "the run was not stopped early",
+            "sampled_steps": _why_untold(inputs, "sampled_steps"),
+        },
         planned_steps=inputs.plan.n_steps,
-        stopped_early_at_step=or_missing(
-            training.stopped_early_at_step, "the run was not stopped early"
-        ),
         n_candidates=len(training.candidates),
-        epochs=training.n_epochs,
-        sessions=training.n_sessions,
-        saves=training.n_saves,
-        sampled_steps=_of_trainer(inputs, training.sampled_steps, "sampled_steps"),
         epoch_summaries=epochs,
-        series_path=training.steps_path,
     )
 
 
-def _of_trainer(inputs: ReportInputs, value: T | None, name: str) -> Measured[T]:
+def _why_untold(inputs: ReportInputs, name: str) -> str:
     said = inputs.training.unavailable
-    why = said.get(name) or said.get(f"time.{name}") or "the trainer did not record it"
-    return or_missing(value, why)
+    return said.get(name) or said.get(f"time.{name}") or "the trainer did not record it"
 
 
 def hardware_section(inputs: ReportInputs) -> r.Hardware:
     training, monitor = inputs.training, inputs.monitor
-    # A field of the monitor's record has its name here, but for these.
-    renamed = {
-        "collection_interval_effective_seconds": "effective_interval_s",
-        "watched_s": "wall_s",
-        "n_gpus_visible": "n_gpus",
-    }
-    given: dict[str, Any] = {
-        "collection_interval_seconds": or_missing(
+    allocated, reserved = "peak_memory_allocated_bytes", "peak_memory_reserved_bytes"
+    return fill(
+        r.Hardware,
+        monitor,
+        training,
+        why=monitor.unavailable,
+        default=NOT_RECORDED,
+        collection_interval_seconds=or_missing(
             monitor.configured_interval_s, "automatic: the monitor chose its own interval"
         ),
-        "samples": monitor.n_samples,
-        "series_path": training.gpu_path,
-        "device": training.device,
-        "n_gpus": 0 if derive.on_cpu(training) else training.world_size,
-        "threads": training.n_threads,
-        "machine": or_missing(
+        collection_interval_effective_seconds=read_monitor(inputs, "effective_interval_s"),
+        memory_peak_allocated_bytes=or_missing(
+            training.peak_memory_allocated_bytes, _why_untold(inputs, allocated)
+        ),
+        memory_peak_reserved_bytes=or_missing(
+            training.peak_memory_reserved_bytes, _why_untold(inputs, reserved)
+        ),
+        host_memory_peak_bytes=training.peak_host_rss_bytes,
+        monitor_remarks=monitor.remarks,
+        n_gpus=0 if derive.on_cpu(training) else training.world_size,
+        machine=or_missing(
             inputs.preflight.get("machine"),
             "the preflight of this run did not describe the machine",
         ),
-        "gpu": _gpu(inputs),
-        "memory_peak_allocated_bytes": _of_trainer(
-            inputs, training.peak_memory_allocated_bytes, "peak_memory_allocated_bytes"
-        ),
-        "memory_peak_reserved_bytes": _of_trainer(
-            inputs, training.peak_memory_reserved_bytes, "peak_memory_reserved_bytes"
-        ),
-        "memory_spilled_bytes": derive.memory_spilled(inputs),
-        "host_memory_peak_bytes": training.peak_host_rss_bytes,
-        "lost_readings": monitor.n_lost_readings,
-        "monitor_remarks": monitor.remarks,
-        "reference_bands": REFERENCE_BANDS,
-        "assessment": monitor.assessment,
-    }
-    for name in r.Hardware.__struct_fields__:
-        if name not in given:
-            given[name] = read_monitor(inputs, renamed.get(name, name))
-    return r.Hardware(**given)
+        gpu=_gpu(inputs),
+        memory_spilled_bytes=derive.memory_spilled(inputs),
+        reference_bands=REFERENCE_BANDS,
+    )
 
 
 def read_monitor(inputs: ReportInputs, name: str) -> Measured[Any]:
-    """Return a figure of the monitor, or what it says of its lack."""
-    why = inputs.monitor.unavailable.get(name) or "the monitor did not record it"
+    why = inputs.monitor.unavailable.get(name) or NOT_RECORDED
     return or_missing(getattr(inputs.monitor, name), why)
 
 
@@ -108,9 +92,12 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
     in_table = "config/hardware/gpus.yaml does not have it for this card"
     flops = peak if isinstance(peak, Missing) else peak.flops_per_s
     is_bf16 = isinstance(peak, Missing) or training.precision == "bf16"
-    return r.Gpu(
+    return fill(
+        r.Gpu,
+        inputs.monitor,
+        why=inputs.monitor.unavailable,
+        default=NOT_RECORDED,
         name=or_missing(training.gpu_name, unnamed),
-        driver=read_monitor(inputs, "driver"),
         compute_capability=or_missing(
             facts.compute_capability if facts else None, in_table if facts else no_card
         ),
@@ -118,25 +105,16 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
         peak_bf16_flops_per_s=flops if is_bf16 else Missing(f"the run used {training.precision}"),
         peak_source=peak if isinstance(peak, Missing) else peak.source,
         sources=facts.sources if facts else Missing(no_card),
-        memory_total_bytes=read_monitor(inputs, "memory_total_bytes"),
-        power_limit_w=read_monitor(inputs, "power_limit_w"),
     )
 
 
 def time_section(inputs: ReportInputs) -> dict[str, Any]:
-    times, said = derive.split_time(inputs.training), inputs.training.unavailable
+    times = derive.split_time(inputs.training)
     idle, source = times.gpu_idle_source, times.split_source
     parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
-    reasons = {
-        part: said.get(part) or said.get(f"time.{part}") or "the trainer did not record it"
-        for part in parts
-    }
+    reasons = {part: _why_untold(inputs, part) for part in parts}
     if isinstance(source, Missing) and not derive.on_cpu(inputs.training):
         reasons = dict.fromkeys(parts, source.reason)
     if isinstance(idle, Missing):
         reasons["gpu_idle_s"] = idle.reason
-    return {
-        **explain(times.spent, reasons),
-        "split_source": source,
-        "gpu_idle_source": idle,
-    }
+    return {**explain(times.spent, reasons), "split_source": source, "gpu_idle_source": idle}

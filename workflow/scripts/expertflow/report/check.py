@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,11 @@ def read_report(path: Path) -> Report:
     """
     try:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
+        from_json(records.Report, report, where="report.json")
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no report; run snakemake {path}") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); delete it and make it again") from error
-    try:
-        from_json(records.Report, report, where="report.json")
     except DataError as error:
         raise DataError(
             f"{path}: older or damaged ({error}); delete it and make it again"
@@ -80,12 +78,6 @@ def _require(holds: bool, place: str, fault: str) -> None:
         raise DataError(f"report.json.{place}: {fault}")
 
 
-def _check_epochs(report: Report) -> None:
-    training = report["training_report"]["training"]
-    started, found = n_epochs_started(training["epochs"]), len(training["epoch_summaries"])
-    _require(found == started, EPOCHS, f"{found} entries for {started} epochs started")
-
-
 def _check_warmup(report: Report) -> None:
     parameters = report["training_parameters"]
     n, n_steps = parameters["warmup_steps"], parameters["total_steps"]
@@ -107,19 +99,23 @@ def _check_cost(report: Report) -> None:
     usd, rate = cost["usd"], cost["usd_per_hour"]
     is_priced = (usd is None) == (rate is None)
     _require(is_priced, "cost.usd", "must be known exactly when usd_per_hour is")
-    if usd is None:
-        return
-    billed = billed_hours(hours, report["plan"]["billing_minutes"])
-    for key, expected in (("usd", rate * hours), ("billed_usd", rate * billed)):
-        value = cost[key]
-        is_right = value is not None and abs(value - expected) <= ROUNDING * max(expected, 1e-9)
-        _require(is_right, f"cost.{key}", f"{value} is not rate x hours = {expected}")
+    if usd is not None:
+        billed = billed_hours(hours, report["plan"]["billing_minutes"])
+        for key, expected in (("usd", rate * hours), ("billed_usd", rate * billed)):
+            value = cost[key]
+            is_right = value is not None and abs(value - expected) <= ROUNDING * max(expected, 1e-9)
+            _require(is_right, f"cost.{key}", f"{value} is not rate x hours = {expected}")
+    worth = sum(finding["worth_usd"] or 0.0 for finding in report["findings"])
+    fault = f"worth ${worth:.4f} together, the run cost ${usd}"
+    _require(worth <= (usd or 0.0) * (1 + ROUNDING), "findings", fault)
 
 
-def check_tokens(report: Report) -> None:
+def check_epochs(report: Report) -> None:
     """Check that epochs add up, and that a full one has the tokens of every packed row."""
     training, data = report["training_report"]["training"], report["data"]
-    epochs = training["epoch_summaries"]
+    epochs, started = training["epoch_summaries"], n_epochs_started(training["epochs"])
+    fault = f"{len(epochs)} entries for {started} epochs started"
+    _require(len(epochs) == started, EPOCHS, fault)
     for key, whole in (("tokens", data["trained_tokens"]), ("steps", training["steps"])):
         total = sum(epoch[key] for epoch in epochs)
         _require(total == whole, EPOCHS, f"{key} add up to {total:,}, not to {whole:,}")
@@ -138,47 +134,37 @@ def check_tokens(report: Report) -> None:
         _require(is_right, f"{EPOCHS}[{index}].tokens", fault)
 
 
-def _check_worth(report: Report) -> None:
-    worth = sum(finding["worth_usd"] or 0.0 for finding in report["findings"])
-    usd = report["cost"]["usd"]
-    fault = f"worth ${worth:.4f} together, the run cost ${usd}"
-    _require(worth <= (usd or 0.0) * (1 + ROUNDING), "findings", fault)
-
-
 def _check_plan(report: Report) -> None:
     plan, memory = report["plan"], report["plan"]["memory"]
+    sums = []
     if plan["step_hours"] is not None:
-        _adds_up("hours", plan["hours"] or 0.0, [plan[part] or 0.0 for part in PLAN_PARTS])
+        sums.append(("hours", [plan[part] or 0.0 for part in PLAN_PARTS]))
     if memory is not None:
-        parts = [memory[part] for part in MEMORY_PARTS]
-        _adds_up("memory_peak_bytes", plan["memory_peak_bytes"] or 0, parts)
-
-
-def _adds_up(name: str, whole: float, parts: list[float]) -> None:
-    is_right = abs(sum(parts) - whole) <= ROUNDING * max(whole, sum(parts))
-    _require(is_right, f"plan.{name}", f"is {whole:.6g}, its parts are {sum(parts):.6g}")
+        sums.append(("memory_peak_bytes", [memory[part] for part in MEMORY_PARTS]))
+    for name, parts in sums:
+        whole, total = plan[name] or 0, sum(parts)
+        is_right = abs(total - whole) <= ROUNDING * max(whole, total)
+        _require(is_right, f"plan.{name}", f"is {whole:.6g}, its parts are {total:.6g}")
 
 
 def _check_scores(report: Report) -> None:
-    for place, scored in _scored(report["evaluation"]):
-        _check_counts(place, scored)
-        _check_inside(f"{place}.value_fraction", scored["value_fraction"], scored["ci95"])
+    evaluation = report["evaluation"]
+    scores = {name: evaluation[name] for name in ("before", "after")}
+    for place, found in (
+        ("baselines", evaluation["baselines"]),
+        ("published.candidates", evaluation["published"]["candidates"]),
+    ):
+        scores |= {f"{place}[{index}]": scored for index, scored in enumerate(found)}
+    for place, scored in scores.items():
+        _check_counts(f"{PLACE}.{place}", scored)
+        _check_inside(f"{PLACE}.{place}.value_fraction", scored["value_fraction"], scored["ci95"])
     for name in ("before", "after"):
-        side = report["evaluation"][name]
+        side = evaluation[name]
         for key in ("held_out_loss", "perplexity"):
             _check_inside(f"{PLACE}.{name}.{key}", side[key], side[f"{key}_ci95"])
         n = side["n_examples"] or 0
         is_right = (side["n_cut_off"] or 0) <= n
         _require(is_right, f"{PLACE}.{name}.n_cut_off", f"more than the {n} answers")
-
-
-def _scored(evaluation: Report) -> Iterator[tuple[str, Report]]:
-    for name in ("before", "after"):
-        yield f"{PLACE}.{name}", evaluation[name]
-    for index, baseline in enumerate(evaluation["baselines"]):
-        yield f"{PLACE}.baselines[{index}]", baseline
-    for index, candidate in enumerate(evaluation["published"]["candidates"]):
-        yield f"{PLACE}.published.candidates[{index}]", candidate
 
 
 def _check_counts(place: str, scored: Report) -> None:
@@ -274,9 +260,9 @@ def _check_judge(report: Report) -> None:
     _check_inside(place, said, judge["ci95"])
 
 
-CHECKS: tuple[Callable[[Report], None], ...] = (
-    _check_epochs, _check_warmup, _check_time, _check_cost, check_tokens, _check_worth, _check_plan,
-    _check_scores, _check_changes, _check_published, _check_judge,
+CHECKS = (
+    _check_warmup, _check_time, check_epochs, _check_plan, _check_scores, _check_changes,
+    _check_published, _check_judge, _check_cost,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from expertflow.report import format as f
 from expertflow.report.diagnose import look_up
 from expertflow.report.learned import NO_CHANGE, best_baseline, deciding_change
+from expertflow.report.measured import NO_REASON
 from expertflow.report.sheet import render
 from expertflow.report.view import NOT_MEASURED, Cell
 from expertflow.report.view_evaluation import COLOURS
@@ -77,24 +78,26 @@ def render_index(index: dict[str, Any]) -> str:
 
 def _cell(row: dict[str, Any], name: str, show: str) -> Cell:
     if row[name] is None:
-        return Cell(NOT_MEASURED, row["unavailable"].get(name, "no reason was recorded"))
+        return Cell(NOT_MEASURED, row["unavailable"].get(name, NO_REASON))
     return Cell(getattr(f, show)(row[name]))
 
 
 def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say of each comparison whether it is beyond chance: (colour, words)."""
-    best = row["best_baseline"]
-    named = [("the untrained model", row["change"])]
-    if best is not None:
-        named.append((f"{best['name']}, without a model", best["change"]))
-    named.append(("the earlier evaluation", row["earlier_change"]))
+    """Return (colour, words) for each comparison: whether it is beyond chance."""
+    best, earlier = row["best_baseline"], "the earlier evaluation"
+    named = [
+        ("the untrained model", row["change"]),
+        *([(f"{best['name']}, without a model", best["change"])] if best else []),
+        (earlier, row["earlier_change"]),
+    ]
     marks = []
     for other, change in named:
-        if change is not None and change["change"] == NO_CHANGE:
-            level = "same" if other == "the earlier evaluation" else COLOURS[NO_CHANGE]
-            marks.append((level, f"not measurably different from {other}"))
-        elif change is not None:
-            marks.append((COLOURS[change["change"]], f"{change['change']} than {other}"))
+        if change is not None:
+            word, colour = change["change"], COLOURS[change["change"]]
+            if word == NO_CHANGE and other == earlier:
+                colour = "same"
+            word = "not measurably different from" if word == NO_CHANGE else f"{word} than"
+            marks.append((colour, f"{word} {other}"))
     return marks
 
 

@@ -43,7 +43,6 @@ def on_cpu(training: TrainingRecord) -> bool:
 
 
 def tokens_per_s(training: TrainingRecord) -> Measured[float]:
-    """Return useful tokens (no padding) a second of stepping, over all devices."""
     return per_stepping_s(training, training.n_tokens)
 
 
@@ -55,7 +54,6 @@ def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
 
 
 def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
-    """Return the planned card's facts, only if that card did the work."""
     card = plan.gpu
     if card is None or training.gpu_name not in {card.name, *card.driver_names}:
         return None
@@ -139,7 +137,6 @@ def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
 
 
 def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:
-    """Price a million of the run's tokens, start-up, saves and evaluation included."""
     usd = cost_usd(inputs)
     if isinstance(usd, Missing):
         return usd

@@ -1,4 +1,4 @@
-"""Find what is worth changing, and hold the run against the manifest's own bars.
+"""Find what is worth changing, what held the run back, and whether it met the manifest's bars.
 
 A rule is a small function of the finished report. It is silent below its evidence, and only time
 that was measured as lost gets a price: ``worth_usd`` is what the run paid for it, the most that a
@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.report.findings import data, hardware, learned, run
+from expertflow.report.findings import evidence as e
+from expertflow.report.format import NBSP, percent
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Finding
 
 Report = dict[str, Any]
@@ -25,14 +27,62 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
 }
 WEIGHT = {"problem": 0, "warning": 1, "info": 2}
+TENSOR_HIGH_PERCENT = 50.0
+MFU_HIGH = 0.40  # the best published bf16 runs of 1-8B dense models reach 46 to 50 %
+SURE_FRACTION, VERY_SURE_FRACTION = 0.5, 0.7
 
 
 def find(report: Report) -> tuple[Finding, ...]:
     """Run all rules; what weighs most comes first, then what cost most."""
-    rules = (*learned.RULES, *hardware.RULES, *data.RULES, *run.RULES)
-    found = [*run.lost_times(report), *(rule(report) for rule in rules), *run.false_claims(report)]
-    findings = [finding for finding in found if finding is not None]
+    rules = (run.lost_times, *learned.RULES, *hardware.RULES, *data.RULES, *run.RULES)
+    findings = [finding for rule in rules for finding in rule(report)]
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
+
+
+def bottleneck(report: Report) -> dict[str, Any]:
+    """Name the largest part of wall time, with its evidence.
+
+    Where that is the step itself, the card's counters say what limits it: arithmetic, memory, or
+    the launching of small kernels. Without counters the answer stays ``step``.
+    """
+    shares = e.time_shares(report)
+    if not shares:
+        return {"class": "unknown", "confidence": "low", "evidence": []}
+    largest = max(shares, key=lambda name: shares[name])
+    evidence = [f"{name}: {percent(share)}" for name, share in shares.items() if share > 0]
+    counted: str | None = None
+    if largest == "step":
+        counted, counters = _inside_step(report)
+        evidence += counters
+    sure = shares[largest] >= SURE_FRACTION and e.lasted(report)
+    very = counted is not None and shares[largest] >= VERY_SURE_FRACTION
+    return {
+        "class": counted or largest,
+        "confidence": "high" if sure and very else "medium" if sure else "low",
+        "evidence": [line.replace(NBSP, " ") for line in evidence],
+    }
+
+
+def _inside_step(report: Report) -> tuple[str | None, list[str]]:
+    """Return what limits a step, null where counters are missing or decide nothing."""
+    if report["training_report"]["hardware"]["samples"] < e.MIN_SAMPLES:
+        return None, []
+    medians = {
+        "tensor cores active": e.median(report, "tensor_active_percent"),
+        "multiprocessors active": e.median(report, "sm_active_percent"),
+        "any kernel running": e.median(report, "any_kernel_percent"),
+    }
+    power, mfu = e.power_fraction(report), report["throughput"]["mfu_fraction"]
+    evidence = [f"{name}: {x:.0f} % (median)" for name, x in medians.items() if x is not None]
+    evidence += [] if power is None else [f"power: {percent(power)} of the limit (median)"]
+    evidence += [] if mfu is None else [f"MFU: {percent(mfu)}"]
+    if e.memory_bound(report):
+        return "memory-bound kernels", evidence
+    if e.small_kernels(report):
+        return "small kernels", evidence
+    tensor = medians["tensor cores active"]
+    arithmetic = tensor >= TENSOR_HIGH_PERCENT if tensor is not None else (mfu or 0.0) >= MFU_HIGH
+    return ("compute" if arithmetic else None), evidence
 
 
 def accept(report: Report, rules: tuple[AcceptanceRule, ...]) -> tuple[AcceptanceVerdict, ...]:

@@ -9,20 +9,10 @@ THOUSANDS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number_of(n: int, one: str) -> str:
-    """Write a number with what it counts.
-
-    >>> number_of(1, "question"), number_of(2000, "question")
-    ('1 question', '2,000 questions')
-    """
     return f"{n:,} {one}" if n == 1 else f"{n:,} {one}s"
 
 
 def count(value: float) -> str:
-    """Group the digits of a whole number.
-
-    >>> count(20000)
-    '20,000'
-    """
     return f"{value:,.0f}"
 
 

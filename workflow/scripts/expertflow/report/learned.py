@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from expertflow.report import format as f
+from expertflow.report.measured import NO_REASON
 
 Report = dict[str, Any]
 Evaluation = dict[str, Any]
@@ -18,13 +19,11 @@ SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
 
 
 def metric_change(evaluation: Evaluation) -> Change | None:
-    found = (c for c in evaluation["changes"] if c["quantity"] not in LOSSES)
-    return next(found, None)
+    return next((c for c in evaluation["changes"] if c["quantity"] not in LOSSES), None)
 
 
 def loss_change(evaluation: Evaluation) -> Change | None:
-    found = (c for c in evaluation["changes"] if c["quantity"] == "held_out_loss")
-    return next(found, None)
+    return next((c for c in evaluation["changes"] if c["quantity"] == "held_out_loss"), None)
 
 
 def deciding_change(evaluation: Evaluation) -> Change | None:
@@ -32,9 +31,8 @@ def deciding_change(evaluation: Evaluation) -> Change | None:
 
     A task that could not be scored is not answered for by its loss.
     """
-    if evaluation["task"] == "held_out_loss":
-        return loss_change(evaluation)
-    return metric_change(evaluation)
+    is_loss = evaluation["task"] == "held_out_loss"
+    return loss_change(evaluation) if is_loss else metric_change(evaluation)
 
 
 def is_chosen_by_loss(report: Report) -> bool:
@@ -55,42 +53,39 @@ def is_chosen_by_loss(report: Report) -> bool:
 
 def n_choices(report: Report) -> int:
     points = report["training_report"]["training"]["eval_points"]
-    return sum(1 for point in points if point["step"] > 0)
+    return sum(point["step"] > 0 for point in points)
 
 
 def why_no_baseline(evaluation: Evaluation) -> str | None:
-    """Say why a score stands without that of a baseline; null where it has one or asked for none.
+    """Return why a score has no baseline beside it; null where it has one or asked for none.
 
     The record names the setting where it is the manifest that asks for none.
     """
     if evaluation["after"]["value_fraction"] is None or best_baseline(evaluation) is not None:
         return None
-    why: str = evaluation["unavailable"].get("baselines", "no reason was recorded")
+    why: str = evaluation["unavailable"].get("baselines", NO_REASON)
     return None if why.startswith("evaluation.") else why
 
 
 def best_baseline(evaluation: Evaluation) -> dict[str, Any] | None:
+    """Return the one that scores highest; of equals, the one that the expert beats least surely."""
     scored = [b for b in evaluation["baselines"] if b["value_fraction"] is not None]
-    return max(scored, key=_strength, default=None)
-
-
-def _strength(baseline: dict[str, Any]) -> tuple[float, float]:
-    change = baseline["change"]
-    return baseline["value_fraction"], -change["ci95"][0] if change else 0.0
+    return max(
+        scored,
+        key=lambda b: (b["value_fraction"], -b["change"]["ci95"][0] if b["change"] else 0.0),
+        default=None,
+    )
 
 
 def size(change: Change) -> str:
     if change["quantity"] in LOSSES:
-        unit = LOSSES[change["quantity"]]
-        return f.signed(change["difference"], 3) + (f" {unit}" if unit else "")
+        return f"{f.signed(change['difference'], 3)} {LOSSES[change['quantity']]}".rstrip()
     return f"{f.points(change['difference'])} points"
 
 
 def interval(change: Change) -> str:
-    low, high = change["ci95"]
-    if change["quantity"] in LOSSES:
-        return f"{f.signed(low, 3)} to {f.signed(high, 3)}"
-    return f"{f.points(low)} to {f.points(high)}"
+    digits, scale = (3, 1) if change["quantity"] in LOSSES else (1, 100)
+    return " to ".join(f.signed(scale * end, digits) for end in change["ci95"])
 
 
 def spelled(change: Change) -> str:
@@ -98,7 +93,7 @@ def spelled(change: Change) -> str:
 
 
 def n_more_to_see(change: Change) -> int | None:
-    """Reckon how many more questions would show a difference of the size that was measured.
+    """Estimate how many more questions would show a difference of the size that was measured.
 
     The standard error is half the interval over 1.96 and shrinks with the root of the number of
     questions; the answer is for 80 % power. Null where the difference is zero.

@@ -1,9 +1,15 @@
 """A figure or the reason why there is none, and the plain report that follows from both."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union, get_type_hints
+
+from msgspec import Meta
 
 from expertflow.core.records import Record
+
+NO_REASON = "no reason was recorded"
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
@@ -36,11 +42,45 @@ def explain(record: Record, reasons: Mapping[str, str], default: str | None = No
     }
 
 
-def fill(cls: type[R], *sources: Record, **given: Any) -> R:
-    """Build a section: what is not given is the field of the same name of the first source."""
-    for name in cls.__struct_fields__:
+def doc(text: str, *, of: str | None = None) -> Meta:
+    """Describe a key of the report; ``of`` is its name in the record that it is taken from.
+
+    A count may lack the ``n_`` of that name, and a prediction its ``predicted_``.
+    """
+    return Meta(description=text, extra={"of": of} if of else None)
+
+
+@cache
+def _source_names(section: type[Record]) -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        extras = [meta.extra for meta in getattr(hint, "__metadata__", ()) if meta.extra]
+        derived = (name, f"n_{name}", f"predicted_{name}")
+        names[name] = (str(extras[0]["of"]),) if extras else derived
+    return names
+
+
+def fill(
+    cls: type[R],
+    *sources: Record,
+    why: Mapping[str, str] = MappingProxyType({}),
+    default: str | None = None,
+    **given: Any,
+) -> R:
+    """Build a section: what is not given is the field of the first source that has it.
+
+    ``why`` has the reasons of nulls by the source's fields, and ``default`` that of all others.
+    """
+    for name, names in _source_names(cls).items():
         if name not in given:
-            given[name] = next(getattr(s, name) for s in sources if name in s.__struct_fields__)
+            value, field = next(
+                (getattr(source, field), field)
+                for field in names
+                for source in sources
+                if field in source.__struct_fields__
+            )
+            reason = why.get(field, default)
+            given[name] = Missing(reason) if value is None and reason is not None else value
     return cls(**given)
 
 

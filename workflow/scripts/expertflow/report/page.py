@@ -4,30 +4,35 @@ Texts from data sets, models and manifests are hostile until escaped: the templa
 them. Only the charts are trusted; they hold numbers and texts of this package.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from expertflow.chain import STAGES
 from expertflow.report import format as f
-from expertflow.report import view, view_evaluation, view_hardware
+from expertflow.report import view, view_evaluation
 from expertflow.report.ablation_page import comparisons
 from expertflow.report.charts.data import chart_data
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.sheet import N_CHARS, N_ROWS, render, trusted
-from expertflow.report.view_chain import chain_rows
 
 Report = dict[str, Any]
+Chain = list[dict[str, Any]]
 
 N_EPOCHS = 8
 MAX_PAGE_BYTES = 400_000
 SHOWN_ELSEWHERE = ("chain", "input_sha256", "versions")
+N_HASH = 10
+N_RECORDS = 3  # of one stage; report.json has all
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
-    """Render the report with its charts; the series for them come from the inputs."""
     from expertflow.report.charts import drawing as charts  # loads altair, which takes a second
 
     data, evaluation = chart_data(report, inputs), report["evaluation"]
     provenance, timeline = report["provenance"], data.timeline
     facts = {name: value for name, value in provenance.items() if name not in SHOWN_ELSEWHERE}
+    epochs = list(enumerate(report["training_report"]["training"]["epoch_summaries"]))
+    if len(epochs) > N_EPOCHS:  # the middle of many says little
+        epochs = [*epochs[:3], *epochs[3 - N_EPOCHS :]]
 
     def cell(path: str, show: str = "plain", blank: str = view.NOT_MEASURED) -> view.Cell:
         return view.cell(report, path, getattr(f, show), blank)
@@ -37,13 +42,12 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         report=report,
         unavailable=report["unavailable"],
         subject=view.subject(report),
-        preset_note=view.preset_note(report),
         tiles=view.tiles(report),
         parts=view.time_parts(report),
         split_note=view.split_note(report),
         kernels=view.KERNELS,
         kernel_notes=view.kernel_notes(report) if report["profile"] else [],
-        hardware_rows=view_hardware.rows(report),
+        hardware_rows=view.hardware_rows(report),
         shown=view.SHOWN,
         memory=view.memory(report),
         chain=chain_rows(provenance["chain"]),
@@ -51,10 +55,10 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         learned=view_evaluation.learned(report),
         answers=view_evaluation.samples(evaluation),
         shorten=_middle_out,
-        epochs=_ends(report["training_report"]["training"]["epoch_summaries"]),
-        machine=[*view_hardware.machine(report), *view_hardware.staging(report)],
+        epochs=epochs,
+        machine=[*view.machine(report), *view.staging(report)],
         provenance=_flat(facts)[:N_ROWS],
-        loss_chart=trusted(charts.loss_chart(data.loss)) if data.loss else None,
+        loss_chart=data.loss and trusted(charts.loss_chart(data.loss)),
         timeline=[trusted(charts.panel_chart(p, timeline)) for p in timeline.panels]
         if timeline
         else [],
@@ -63,12 +67,6 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         cuts=data.lengths.cuts,
         comparisons=comparisons(report),
     )
-
-
-def _ends(epochs: list[Report]) -> list[tuple[int, Report]]:
-    """Return the first and last epochs with their places; the middle of many says little."""
-    numbered = list(enumerate(epochs))
-    return numbered if len(numbered) <= N_EPOCHS else [*numbered[:3], *numbered[3 - N_EPOCHS :]]
 
 
 def _middle_out(text: str) -> str:
@@ -88,3 +86,66 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
         return [(path[1:], "")]
     is_size = path.endswith("_bytes") and isinstance(value, int | float)
     return [(path[1:], f.size(value) if is_size else f.plain(value))]
+
+
+class Box(NamedTuple):
+    """A stage and the records it made, with short hashes; ``n_more`` are not shown."""
+
+    stage: str
+    made: list[dict[str, str]]
+    n_more: int
+
+
+class Row(NamedTuple):
+    """Boxes side by side; ``link`` names the lines to the row above."""
+
+    boxes: tuple[Box | None, ...]
+    link: str
+
+
+def chain_rows(chain: Chain) -> tuple[Row, ...]:
+    """Draw the chain of records as rows of boxes: what stands below was made from what is above.
+
+    Documents on the left, the tokenizer and the tokens on the right, both above what packing makes
+    of them. Stages that are not known here come last.
+    """
+    columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
+    others = {item["stage"] for item in chain} - STAGES.keys()
+    # Sources are fetched or generated: one box.
+    groups = [("fetch_source", "generate_source"), *((name,) for name in list(STAGES)[2:])]
+    for names in [*groups, *((name,) for name in sorted(others))]:
+        if box := _box(chain, names):
+            columns[STAGES[names[0]].side if names[0] in STAGES else ""].append(box)
+    left, right, trunk = columns.values()
+    placed: list[tuple[Box | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
+    if left and right:  # side by side, both down to the row above packing
+        height = max(len(left), len(right))
+        sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
+        placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
+    above = [(), *placed]
+    return tuple(Row(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
+
+
+def _box(chain: Chain, stages: tuple[str, ...]) -> Box | None:
+    found = [item for item in chain if item["stage"] in stages]
+    if not found:
+        return None
+    made = [
+        {"record": item["record"], **{k: (item[k] or "")[:N_HASH] for k in ("sha256", "code")}}
+        for item in found[:N_RECORDS]
+    ]
+    names = ", ".join(dict.fromkeys(item["stage"] for item in found))
+    return Box(names, made, max(0, len(found) - N_RECORDS))
+
+
+def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
+    """Name the lines between two rows; an elbow leads from the left box to the right one."""
+    if not above or len(above) == len(boxes) == 1:
+        return "straight" if above else ""
+    if len(boxes) == 1:
+        return "join" if all(above) else "left" if above[0] else "right"
+    lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
+    right = STAGES.get(boxes[1].stage) if boxes[1] else None
+    if above[0] and right and above[0].stage in right.reads:
+        lines.append("elbow")
+    return " ".join(lines)

@@ -20,7 +20,7 @@ from expertflow.evaluate.records import (
     Published,
 )
 from expertflow.export.records import ExportRecord
-from expertflow.report.measured import Measured
+from expertflow.report.measured import Measured, doc
 from expertflow.report.run_records import (
     Amount,
     Cost,
@@ -36,7 +36,6 @@ from expertflow.report.run_records import (
     Time,
     TrainingParameters,
     TrainingReport,
-    doc,
 )
 from expertflow.staging.records import Staged
 from expertflow.studies.records import AblationRecord

@@ -12,7 +12,7 @@ from expertflow.data.records import DatasetSource, DuplicateExample
 from expertflow.hardware.records import Stats
 from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Reason
 from expertflow.plan.settings import LoraSpec
-from expertflow.report.measured import Measured
+from expertflow.report.measured import Measured, doc
 from expertflow.tokens.records import DecodedSample, LengthHistogram
 from expertflow.train.records import (
     EpochSummary,
@@ -29,10 +29,6 @@ Amount = Annotated[float, Meta(ge=0)]
 Counts = dict[str, Count]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Origin = Literal["tokenizer", "manifest", "chatml", "none"]
-
-
-def doc(text: str) -> Meta:
-    return Meta(description=text)
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -60,7 +56,7 @@ class Model(Record, frozen=True, kw_only=True):
     lora: Measured[LoraSpec]
     flops_per_token_model: Annotated[Amount, doc("FLOP, for MFU.")]
     flops_per_token_hardware: Annotated[Amount, doc("For HFU: adds what is computed again.")]
-    convention: Annotated[str, doc("What the two counts include.")]
+    convention: Annotated[str, doc("What the two counts include.", of="flops_convention")]
 
 
 class Source(DatasetSource, frozen=True, kw_only=True):
@@ -90,14 +86,14 @@ class Data(Record, frozen=True, kw_only=True):
     sources: tuple[Source, ...]
     packing: Annotated[str, doc("How documents were laid into rows.")]
     overflow: Annotated[str, doc("What became of documents longer than a row.")]
-    seq_len: Annotated[Positive, doc("Length of a row, in tokens.")]
-    seq_len_reason: Annotated[str, doc("Why this length.")]
+    seq_len: Annotated[Positive, doc("Length of a row, in tokens.", of="sequence_length_tokens")]
+    seq_len_reason: Annotated[str, doc("Why this length.", of="length_reason")]
     seq_len_suggestion: Annotated[str, doc("The shortest rows that cut hardly any document.")]
-    tokenizer_engines: Annotated[Counts, doc("Shards by engine and its version.")]
+    tokenizer_engines: Annotated[Counts, doc("Shards by engine and its version.", of="engines")]
     tokenizer_fallbacks: Annotated[tuple[str, ...], doc("Why some shards had the slower engine.")]
     sequences: Annotated[Count, doc("Rows of the training split.")]
     useful_tokens: Annotated[Count, doc("Tokens in those rows, no padding.")]
-    trained_tokens: Annotated[Count, doc("Tokens over all epochs, no padding.")]
+    trained_tokens: Annotated[Count, doc("Tokens over all epochs, no padding.", of="n_tokens")]
     target_tokens: Annotated[Count, doc("Trained tokens that the loss counts.")]
     padding_fraction: Annotated[Measured[Share], doc("Padding in training, as run.")]
     fill_fraction: Annotated[Measured[Share], doc("Useful share of the rows, as packed.")]
@@ -114,12 +110,12 @@ class TrainingParameters(Record, frozen=True, kw_only=True):
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
     world_size: Annotated[Positive, doc("Devices.")]
     global_batch_sequences: Annotated[Positive, doc("Rows a step.")]
-    total_steps: Annotated[Positive, doc("Optimiser steps.")]
-    num_train_epochs: Annotated[Amount, doc("Passes over the training split.")]
+    total_steps: Annotated[Positive, doc("Optimiser steps.", of="n_steps")]
+    num_train_epochs: Annotated[Amount, doc("Passes over the training split.", of="n_epochs")]
     max_seq_length: Annotated[Positive, doc("Length of a row, in tokens.")]
     bf16: Annotated[bool, doc("Trained in bfloat16.")]
     fp16: Annotated[bool, doc("Trained in float16.")]
-    tf32: Annotated[bool, doc("TF32 matrix products were allowed.")]
+    tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of="use_tf32")]
     attention: Annotated[str, doc("Attention implementation.")]
     gradient_checkpointing: Annotated[bool, doc("Activations were computed twice.")]
     learning_rate: Annotated[Amount, doc("Highest learning rate.")]
@@ -162,7 +158,7 @@ class Training(Record, frozen=True, kw_only=True):
     epoch_summaries: Annotated[
         tuple[EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
     ]
-    series_path: Annotated[str, doc("One JSON record a step.")]
+    series_path: Annotated[str, doc("One JSON record a step.", of="steps_path")]
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -200,11 +196,11 @@ class Hardware(Record, frozen=True, kw_only=True):
     ]
     collection_interval_effective_seconds: Annotated[Measured[Amount], doc("As it came out.")]
     samples: Annotated[Count, doc("Readings taken.")]
-    watched_s: Annotated[Measured[Amount], doc("Stretch of time that was watched.")]
-    series_path: Annotated[str, doc("One JSON record a sample.")]
+    watched_s: Annotated[Measured[Amount], doc("Stretch of time that was watched.", of="wall_s")]
+    series_path: Annotated[str, doc("One JSON record a sample.", of="gpu_path")]
     device: Annotated[str, doc("Device that trained.")]
     n_gpus: Annotated[Count, doc("Cards that trained; 0 on a CPU.")]
-    n_gpus_visible: Annotated[Measured[Count], doc("Cards that the monitor saw.")]
+    n_gpus_visible: Annotated[Measured[Count], doc("Cards that the monitor saw.", of="n_gpus")]
     threads: Annotated[Positive, doc("CPU threads of the trainer.")]
     machine: Annotated[Measured[dict[str, Any]], doc("What the job's preflight found it to be.")]
     gpu: Gpu
@@ -282,8 +278,8 @@ class Cost(Record, frozen=True, kw_only=True):
     usd: Annotated[Measured[Amount], doc("usd_per_hour times hours.")]
     billed_usd: Annotated[Measured[Amount], doc("Hours rounded up to plan.billing_minutes.")]
     hours: Annotated[Amount, doc("time.wall_s in hours.")]
-    usd_per_hour: Annotated[Measured[Amount], doc("The user's own price.")]
-    rate_as_of: Annotated[Measured[str], doc("Date of that price.")]
+    usd_per_hour: Annotated[Measured[Amount], doc("The user's own price.", of="price_usd_per_hour")]
+    rate_as_of: Annotated[Measured[str], doc("Date of that price.", of="price_as_of")]
     usd_per_million_tokens: Annotated[Measured[Amount], doc("Useful tokens, wall time.")]
     usd_per_million_target_tokens: Annotated[Measured[Amount], doc("Those that the loss counts.")]
     energy_kwh: Annotated[Measured[Amount], doc("Energy of the card.")]
@@ -303,9 +299,9 @@ class Plan(Record, frozen=True, kw_only=True):
 
     hardware: Annotated[str, doc("The hardware that was planned for.")]
     steps: Annotated[Count, doc("Optimiser steps.")]
-    micro_batch_size: Annotated[Positive, doc("Rows of a micro-batch.")]
+    micro_batch_size: Annotated[Positive, doc("Rows of a micro-batch.", of="batch_size")]
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
-    trained_tokens: Annotated[Count, doc("All epochs, no padding.")]
+    trained_tokens: Annotated[Count, doc("All epochs, no padding.", of="predicted_tokens")]
     useful_tokens_per_s: Annotated[Measured[Amount], doc("trained_tokens over step_hours.")]
     memory_peak_bytes: Annotated[Measured[Amount], doc("Peak device memory.")]
     memory: Measured[MemoryParts]
@@ -313,7 +309,7 @@ class Plan(Record, frozen=True, kw_only=True):
     without_checkpointing_peak_bytes: Annotated[
         Measured[Amount], doc("At most, with all activations kept; null where they are kept.")
     ]
-    memory_reason: Annotated[str, doc("How memory was predicted.")]
+    memory_reason: Annotated[str, doc("How memory was predicted.", of="predicted_peak_reason")]
     calibrated: Annotated[bool, doc("The band was measured by a short run of this plan.")]
     mfu_fraction: Annotated[Measured[Share], doc("Of the steps in the middle prediction.")]
     hours: Annotated[Measured[Amount], doc("Wall time of training.")]
@@ -324,7 +320,7 @@ class Plan(Record, frozen=True, kw_only=True):
     usd: Annotated[Measured[Amount], doc("Cost of training.")]
     billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are of hours rounded up.")]
     band: PlanBand
-    cost_reason: Annotated[str, doc("How time and cost were predicted.")]
+    cost_reason: Annotated[str, doc("How time and cost were predicted.", of="reason")]
     options: tuple[HardwareOption, ...]
     claims: tuple[ClaimCheck, ...]
     reasons: tuple[Reason, ...]

@@ -36,42 +36,26 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
 
 
 def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
-    verdict = report["verdict"]
-    return [
-        ("expert", view.subject(report)),
-        ("verdict", f"{verdict['answer']} {verdict['sentence']}"),
-        *_compared(report),
-        *((_label(tile.label), _figure(tile)) for tile in view.tiles(report)),
-        *(("ablation", in_a_line(record).replace(f.NBSP, " ")) for record in ablations(report)),
-        ("report", str(html_path)),
-    ]
-
-
-def _compared(report: Report) -> list[tuple[str, str]]:
-    evaluation = report["evaluation"]
-    change, best, earlier = (
-        deciding_change(evaluation),
-        best_baseline(evaluation),
-        evaluation["earlier"],
-    )
-    found = [
-        ("change", change),
+    verdict, evaluation = report["verdict"], report["evaluation"]
+    best, earlier = best_baseline(evaluation), evaluation["earlier"]
+    changes = [
+        ("change", deciding_change(evaluation)),
         (f"against {best['name']}" if best else "", best["change"] if best else None),
         ("against earlier", earlier["change"] if earlier else None),
     ]
-    return [
-        (label, f"{item['change']}: {spelled(item)}".replace(f.NBSP, " "))
-        for label, item in found
-        if item is not None
+    rows = [
+        ("expert", view.subject(report)),
+        ("verdict", f"{verdict['answer']} {verdict['sentence']}"),
+        *((label, f"{item['change']}: {spelled(item)}") for label, item in changes if item),
+        *(_figure(tile) for tile in view.tiles(report)),
+        *(("ablation", in_a_line(record)) for record in ablations(report)),
+        ("report", str(html_path)),
     ]
+    return [(label, text.replace(f.NBSP, " ")) for label, text in rows]
 
 
-def _label(text: str) -> str:
-    return text if text.isupper() else text[:1].lower() + text[1:]
-
-
-def _figure(tile: view.Tile) -> str:
+def _figure(tile: view.Tile) -> tuple[str, str]:
+    label = tile.label if tile.label.isupper() else tile.label[:1].lower() + tile.label[1:]
     if tile.value.reason:
-        return f"{tile.value.text}: {tile.value.reason}"
-    text = f"{tile.value.text}  ({tile.note})" if tile.note else tile.value.text
-    return text.replace(f.NBSP, " ")
+        return label, f"{tile.value.text}: {tile.value.reason}"
+    return label, f"{tile.value.text}  ({tile.note})" if tile.note else tile.value.text

@@ -2,25 +2,13 @@
 
 from typing import Any
 
+from expertflow.report import learned as le
 from expertflow.report.format import NBSP, duration, loss, number_of, percent, tenths, usd, words
 from expertflow.report.format import sentence as sentence_case
-from expertflow.report.learned import (
-    BETTER,
-    LOSSES,
-    NO_CHANGE,
-    WORSE,
-    best_baseline,
-    deciding_change,
-    interval,
-    is_chosen_by_loss,
-    loss_change,
-    spelled,
-    why_no_baseline,
-)
+from expertflow.report.learned import BETTER, LOSSES, NO_CHANGE, WORSE, interval, spelled
 from expertflow.report.records import Learned
 
 Report = dict[str, Any]
-
 
 # What the evaluation says, and the sentence for it; unclear where chance alone may have made it.
 Answer = tuple[Learned, str]
@@ -54,67 +42,60 @@ def verdict(report: Report) -> dict[str, str]:
 def _learned(report: Report) -> Answer:
     evaluation = report["evaluation"]
     if evaluation["documents_shared_with_training"]:
-        leak = "Held-out documents were trained on, so the evaluation shows nothing."
-        return "unclear", leak
-    change = deciding_change(evaluation)
+        return "unclear", "Held-out documents were trained on, so the evaluation shows nothing."
+    change = le.deciding_change(evaluation)
     if change is None:
         return _not_compared(report)
     if change["quantity"] in LOSSES:
         said = _loss_sentence(evaluation)
-        said += f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
+        said += f" {BY_LOSS}" if le.is_chosen_by_loss(report) else ""
         return LEARNED[change["change"]], said
     return _against_baseline(evaluation, change)
 
 
-def _against_baseline(evaluation: dict[str, Any], change: dict[str, Any]) -> Answer:
+def _against_baseline(evaluation: Report, change: Report) -> Answer:
     learned, sentence = LEARNED[change["change"]], _metric_sentence(evaluation, change)
-    best = best_baseline(evaluation)
-    if (why := why_no_baseline(evaluation)) is not None:
+    if why := le.why_no_baseline(evaluation):
         alone = f"No answer without a model was compared with it: {why.rstrip('. ')}."
         return learned, f"{sentence} {alone}"
+    best = le.best_baseline(evaluation)
     if best is None or best["change"] is None:
         return learned, sentence
-    scored = f"({best['name']}, {tenths(best['value_fraction'])})"
-    by = spelled(best["change"])
+    about = f"({best['name']}, {tenths(best['value_fraction'])}): {spelled(best['change'])}."
     if best["change"]["change"] == BETTER:
-        beaten = f"It beats the best answer without a model {scored}: {by}."
-        return learned, f"{sentence} {beaten}"
+        return learned, f"{sentence} It beats the best answer without a model {about}"
     if best["change"]["change"] == WORSE:
-        worse = f"It is worse than answering without a model {scored}: {by}."
-        return "no", f"{sentence} {worse}"
+        return "no", f"{sentence} It is worse than answering without a model {about}"
     equal = (
-        f"It does not measurably beat answering without a model {scored}: {by}. Nothing of use"
-        " is shown."
+        f"It does not measurably beat answering without a model {about} Nothing of use is shown."
     )
     return "no" if learned == "no" else "unclear", f"{sentence} {equal}"
 
 
-def _metric_sentence(evaluation: dict[str, Any], change: dict[str, Any]) -> str:
-    before, after = evaluation["before"], evaluation["after"]
+def _metric_sentence(evaluation: Report, change: Report) -> str:
+    before, after = (tenths(evaluation[side]["value_fraction"]) for side in ("before", "after"))
     verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change["change"]]
-    values = f"from {tenths(before['value_fraction'])} to {tenths(after['value_fraction'])}"
-    metric = sentence_case(words(evaluation["metric"]))
-    text = f"{metric} {verb} {values} on {number_of(change['n'], 'held-out question')}"
+    text = f"{sentence_case(words(evaluation['metric']))} {verb} from {before} to {after}"
+    text += f" on {number_of(change['n'], 'held-out question')}"
     if change["change"] != NO_CHANGE:
         return f"{text} ({spelled(change)})."
     unclear = f"{text}: no measurable change ({spelled(change)})."
-    moved = loss_change(evaluation)
+    moved = le.loss_change(evaluation)
     fell = moved is not None and moved["change"] == BETTER
     return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
 
 
-def _loss_sentence(evaluation: dict[str, Any]) -> str:
+def _loss_sentence(evaluation: Report) -> str:
     before, after = (loss(evaluation[side]["held_out_loss"]) for side in ("before", "after"))
-    losses = f"from {before} to {after} nats a token"
-    change = loss_change(evaluation)
+    losses, change = f"from {before} to {after} nats a token", le.loss_change(evaluation)
     if change is None:
         return f"Held-out loss went {losses}, without an interval."
-    about = f"on {number_of(change['n'], 'held-out document')}"
+    losses += f" on {number_of(change['n'], 'held-out document')}"
     span = f"95 % interval of the change {interval(change)}"
     if change["change"] == NO_CHANGE:
-        return f"Held-out loss went {losses} {about}: no measurable change ({span})."
+        return f"Held-out loss went {losses}: no measurable change ({span})."
     verb = "fell" if change["change"] == BETTER else "rose"
-    return f"Held-out loss {verb} {losses} {about} ({span})."
+    return f"Held-out loss {verb} {losses} ({span})."
 
 
 def _not_compared(report: Report) -> Answer:
@@ -130,13 +111,13 @@ def _not_compared(report: Report) -> Answer:
 
 
 def _time(report: Report) -> str:
-    time, goodput = report["time"], report["throughput"]["goodput_fraction"]
+    goodput, mfu = (report["throughput"][f"{name}_fraction"] for name in ("goodput", "mfu"))
     if goodput is None:
         return ""
     paid = "paid " if report["cost"]["usd"] is not None else ""
-    mfu = report["throughput"]["mfu_fraction"]
     at = f", at {percent(mfu)} MFU" if mfu is not None else ""
-    return f"{percent(goodput)} of the {paid}{duration(time['wall_s'])} trained the model{at}."
+    wall = duration(report["time"]["wall_s"])
+    return f"{percent(goodput)} of the {paid}{wall} trained the model{at}."
 
 
 def _largest_loss(report: Report) -> str:

@@ -3,21 +3,10 @@
 from typing import Any, NamedTuple
 
 from expertflow.report import format as f
-from expertflow.report.learned import (
-    BETTER,
-    NO_CHANGE,
-    WORSE,
-    best_baseline,
-    deciding_change,
-    errors,
-    interval,
-    loss_change,
-    metric_change,
-    size,
-)
+from expertflow.report import learned as le
+from expertflow.report.learned import BETTER, NO_CHANGE, WORSE
 
 Report = dict[str, Any]
-Change = dict[str, Any]
 
 N_WORST_OPEN = 3
 N_RIGHT = 2
@@ -36,7 +25,6 @@ class Line(NamedTuple):
 
 
 def learned(report: Report) -> dict[str, Any]:
-    """Return all that the section on the evaluation shows."""
     evaluation = report["evaluation"]
     before, after = evaluation["before"], evaluation["after"]
     kinds, were = after["n_by_kind"] or {}, before["n_by_kind"] or {}
@@ -65,8 +53,8 @@ def learned(report: Report) -> dict[str, Any]:
 
 def lines(report: Report) -> list[Line]:
     evaluation = report["evaluation"]
-    best, published = best_baseline(evaluation), evaluation["published"]
-    found = [_changed("Against the untrained model", deciding_change(evaluation))]
+    best, published = le.best_baseline(evaluation), evaluation["published"]
+    found = [_changed("Against the untrained model", le.deciding_change(evaluation))]
     if best is not None:
         label = f"Against answers without a model, at best {f.words(best['name'])}"
         found.append(_changed(label, best["change"], same=NO_DIFFERENCE))
@@ -78,12 +66,12 @@ def lines(report: Report) -> list[Line]:
 
 
 def _changed(
-    label: str, change: Change | None, *, same: str = NO_CHANGE, note: str = ""
+    label: str, change: Report | None, *, same: str = NO_CHANGE, note: str = ""
 ) -> Line | None:
     if change is None:
         return None
     word = same if change["change"] == NO_CHANGE else change["change"]
-    text = f"{f.sentence(word)}: {size(change)} ({interval(change)})"
+    text = f"{f.sentence(word)}: {le.size(change)} ({le.interval(change)})"
     return Line(label, text, note, COLOURS[change["change"]])
 
 
@@ -102,7 +90,7 @@ def _wrong(evaluation: Report) -> list[Line]:
     after = evaluation["after"]
     if after["n_by_kind"] is None or not after["n_examples"]:
         return []
-    kinds = [f"{f.words(kind)}{f.NBSP}{n:,}" for kind, n in errors(evaluation)]
+    kinds = [f"{f.words(kind)}{f.NBSP}{n:,}" for kind, n in le.errors(evaluation)]
     text = ", ".join(kinds[:4]) + (", and others" if len(kinds) > 4 else "")
     cut = after["n_cut_off"]
     note = f"{f.number_of(cut, 'answer')} cut off before the end" if cut else ""
@@ -113,36 +101,30 @@ def _wrong(evaluation: Report) -> list[Line]:
 
 def _score_rows(evaluation: Report) -> list[dict[str, Any]]:
     """Return metric, loss and perplexity of both sides; ``is_same``: no measurable change."""
-    sides, delta = (evaluation["before"], evaluation["after"]), evaluation["delta"]
+    before, after, delta = evaluation["before"], evaluation["after"], evaluation["delta"]
     loss = f.signed(delta["held_out_loss"], 3)
     found: list[tuple[Any, ...]] = [
-        ("Held-out loss", "nats a token", "held_out_loss", f.loss, loss, loss_change(evaluation)),
-        ("Perplexity", "", "perplexity", f.short, "", None),
+        ("Held-out loss", "nats a token", "held_out_loss", f.loss, loss, le.loss_change),
+        ("Perplexity", "", "perplexity", f.short, "", lambda _: None),
     ]
     if delta["value_fraction"] is not None:
         name, points = f.sentence(f.words(evaluation["metric"])), f.points(delta["value_fraction"])
-        metric = metric_change(evaluation)
-        found.insert(0, (name, "", "value_fraction", f.tenths, f"{points} points", metric))
+        metric = (name, "", "value_fraction", f.tenths, f"{points} points", le.metric_change)
+        found.insert(0, metric)
     rows = []
-    for label, unit, key, show, difference, change in found:
-        bands = [side["ci95" if key == "value_fraction" else f"{key}_ci95"] for side in sides]
-        before_band, after_band = (f"{show(b[0])} to {show(b[1])}" if b else "" for b in bands)
-        rows.append({
-            "label": label,
-            "unit": unit,
-            "before": show(sides[0][key]),
-            "after": show(sides[1][key]),
-            "before_band": before_band,
-            "after_band": after_band,
-            "change": difference,
-            "change_band": interval(change) if change else "",
-            "is_same": change is not None and change["change"] == NO_CHANGE,
-        })  # fmt: skip
+    for label, unit, key, show, difference, find in found:
+        change, band_key = find(evaluation), "ci95" if key == "value_fraction" else f"{key}_ci95"
+        row = {"label": label, "unit": unit, "change": difference}
+        for name, side in (("before", before), ("after", after)):
+            band = side[band_key]
+            row[name] = show(side[key])
+            row[f"{name}_band"] = f"{show(band[0])} to {show(band[1])}" if band else ""
+        row["change_band"] = le.interval(change) if change else ""
+        rows.append({**row, "is_same": change is not None and change["change"] == NO_CHANGE})
     return rows
 
 
 def _judge_text(judge: Report | None) -> str:
-    """Say what the judge preferred, how it counted, and what it took."""
     if judge is None:
         return ""
     counted = f"{judge['n_wins']:,} preferred, {judge['n_losses']:,} not, {judge['n_ties']:,} ties"
@@ -165,19 +147,17 @@ def _left_out(report: Report) -> list[tuple[str, str]]:
     if evaluation["task"] == "held_out_loss":
         return []
     unscored = report["unavailable"].get("evaluation.after.value_fraction")
-    said = [
-        (part, evaluation["unavailable"].get(part)) for part in ("baselines", "judge", "lm_eval")
-    ]
     # A reason that names a setting is a choice: evaluation.judge is not set.
     return [
         (f.words(part), why)
-        for part, why in said
-        if why and why != unscored and not why.startswith("evaluation.")
+        for part in ("baselines", "judge", "lm_eval")
+        if (why := evaluation["unavailable"].get(part))
+        and why != unscored
+        and not why.startswith("evaluation.")
     ]
 
 
 def how(report: Report) -> str:
-    """Describe in one line how answers were written and scored."""
     evaluation, decoding = report["evaluation"], report["evaluation"]["decoding"]
     if evaluation["after"]["n_examples"] in (None, 0):
         return ""
@@ -186,8 +166,8 @@ def how(report: Report) -> str:
         drawn = f"temperature {decoding['temperature']:g}, top-p {decoding['top_p']:g}"
         drawn += f", top-k {decoding['top_k']}" if decoding["top_k"] else ""
     stop = [f"stopped at {', '.join(map(repr, decoding['stop']))}"] if decoding["stop"] else []
-    tools = [f"{name} {version}" for name, version in evaluation["tools"].items()]
-    scored = [f"scored with {', '.join(tools)}"] if tools else []
+    tools = ", ".join(f"{name} {version}" for name, version in evaluation["tools"].items())
+    scored = [f"scored with {tools}"] if tools else []
     return f"Answers: {', '.join([evaluation['backend'], drawn, *stop, *scored])}."
 
 

@@ -25,8 +25,6 @@ class Mark(Record, frozen=True, kw_only=True):
 
 
 class LossData(Record, frozen=True, kw_only=True):
-    """Training loss in bins of steps, and held-out loss where it was measured."""
-
     train: tuple[Point, ...]
     held_out: tuple[Mark, ...]
     last_step: int
@@ -61,8 +59,6 @@ class Panel(Record, frozen=True, kw_only=True):
 
 
 class TimelineData(Record, frozen=True, kw_only=True):
-    """Panels over one clock, with the pauses that training made."""
-
     panels: tuple[Panel, ...]
     saves: tuple[Span, ...]
     evaluations: tuple[Span, ...]
@@ -93,8 +89,6 @@ class LengthData(Record, frozen=True, kw_only=True):
 
 
 class ChartData(Record, frozen=True, kw_only=True):
-    """All that the charts of a report show; null where there is nothing to draw."""
-
     loss: LossData | None
     timeline: TimelineData | None
     lengths: LengthData

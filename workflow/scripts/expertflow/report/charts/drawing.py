@@ -5,34 +5,15 @@ Only this module and its frame import altair and vl-convert: they take a second 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
+from msgspec.structs import replace
 
 from expertflow.report import format as f
+from expertflow.report.charts import frame as fr
 from expertflow.report.charts import series
 from expertflow.report.charts.data import Cut, LengthData, LossData, Panel, TimelineData
-from expertflow.report.charts.frame import (
-    BLUE,
-    GREY,
-    NAMED,
-    NARROW,
-    ORANGE,
-    PURPLE,
-    ROUND_TIMES,
-    YELLOW,
-    Axes,
-    Chart,
-    Form,
-    both_sizes,
-    curve,
-    lettering,
-    round_ticks,
-    rounded_up,
-    rows,
-    time_unit,
-    x_axis,
-    y_axis,
-)
 from expertflow.report.charts.series import Point, Span
 
 LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
@@ -40,76 +21,67 @@ LINE_PX = 15
 CENTRE = 0.45  # labels right of it run to the left
 
 
-def loss_chart(loss: LossData) -> Chart:
+def loss_chart(loss: LossData) -> fr.Chart:
     held_out = [{"x": mark.x, "y": mark.y} for mark in loss.held_out]
-    values = [p.low for p in loss.train] + [p.high for p in loss.train]
+    values = [y for p in loss.train for y in (p.low, p.high)]
     values += [mark.y for mark in loss.held_out]
-    low, high = min(values), max(values)
-    room = 0.04 * (high - low) or 0.1
+    room = 0.04 * (max(values) - min(values)) or 0.1
+    low, high = min(values) - room, max(values) + room
     start = 0.0 if any(mark.x == 0 for mark in loss.held_out) else loss.train[0].x
     steps = alt.Scale(domain=[min(start, loss.last_step - 1), loss.last_step], nice=False)
-    height = alt.Scale(domain=[low - room, high + room], nice=False)
+    height = alt.Scale(domain=[low, high], nice=False)
 
-    def draw(form: Form) -> list[alt.Chart]:
-        axes = Axes(
-            x=x_axis(round_ticks(start, loss.last_step, form.n_x_ticks), "steps", steps),
-            y=y_axis(round_ticks(low - room, high + room, form.n_y_ticks + 1), height),
-        )
-        held = alt.Chart(rows(held_out)).encode(x=axes.x, y=axes.y)
+    def draw(form: fr.Form) -> list[alt.Chart]:
+        x = fr.x_axis(fr.round_ticks(start, loss.last_step, form.n_x_ticks), "steps", steps)
+        y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
+        held = alt.Chart(fr.rows(held_out)).encode(x=x, y=y)
         return [
-            *curve(_fitting(loss.train, form), BLUE, axes),
-            held.mark_line(color=ORANGE, strokeWidth=1, strokeDash=[3, 3]),
-            held.mark_point(color=ORANGE, filled=True, size=44, opacity=1),
+            *fr.curve(_fitting(loss.train, form), fr.BLUE, x, y),
+            held.mark_line(color=fr.ORANGE, strokeWidth=1, strokeDash=[3, 3]),
+            held.mark_point(color=fr.ORANGE, filled=True, size=44, opacity=1),
         ]
 
-    return both_sizes(
-        draw, title="Loss", unit="nats a token", label=loss.label, height_px=190
-    )  # fmt: skip
+    return fr.both_sizes(draw, title="Loss", unit="nats a token", label=loss.label, height_px=190)
 
 
-def panel_chart(panel: Panel, timeline: TimelineData) -> Chart:
-    unit, scale = time_unit(timeline.end_s)
+def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
+    unit, scale = fr.time_unit(timeline.end_s)
     end = timeline.end_s / scale
     highest = max(point.high for point in panel.points)
     limit = (panel.limit or 0.0) * 1.2  # leaves room for the label above the line
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
     if panel.limit is None and panel.top is None:
-        top = rounded_up(top, 3)
+        top = fr.rounded_up(top, 3)
     bottom = min(panel.bottom, *(10 * math.floor(p.low / 10) for p in panel.points))
     time = alt.Scale(domain=[0, end], nice=False)
-    height = alt.Scale(domain=[min(bottom, panel.bottom), top], nice=False)
-    points = [
-        Point(x=p.x / scale, y=p.y, low=p.low, high=p.high) for p in panel.points
-    ]  # fmt: skip
-
+    height = alt.Scale(domain=[bottom, top], nice=False)
+    points = [replace(point, x=point.x / scale) for point in panel.points]
     reference = [f"{s.label}: {s.low:g} to {s.high:g} {panel.unit}" for s in panel.reference]
 
-    def draw(form: Form) -> list[alt.Chart]:
-        axes = Axes(
-            x=x_axis(round_ticks(0.0, end, form.n_x_ticks, ROUND_TIMES), unit, time),
-            y=y_axis(round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks)), height),
-        )
-        least = LEAST_BAND_PX * end / form.width_px
+    def draw(form: fr.Form) -> list[alt.Chart]:
+        x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
+        ticks = fr.round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks))
+        y, least = fr.y_axis(ticks, height), LEAST_BAND_PX * end / form.width_px
         return [
-            *_stripes(panel, axes, end),
-            _bands(timeline.saves, YELLOW, axes.x, scale, least),
-            _bands(timeline.evaluations, PURPLE, axes.x, scale, least),
-            *curve(_fitting(points, form), NAMED[panel.colour], axes),
-            *_limit(panel, axes.y),
+            *_stripes(panel, x, y, end),
+            _bands(timeline.saves, fr.YELLOW, x, scale, least),
+            _bands(timeline.evaluations, fr.PURPLE, x, scale, least),
+            *fr.curve(_fitting(points, form), fr.NAMED[panel.colour], x, y),
+            *_limit(panel, y),
         ]
 
-    return both_sizes(
+    return fr.both_sizes(
         draw, title=panel.title, unit=panel.unit, label=panel.label, height_px=96,
         note="; ".join(reference),
     )  # fmt: skip
 
 
-def _stripes(panel: Panel, axes: Axes, end: float) -> list[alt.Chart]:
+def _stripes(panel: Panel, x: alt.X, y: alt.Y, end: float) -> list[alt.Chart]:
     if not panel.reference:
         return []
     values = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
-    stripes = alt.Chart(rows(values)).mark_rect(color=GREY, opacity=0.16)
-    return [stripes.encode(x=axes.x, x2="x2:Q", y=axes.y, y2="y2:Q")]
+    stripes = alt.Chart(fr.rows(values)).mark_rect(color=fr.GREY, opacity=0.16)
+    return [stripes.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")]
 
 
 def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: float) -> alt.Chart:
@@ -120,22 +92,22 @@ def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: 
             values[-1]["x2"] = max(values[-1]["x2"], end)
         else:
             values.append({"x": start, "x2": end})
-    bands: alt.Chart = alt.Chart(rows(values)).mark_rect(color=colour, opacity=0.4)
+    bands: alt.Chart = alt.Chart(fr.rows(values)).mark_rect(color=colour, opacity=0.4)
     return bands.encode(x=x, x2="x2:Q")
 
 
 def _limit(panel: Panel, y: alt.Y) -> list[alt.Chart]:
     if panel.limit is None:
         return []
-    base = alt.Chart(rows([{"y": panel.limit, "label": panel.limit_label}]))
+    base = alt.Chart(fr.rows([{"y": panel.limit, "label": panel.limit_label}]))
     text = base.encode(x=alt.value("width"))
     return [
-        base.mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(y=y),
-        *lettering(text, y, align="right", baseline="bottom", dy=-3),
+        base.mark_rule(color=fr.ORANGE, strokeDash=[4, 3]).encode(y=y),
+        *fr.lettering(text, y, align="right", baseline="bottom", dy=-3),
     ]
 
 
-def length_chart(lengths: LengthData) -> Chart:
+def length_chart(lengths: LengthData) -> fr.Chart:
     edges = lengths.edges
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
@@ -147,42 +119,41 @@ def length_chart(lengths: LengthData) -> Chart:
     start = bars[0]["x"] if bars else 0
     end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in lengths.shown)])
     most = max([*lengths.counts, 1])
-    tokens = alt.Scale(domain=[start, end], nice=False)
-    if grows:
-        tokens = alt.Scale(domain=[start, end], nice=False, type="log", base=2)
+    log: dict[str, Any] = {"type": "log", "base": 2} if grows else {}
+    tokens = alt.Scale(domain=[start, end], nice=False, **log)
     height = alt.Scale(domain=[0, most * (1.04 + 0.17 * len(lengths.shown))], nice=False)
 
-    def draw(form: Form) -> list[alt.Chart]:
+    def draw(form: fr.Form) -> list[alt.Chart]:
         ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
-        axes = Axes(
-            x=x_axis(ticks, "tokens", tokens),
-            y=y_axis(round_ticks(0, most, min(4, form.n_y_ticks)), height),
+        x = fr.x_axis(ticks, "tokens", tokens)
+        y = fr.y_axis(fr.round_ticks(0, most, min(4, form.n_y_ticks)), height)
+        bar = alt.Chart(fr.rows(bars)).mark_rect(
+            color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5
         )
-        bar = alt.Chart(rows(bars)).mark_rect(color=BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
         places = [_share(cut.length_tokens, start, end, log=grows) for cut in lengths.shown]
         cuts = [
-            _cut(lengths.shown[i], line, axes.x, to_the_left=places[i] > CENTRE)
+            _cut(lengths.shown[i], line, x, to_the_left=places[i] > CENTRE)
             for line, i in enumerate(_outside_in(places))
         ]
         lines, texts = [cut[0] for cut in cuts], [text for cut in cuts for text in cut[1:]]
-        return [bar.encode(x=axes.x, x2="x2:Q", y=axes.y, y2=alt.datum(0)), *lines, *texts]
+        return [bar.encode(x=x, x2="x2:Q", y=y, y2=alt.datum(0)), *lines, *texts]
 
     unit = f"{sum(lengths.counts):,} documents by tokens"
     if lengths.fill_fraction is not None:
         unit += f"; rows are {f.percent(lengths.fill_fraction)} full"
-    return both_sizes(
+    return fr.both_sizes(
         draw, title="Document length", unit=unit, label=lengths.label, height_px=170
-    )  # fmt: skip
+    )
 
 
 def _cut(cut: Cut, line: int, x: alt.X, *, to_the_left: bool) -> list[alt.Chart]:
     top = 2 + LINE_PX * line
-    base = alt.Chart(rows([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
+    base = alt.Chart(fr.rows([{"x": cut.length_tokens, "label": cut.label}])).encode(x=x)
     return [
-        base.mark_rule(color=ORANGE, strokeDash=[] if cut.is_chosen else [4, 3]).encode(
+        base.mark_rule(color=fr.ORANGE, strokeDash=[] if cut.is_chosen else [4, 3]).encode(
             y=alt.value(top), y2=alt.value("height")
         ),
-        *lettering(
+        *fr.lettering(
             base, alt.value(top), baseline="top",
             align="right" if to_the_left else "left", dx=-5 if to_the_left else 5,
             fontWeight="bold" if cut.is_chosen else "normal",
@@ -213,6 +184,6 @@ def _dozens(end: float, n_max: int) -> list[float]:
     return [i * step for i in range(int(end / step) + 1)]
 
 
-def _fitting(points: Sequence[Point], form: Form) -> list[Point]:
+def _fitting(points: Sequence[Point], form: fr.Form) -> list[Point]:
     """Return half as many bins for a phone."""
-    return series.joined(points, -(-len(points) // 2)) if form is NARROW else list(points)
+    return series.joined(points, -(-len(points) // 2)) if form is fr.NARROW else list(points)

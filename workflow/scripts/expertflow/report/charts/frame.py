@@ -45,11 +45,6 @@ ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
 ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
 
 
-class Axes(Record, frozen=True, kw_only=True):
-    x: alt.X
-    y: alt.Y
-
-
 class Chart(Record, frozen=True, kw_only=True):
     """A chart in both sizes, as inline SVG. Title, unit and note are written by the page."""
 
@@ -132,20 +127,20 @@ def _axis(values: Sequence[float], label: str) -> alt.Axis:
     return alt.Axis(values=list(values), title=None, labelExpr=label, labelOverlap=False)
 
 
-def curve(points: Sequence[Point], colour: str, axes: Axes) -> list[alt.Chart]:
-    base = alt.Chart(rows([asdict(point) for point in points])).encode(x=axes.x)
-    line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=axes.y)
+def curve(points: Sequence[Point], colour: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    base = alt.Chart(rows([asdict(point) for point in points])).encode(x=x)
+    line = base.mark_line(color=colour, strokeWidth=1.5, strokeJoin="round").encode(y=y)
     if all(point.low == point.high for point in points):
         return [line]
     band = base.mark_area(color=colour, opacity=0.25)
     # The band's y is the axis of the line: one of its own would stretch the scale to zero.
-    low = alt.Y("low:Q", axis=axes.y["axis"], scale=axes.y["scale"])
+    low = alt.Y("low:Q", axis=y["axis"], scale=y["scale"])
     return [band.encode(y=low, y2="high:Q"), line]
 
 
-def lettering(base: alt.Chart, y: Any = alt.Undefined, **mark: Any) -> list[alt.Chart]:
+def lettering(base: alt.Chart, y: Any, *, color: str = LIMIT, **mark: Any) -> list[alt.Chart]:
     rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
-    text = base.mark_text(color=LIMIT, **mark)
+    text = base.mark_text(color=color, **mark)
     return [layer.encode(text="label:N", y=y) for layer in (rim, text)]
 
 

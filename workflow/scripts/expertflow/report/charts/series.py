@@ -32,7 +32,6 @@ def envelope(values: Iterable[tuple[float, float | None]], n_bins: int = N_BINS)
 
 
 def joined(points: Sequence[Point], n_bins: int) -> list[Point]:
-    """Join neighbours into bins, with the spread inside each."""
     return [
         Point(
             x=sum(point.x for point in part) / len(part),
@@ -82,7 +81,6 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
 
 
 def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
-    """Return one field of the hardware samples over elapsed seconds."""
     readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
     return envelope((x, None if y is None else y * scale) for x, y in readings)
 

@@ -8,34 +8,13 @@ from typing import Any
 
 import altair as alt
 
+from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
-from expertflow.report.ablation_facts import (
-    NOTABLE,
-    Ladder,
-    Step,
-    bare,
-    interval,
-    label,
-    makes_no_difference,
-)
-from expertflow.report.charts.frame import (
-    BLUE,
-    GREEN,
-    GREY,
-    MUTED,
-    NARROW,
-    ORANGE,
-    PAGE,
-    RED,
-    RULE,
-    TEXT,
-    Chart,
-    Form,
-    both_sizes,
-    round_ticks,
-    rows,
-)
+from expertflow.report.ablation_facts import Ladder, Step, interval
+from expertflow.report.charts import frame as fr
 from expertflow.studies.records import Bar, Estimate
+
+Rows = list[dict[str, Any]]
 
 ROW_PX = 37
 N_TICKS = 3
@@ -54,34 +33,37 @@ SHORT = "datum.value === 0 ? '0 tokens/s' : format(datum.value, '.3~s')"
 TIMES = "'×' + format(datum.value, '~g') + (datum.value === 1 ? ' the plan' : '')"
 
 
-def waterfall_chart(ladder: Ladder) -> Chart:
+def waterfall_chart(ladder: Ladder) -> fr.Chart:
     steps = ladder.steps
     most = max(step.tokens_per_s or 0.0 for step in steps)
-    top = min(max(step.high or 0.0 for step in steps), LEAST_REACH * most)
-    top = max(top, most)
-    x = alt.Scale(domain=[0, top * 1.01], nice=False)
+    top = max(min(max(step.high or 0.0 for step in steps), LEAST_REACH * most), most)
+    x = _x(fr.round_ticks(0, top, N_TICKS), SHORT, alt.Scale(domain=[0, top * 1.01], nice=False))
 
-    def draw(form: Form) -> list[alt.Chart]:
-        ticks = round_ticks(0, top, N_TICKS)
+    def draw(form: fr.Form) -> list[alt.Chart]:
+        texts = [_figure(step, form) for step in steps]
         return [
-            *_frame(len(steps), _axis(ticks, SHORT, x)),
-            *_bars(steps, _axis(ticks, SHORT, x), top),
-            *_names([step.label for step in steps], form),
-            *_figures([_figure(step, form) for step in steps]),
+            *_frame(len(steps), x),
+            *_bars(steps, x, top),
+            *_letter([step.label for step in steps], texts, form),
         ]
 
-    return both_sizes(
+    speeds = "; ".join(
+        f"{step.label}: {step.outcome if step.tokens_per_s is None else f.short(step.tokens_per_s)}"
+        for step in steps
+    )
+    return fr.both_sizes(
         draw, title="From the first rung to the plan",
         unit="useful tokens/s, and what each step is worth",
-        label=_waterfall_words(ladder), height_px=_height(len(steps)),
+        label=f"Useful tokens a second from the first rung to the plan. {speeds}",
+        height_px=_height(len(steps)),
     )  # fmt: skip
 
 
-def changes_chart(bars: tuple[Bar, ...]) -> Chart | None:
+def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     drawn = [(bar, bar.ratio) for bar in bars if bar.ratio]
     if not drawn:
         return None
-    names = [label(bar) for bar, _ in drawn]
+    names = [facts.label(bar) for bar, _ in drawn]
     values = [ratio.value for _, ratio in drawn]
     low = max(
         min(1 / LEAST_REACH, *(min(ratio.least, ratio.low) for _, ratio in drawn)),
@@ -91,23 +73,27 @@ def changes_chart(bars: tuple[Bar, ...]) -> Chart | None:
         max(LEAST_REACH, *(max(ratio.most, ratio.high) for _, ratio in drawn)),
         max(1.0, *values) * MOST_BEYOND,
     )
-    x = alt.Scale(type="log", domain=[low / 1.03, high * 1.03], nice=False)
+    scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03], nice=False)
+    x = _x(_times(low, high), TIMES, scale)
 
-    def draw(form: Form) -> list[alt.Chart]:
-        axis = _axis(_times(low, high), TIMES, x)
-        ratios = [ratio for _, ratio in drawn]
+    def draw(form: fr.Form) -> list[alt.Chart]:
+        texts = [
+            f.factor(ratio.value)
+            + ("" if form is fr.NARROW else f" ({interval(ratio)})")
+            + _odd(bar)
+            for bar, ratio in drawn
+        ]
         return [
-            *_frame(len(drawn), axis, at=1.0),
-            *_dots(ratios, _by_colour(drawn), axis, (low, high)),
-            *_names(names, form),
-            *_figures([_ratio_figure(bar, ratio, form) for bar, ratio in drawn]),
+            *_frame(len(drawn), x, at=1.0),
+            *_dots(drawn, x, (low, high)),
+            *_letter(names, texts, form),
         ]
 
     words = "; ".join(
         f"{name}: {f.factor(ratio.value)}{_odd(bar)}"
         for name, (bar, ratio) in zip(names, drawn, strict=True)
     )
-    return both_sizes(
+    return fr.both_sizes(
         draw, title="One change each", unit="speed over the plan\u2019s, with 95\u00a0% intervals",
         label=f"Speed of single changes over the plan's. {words}", height_px=_height(len(drawn)),
     )  # fmt: skip
@@ -117,41 +103,32 @@ def _height(n_rows: int) -> int:
     return n_rows * ROW_PX + 22
 
 
-def _axis(ticks: list[float], label: str, scale: alt.Scale) -> alt.X:
+def _x(ticks: list[float], label: str, scale: alt.Scale) -> alt.X:
     # Labels at the ends are moved inside: there is no margin for a half of them.
-    axis = alt.Axis(
-        values=ticks, title=None, labelExpr=label, labelOverlap=False, labelFlush=True
-    )  # fmt: skip
+    axis = alt.Axis(values=ticks, title=None, labelExpr=label, labelOverlap=False, labelFlush=True)
     return alt.X("x:Q", axis=axis, scale=scale)
 
 
-def _y(name: str, n_rows: int) -> alt.Y:
-    return alt.Y(f"{name}:Q", axis=None, scale=alt.Scale(domain=[n_rows, 0], nice=False))
+def _y(n_rows: int) -> alt.Y:
+    return alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[n_rows, 0], nice=False))
 
 
 def _frame(n_rows: int, x: alt.X, at: float = 0.0) -> list[alt.Chart]:
-    base = alt.Chart(rows([{"x": at, "y": 0, "y2": n_rows}]))
-    line = base.mark_rule(color=RULE, strokeWidth=1 if at else 0)
-    return [line.encode(x=x, y=_y("y", n_rows), y2="y2:Q")]
+    base = alt.Chart(fr.rows([{"x": at, "y": 0, "y2": n_rows}]))
+    line = base.mark_rule(color=fr.RULE, strokeWidth=1 if at else 0)
+    return [line.encode(x=x, y=_y(n_rows), y2="y2:Q")]
 
 
 def _bars(steps: tuple[Step, ...], x: alt.X, top: float) -> list[alt.Chart]:
-    n = len(steps)
-    y, y2 = _y("y", n), "y2:Q"
     held, moved, spread = _shapes(steps, top)
     layers = []
     if held:  # what was there before this step
-        layers.append(alt.Chart(rows(held)).mark_rect(color=GREY, opacity=0.22))
+        layers.append(alt.Chart(fr.rows(held)).mark_rect(color=fr.GREY, opacity=0.22))
     for colour, values in moved.items():
-        layers.append(alt.Chart(rows(values)).mark_rect(color=colour))
-    drawn = [layer.encode(x=x, x2="x2:Q", y=y, y2=y2) for layer in layers]
+        layers.append(alt.Chart(fr.rows(values)).mark_rect(color=colour))
     if spread:
-        line = alt.Chart(rows(spread)).mark_rule(color=TEXT, strokeWidth=1.5)
-        drawn.append(line.encode(x=x, x2="x2:Q", y=y, y2=y2))
-    return drawn
-
-
-Rows = list[dict[str, Any]]
+        layers.append(alt.Chart(fr.rows(spread)).mark_rule(color=fr.TEXT, strokeWidth=1.5))
+    return [layer.encode(x=x, x2="x2:Q", y=_y(len(steps)), y2="y2:Q") for layer in layers]
 
 
 def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows], Rows]:
@@ -176,87 +153,62 @@ def _shapes(steps: tuple[Step, ...], top: float) -> tuple[Rows, dict[str, Rows],
 
 def _colour(step: Step) -> str:
     if step.is_plan:
-        return BLUE
-    is_open = step.factor is not None and makes_no_difference(step.factor)
+        return fr.BLUE
+    is_open = step.factor is not None and facts.makes_no_difference(step.factor)
     if step.before is None or step.tokens_per_s is None or is_open:
-        return GREY
-    return GREEN if step.tokens_per_s >= step.before else RED
+        return fr.GREY
+    return fr.GREEN if step.tokens_per_s >= step.before else fr.RED
 
 
 def _dots(
-    ratios: list[Estimate],
-    by_colour: dict[str, list[int]],
-    x: alt.X,
-    ends: tuple[float, float],
+    drawn: list[tuple[Bar, Estimate]], x: alt.X, ends: tuple[float, float]
 ) -> list[alt.Chart]:
-    n, middle = len(ratios), (TOP + BOTTOM) / 2
-    layers = []
-    for width, opacity, names in ((8, 0.4, ("least", "most")), (1.5, 1.0, ("low", "high"))):
-        for colour, places in by_colour.items():
+    by_colour: dict[str, list[tuple[float, Estimate]]] = {}
+    for i, (bar, ratio) in enumerate(drawn):
+        colour = fr.GREY
+        if bar.is_sane is False:
+            colour = fr.RED
+        elif ratio.low > facts.NOTABLE or ratio.high < 1:
+            colour = fr.BLUE if ratio.high < 1 else fr.ORANGE
+        by_colour.setdefault(colour, []).append((i + (TOP + BOTTOM) / 2, ratio))
+    layers, y = [], _y(len(drawn))
+    for width, opacity, least, most in ((8, 0.4, "least", "most"), (1.5, 1.0, "low", "high")):
+        for colour, dots in by_colour.items():
             values = [
-                {"x": max(getattr(ratios[i], names[0]), ends[0]),
-                 "x2": min(getattr(ratios[i], names[1]), ends[1]), "y": i + middle}
-                for i in places
+                {"x": max(getattr(ratio, least), ends[0]), "x2": min(getattr(ratio, most), ends[1]),
+                 "y": place}
+                for place, ratio in dots
             ]  # fmt: skip
-            line = alt.Chart(rows(values)).mark_rule(
-                color=colour, strokeWidth=width, opacity=opacity
-            )
-            layers.append(line.encode(x=x, x2="x2:Q", y=_y("y", n)))
-    for colour, places in by_colour.items():
-        values = [{"x": ratios[i].value, "y": i + middle} for i in places]
-        point = alt.Chart(rows(values)).mark_point(color=colour, filled=True, size=64, opacity=1)
-        layers.append(point.encode(x=x, y=_y("y", n)))
+            base = alt.Chart(fr.rows(values))
+            line = base.mark_rule(color=colour, strokeWidth=width, opacity=opacity)
+            layers.append(line.encode(x=x, x2="x2:Q", y=y))
+    for colour, dots in by_colour.items():
+        base = alt.Chart(fr.rows([{"x": ratio.value, "y": place} for place, ratio in dots]))
+        point = base.mark_point(color=colour, filled=True, size=64, opacity=1)
+        layers.append(point.encode(x=x, y=y))
     return layers
 
 
-def _by_colour(drawn: list[tuple[Bar, Estimate]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for i, (bar, ratio) in enumerate(drawn):
-        colour = ORANGE if ratio.low > NOTABLE else BLUE if ratio.high < 1 else GREY
-        found.setdefault(RED if bar.is_sane is False else colour, []).append(i)
-    return found
+def _letter(names: list[str], figures: list[str], form: fr.Form) -> list[alt.Chart]:
+    limit = round((NARROW_NAME_FRACTION if form is fr.NARROW else NAME_FRACTION) * form.width_px)
+    layers = []
+    for labels, x, mark in (
+        (names, alt.value(0), {"align": "left", "color": fr.TEXT, "limit": limit}),
+        (figures, alt.value("width"), {"align": "right", "color": fr.MUTED}),
+    ):
+        values = [{"y": i + NAME, "label": label} for i, label in enumerate(labels)]
+        base = alt.Chart(fr.rows(values)).encode(x=x)
+        layers += fr.lettering(base, _y(len(labels)), **mark, baseline="middle", fontSize=12)
+    return layers
 
 
-def _names(labels: list[str], form: Form) -> list[alt.Chart]:
-    share = NARROW_NAME_FRACTION if form is NARROW else NAME_FRACTION
-    limit = round(share * form.width_px)
-    return _texts(labels, alt.value(0), align="left", color=TEXT, limit=limit)
-
-
-def _figures(texts: list[str]) -> list[alt.Chart]:
-    return _texts(texts, alt.value("width"), align="right", color=MUTED)
-
-
-def _texts(labels: list[str], x: Any, *, color: str, **mark: Any) -> list[alt.Chart]:
-    values = [{"y": i + NAME, "label": label} for i, label in enumerate(labels)]
-    base = alt.Chart(rows(values)).encode(x=x, y=_y("y", len(labels)), text="label:N")
-    mark |= {"baseline": "middle", "fontSize": 12}
-    rim = base.mark_text(stroke=PAGE, strokeWidth=4, strokeJoin="round", color=PAGE, **mark)
-    return [rim, base.mark_text(color=color, **mark)]
-
-
-def _figure(step: Step, form: Form) -> str:
+def _figure(step: Step, form: fr.Form) -> str:
     if step.tokens_per_s is None:
         return step.outcome
     if step.factor is None:
         return f.short(step.tokens_per_s)
-    worth = f.factor(step.factor.value)
-    if form is not NARROW:
-        worth = f"{worth} ({interval(step.factor)})"
-    return f"{worth} \u00b7 {f.short(step.tokens_per_s)}"
-
-
-def _ratio_figure(bar: Bar, ratio: Estimate, form: Form) -> str:
-    spread = "" if form is NARROW else f" ({bare(ratio.low)} to {bare(ratio.high)})"
-    return f"{f.factor(ratio.value)}{spread}{_odd(bar)}"
-
-
-def _waterfall_words(ladder: Ladder) -> str:
-    speeds = "; ".join(
-        f"{step.label}: {step.outcome if step.tokens_per_s is None else f.short(step.tokens_per_s)}"
-        for step in ladder.steps
-    )
-    return f"Useful tokens a second from the first rung to the plan. {speeds}"
+    spread = "" if form is fr.NARROW else f" ({interval(step.factor)})"
+    return f"{f.factor(step.factor.value)}{spread} \u00b7 {f.short(step.tokens_per_s)}"
 
 
 def _times(low: float, high: float) -> list[float]:

@@ -1,10 +1,7 @@
 """Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
 
-from collections.abc import Callable
-
-from expertflow.report.findings.evidence import NOT_TIMED, Report, finding
+from expertflow.report.findings.evidence import NOT_TIMED, Findings, Report, finding
 from expertflow.report.format import percent
-from expertflow.report.records import Finding
 
 MIN_RECORDS = 30  # of a source: a share of fewer says little
 LEFT_OUT_LIMIT = 1 / 3
@@ -15,86 +12,79 @@ LONG_FACTOR = 1.25
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
 
-def no_licence(report: Report) -> Finding | None:
+def no_licence(report: Report) -> Findings:
     names = [source["name"] for source in report["data"]["sources"] if source["licence"] is None]
-    if not names:
-        return None
-    return finding(
-        "no-licence",
-        evidence=f"no licence is stated for {', '.join(names)}",
-        threshold="one for each source",
-        origin="the model inherits the duties of its data",
-        recommendation="state the licence in the manifest, or leave the source out",
-    )
+    if names:
+        yield finding(
+            "no-licence",
+            evidence=f"no licence is stated for {', '.join(names)}",
+            threshold="one for each source",
+            origin="the model inherits the duties of its data",
+            recommendation="state the licence in the manifest, or leave the source out",
+        )
 
 
-def left_out(report: Report) -> Finding | None:
+def left_out(report: Report) -> Findings:
     """Find sources of which much was rejected, filtered or said twice.
 
     What caps and weights took is known over all sources together, so the share of one is at least
     what is left when all of that is put down to it.
     """
-    dropped, shares = report["data"]["dropped_by_reason"], {}
+    dropped, shares = report["data"]["dropped_by_reason"], []
     n_chosen = sum(dropped.get(reason, 0) for reason in CHOSEN)
     for source in report["data"]["sources"]:
         total = source["n_left_out"] + source["n_train"] + source["n_held_out"]
         n_lost = source["n_left_out"] - n_chosen
         if total >= MIN_RECORDS and n_lost > LEFT_OUT_LIMIT * total:
-            shares[source["name"]] = n_lost / total
-    if not shares:
-        return None
-    listed = ", ".join(f"{percent(share)} of {name}" for name, share in shares.items())
-    return finding(
-        "data-left-out",
-        evidence=f"rejected, filtered or dropped as duplicates: at least {listed}",
-        threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
-        recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
-        " dropped_by_reason; many near duplicates may be one template with other values",
-    )
+            shares.append(f"{percent(n_lost / total)} of {source['name']}")
+    if shares:
+        yield finding(
+            "data-left-out",
+            evidence=f"rejected, filtered or dropped as duplicates: at least {', '.join(shares)}",
+            threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
+            recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
+            " dropped_by_reason; many near duplicates may be one template with other values",
+        )
 
 
-def padding(report: Report) -> Finding | None:
+def padding(report: Report) -> Findings:
     share = report["data"]["padding_fraction"]
-    if share is None or share <= PADDING_LIMIT:
-        return None
-    return finding(
-        "padding",
-        evidence=f"{percent(share)} of the token positions in training were padding",
-        threshold=f"at most {percent(PADDING_LIMIT)}",
-        recommendation="pack several documents into a row (packing: bfd)",
-        worth="how much faster the steps would be without it was not measured",
-    )
+    if share is not None and share > PADDING_LIMIT:
+        yield finding(
+            "padding",
+            evidence=f"{percent(share)} of the token positions in training were padding",
+            threshold=f"at most {percent(PADDING_LIMIT)}",
+            recommendation="pack several documents into a row (packing: bfd)",
+            worth="how much faster the steps would be without it was not measured",
+        )
 
 
-def few_steps(report: Report) -> Finding | None:
+def few_steps(report: Report) -> Findings:
     parameters = report["training_parameters"]
     n_steps, n_warmup = parameters["total_steps"], parameters["warmup_steps"]
-    if n_steps >= MIN_GOOD_STEPS and n_warmup < WARMUP_LIMIT * n_steps:
-        return None
-    return finding(
-        "few-steps",
-        severity="info",
-        evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
-        threshold=f"at least {MIN_GOOD_STEPS} steps, warm-up below {percent(WARMUP_LIMIT)}",
-        recommendation="fewer tokens a step (gradient_accumulation_steps), or more epochs",
-    )
+    if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:
+        yield finding(
+            "few-steps",
+            severity="info",
+            evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
+            threshold=f"at least {MIN_GOOD_STEPS} steps, warm-up below {percent(WARMUP_LIMIT)}",
+            recommendation="fewer tokens a step (gradient_accumulation_steps), or more epochs",
+        )
 
 
-def long_rows(report: Report) -> Finding | None:
+def long_rows(report: Report) -> Findings:
     data = report["data"]
     length, longest = data["seq_len"], data["length_histogram"]["max"]
-    if data["packing"] != "none" or length <= LONG_FACTOR * longest:
-        return None
-    return finding(
-        "rows-too-long",
-        worth=NOT_TIMED,
-        severity="info",
-        evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
-        threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not packed",
-        recommendation=f"max_seq_length: {longest:,} would hold every document",
-    )
+    if data["packing"] == "none" and length > LONG_FACTOR * longest:
+        yield finding(
+            "rows-too-long",
+            worth=NOT_TIMED,
+            severity="info",
+            evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
+            threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not"
+            " packed",
+            recommendation=f"max_seq_length: {longest:,} would hold every document",
+        )
 
 
-RULES: tuple[Callable[[Report], Finding | None], ...] = (
-    no_licence, left_out, padding, few_steps, long_rows,
-)  # fmt: skip
+RULES = (no_licence, left_out, padding, few_steps, long_rows)

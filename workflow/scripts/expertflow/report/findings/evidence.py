@@ -1,5 +1,6 @@
 """What findings share: when there is evidence enough, what counters and times say, and a price."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from expertflow.report.derive import NO_PRICE
@@ -8,13 +9,16 @@ from expertflow.report.profile import judged_time
 from expertflow.report.records import Finding, Severity
 
 Report = dict[str, Any]
+Findings = Iterator[Finding]
 
 ORIGIN = "our judgement, not yet calibrated on runs"
+FALLBACK = "a fallback is said"
 MIN_STEPS = 20  # fewer steps say little about waiting: the first ones start workers
 MIN_WALL_S = 60.0  # in a shorter run every fixed cost looks large
 MIN_SAMPLES = 20  # readings of the monitor
 NOT_TIMED = "what it cost in time was not measured"
 NO_LOSS = "no time is lost by it"
+PRICED_ELSEWHERE = "the parts of wall time behind it are priced on their own"
 # Our judgement, but for the first: DCGM's guidance calls streaming multiprocessors that are active
 # 80 % of the time or more a necessary sign of good use.
 SM_BUSY_PERCENT = 80.0
@@ -57,7 +61,6 @@ def price(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
 
 
 def lasted(report: Report) -> bool:
-    """Return whether the run was long enough to judge how its time was spent."""
     steps, wall_s = report["training_report"]["training"]["steps"], report["time"]["wall_s"]
     return bool(steps >= MIN_STEPS and wall_s >= MIN_WALL_S)
 
@@ -85,7 +88,6 @@ def power_fraction(report: Report) -> float | None:
 
 
 def memory_bound(report: Report) -> bool:
-    """Return whether multiprocessors are busy while tensor cores are not."""
     tensor, sm = median(report, "tensor_active_percent"), median(report, "sm_active_percent")
     if tensor is None or sm is None:
         return False
@@ -98,9 +100,8 @@ def small_kernels(report: Report) -> bool:
     Where counters show busy multiprocessors the kernels are not small, whatever the power.
     """
     kernel, power = median(report, "any_kernel_percent"), power_fraction(report)
-    if kernel is None or power is None:
-        return False
-    if (median(report, "sm_active_percent") or 0) > SM_BUSY_PERCENT:
+    is_busy = (median(report, "sm_active_percent") or 0) > SM_BUSY_PERCENT
+    if kernel is None or power is None or is_busy:
         return False
     return kernel > KERNEL_BUSY_PERCENT and power < POWER_LOW_FRACTION
 
@@ -130,21 +131,21 @@ def steps_per_epoch(report: Report) -> int:
 
 
 def why_rows_differ(report: Report) -> str | None:
-    """Say why the run's epochs are not passes over the packed rows; null where they are.
+    """Return why the run's epochs are not passes over the packed rows; null where they are.
 
     A run by hand may have its own batch, or documents that are tokenised as they are needed.
     """
     training = report["training_report"]["training"]
+    not_held = "its tokens were not held against packing.json"
     if training["on_the_fly"]:
         return (
-            "the run tokenised its documents on the fly: its rows are not the packed ones; its"
-            " tokens were not held against packing.json"
+            "the run tokenised its documents on the fly: its rows are not the packed ones;"
+            f" {not_held}"
         )
-    planned = steps_per_epoch(report)
-    if abs(training["steps"] / planned - training["epochs"]) <= 1e-6:
+    epochs = training["steps"] / steps_per_epoch(report)
+    if abs(epochs - training["epochs"]) <= 1e-6:
         return None
     return (
         f"{training['steps']:,} steps are {training['epochs']:.4g} epochs of this run and"
-        f" {training['steps'] / planned:.4g} of the packed rows: it had settings of its own;"
-        " its tokens were not held against packing.json"
+        f" {epochs:.4g} of the packed rows: it had settings of its own; {not_held}"
     )
