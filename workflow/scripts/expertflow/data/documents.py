@@ -17,6 +17,7 @@ key, and then its groups are not spread evenly any more.
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,17 +119,19 @@ class KeptRows(NamedTuple):
     n_copies: NDArray[np.int32]
 
 
-def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
-    """Read the keep-list by source and shard."""
-    parts: dict[tuple[str, str], list[KeptRows]] = {}
+def iter_keep(path: Path) -> Iterator[tuple[tuple[str, str], KeptRows]]:
+    """Yield the source, shard and kept rows of each shard, in the order of the manifest."""
     with pa.memory_map(str(path)) as source:
-        for batch in pa.ipc.open_stream(source):
-            if batch.num_rows:  # all of one shard
-                key = (batch["source"][0].as_py(), batch["shard"][0].as_py())
-                held_out = batch["held_out"].to_numpy(zero_copy_only=False)
-                rows = KeptRows(batch["row"].to_numpy(), held_out, batch["n_copies"].to_numpy())
-                parts.setdefault(key, []).append(rows)
-    return {key: join_rows(rows) for key, rows in parts.items()}
+        batches = (batch for batch in pa.ipc.open_stream(source) if batch.num_rows)
+        # A batch holds rows of one shard.
+        for key, own in groupby(batches, lambda b: (b["source"][0].as_py(), b["shard"][0].as_py())):
+            names = ("row", "held_out", "n_copies")
+            parts = [[b[name].to_numpy(zero_copy_only=False) for name in names] for b in own]
+            yield key, join_rows([KeptRows(*part) for part in parts])
+
+
+def keep_by_shard(path: Path) -> dict[tuple[str, str], KeptRows]:
+    return dict(iter_keep(path))
 
 
 def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
@@ -139,14 +142,13 @@ def iter_kept(
     shards: list[ShardRecord], keep: Path, *, held_out: bool | None = None
 ) -> Iterator[Document]:
     """Yield the kept documents of one side, or of both, in the order of the manifest."""
-    by_shard = keep_by_shard(keep)
-    for shard in shards:
-        kept = by_shard.get((shard.source, shard.shard))
-        if kept is not None and held_out is not None:
+    by_name = {(shard.source, shard.shard): shard for shard in shards}
+    for key, kept in iter_keep(keep):
+        if held_out is not None:
             side = kept.held_out == held_out
             kept = KeptRows(*(column[side] for column in kept))
-        if kept is not None and len(kept.rows):
-            yield from iter_documents(shard, kept)
+        if key in by_name and len(kept.rows):
+            yield from iter_documents(by_name[key], kept)
 
 
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
@@ -206,5 +208,4 @@ def text_hash(text: str) -> bytes:
 
 def group_hash(group: str) -> int:
     """Return a group's place in [0, 2^64): a document whose place is low enough is held out."""
-    digest = hashlib.sha256(SALT + group.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big")
+    return hash_document(group, "")[0]

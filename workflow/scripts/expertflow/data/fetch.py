@@ -3,6 +3,8 @@
 from difflib import get_close_matches
 from pathlib import Path
 
+from msgspec.structs import asdict, replace
+
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
@@ -34,13 +36,12 @@ def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRe
     fetched = kind_of(spec.source).fetch(spec.source, lock, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
         raise DataError(f"source {lock.name}: it holds no records; check its path and filters")
+    if fetched.revision is None:
+        fetched = replace(fetched, revision=lock.revision)
     return SourceRecord(
         name=lock.name,
         preset=spec.preset,
         kind=lock.kind,
-        revision=fetched.revision or lock.revision,
-        card_licence=fetched.card_licence,
         n_shards=lock.n_shards,
-        files=tuple(fetched.files),
-        artefacts=fetched.artefacts,
+        **asdict(fetched),
     )

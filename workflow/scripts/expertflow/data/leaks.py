@@ -121,9 +121,9 @@ class BenchmarkIndex:
 
 def _texts(spec: BenchmarkSpec) -> Iterator[str]:
     fill = filler(spec.text)
-    file = describe(Path(spec.path), sha256=spec.sha256, options={})
+    file = describe(Path(spec.path), sha256=spec.sha256)
     n_texts = 0
-    for record in iter_shard((file,), index=0, n_shards=1, options={}):
+    for record in iter_shard((file,), index=0, n_shards=1):
         fault = record.fault
         if record.value is not None:
             try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, sha256_file, write_text_if_changed
@@ -99,18 +99,12 @@ def _lock(source: SourceSpec, pins: Pins) -> SourceLock:
         pinned = kind.pin(source, pins)
     except (ConfigError, DataError) as error:
         raise type(error)(f"source {source.name}: {error}") from error
-    return SourceLock(
-        name=source.name,
-        kind=source.kind,
-        n_shards=source.n_shards or pinned.n_shards,
-        revision=pinned.revision,
-        identity=pinned.identity,
-        files=pinned.files,
-    )
+    if source.n_shards:
+        pinned = replace(pinned, n_shards=source.n_shards)
+    return SourceLock(name=source.name, kind=source.kind, **asdict(pinned))
 
 
 def _is_absent(source: SourceSpec) -> bool:
-    """Return whether nothing is where a source of files should be; others lie nowhere."""
     if source.path is None:
         return False
     place = Path(source.path).expanduser()

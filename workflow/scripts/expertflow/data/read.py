@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file
 from expertflow.data.formats import delimited, json_values, lines, tables
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import SUFFIXES, sniff
@@ -55,13 +56,17 @@ def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool
     return compression is None and file_format in ("jsonl", "parquet", "arrow")
 
 
-def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
+def describe(
+    path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
+) -> DataFile:
     """Look into a raw file; records are counted where that costs no parsing.
+
+    ``sha256`` is that of its content, where it is known.
 
     Raises:
         DataError: it cannot be opened as what its name says.
     """
-    reading = ReadOptions.among(options)
+    reading = ReadOptions.among(options or {})
     kind, compression = format_of(path)
     notes = sniff(path, kind, compression)
     n_records: int | None = None
@@ -79,7 +84,7 @@ def describe(path: Path, *, sha256: str, options: dict[str, Any]) -> DataFile:
         compression=compression,
         n_bytes=n_bytes,
         n_records=n_records,
-        sha256=sha256,
+        sha256=sha256 or sha256_file(path),
         n_newlines=n_newlines,
         notes=notes,
     )

@@ -11,7 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from expertflow.core.records import Record
-from expertflow.data.checks.faults import Check, clip, text_check, too_hard
+from expertflow.data.checks.faults import Check, clip, too_hard
+from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
 if TYPE_CHECKING:
@@ -36,8 +37,13 @@ _BREAKDOWNS = (
 )
 
 
-def build(check: FieldCheck, _: str) -> Check:
-    return text_check(check, "cypher_unparsable", lambda text: read_query(text).fault)
+def build(_: FieldCheck, __: str) -> Check:
+    def run(text: str, _: dict[str, Any]) -> str:
+        if (fault := read_query(text).fault) is not None:
+            raise Filtered("cypher_unparsable", fault)
+        return text
+
+    return run
 
 
 class Reading(Record, frozen=True):

@@ -1,13 +1,14 @@
-"""Helpers of all checks: refusing settings, and looking at a field."""
+"""What all checks share: refusing settings, and what no parser is given."""
 
 from collections.abc import Callable
 from typing import Any
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.reject import Filtered, excerpt
+from expertflow.data.reject import excerpt
 from expertflow.data.settings import FieldCheck
 
-# Takes a field's value and its whole record; returns the value, or one to replace it.
+# Takes a field's value and its record; returns the value, or one to replace it. It raises
+# ``Filtered`` without a field for a fault of the value itself.
 Check = Callable[[Any, dict[str, Any]], Any]
 
 # The parsers descend once a bracket and need about 20 Python frames each time. The limit keeps them
@@ -17,25 +18,6 @@ MAX_NESTING = 32
 
 def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> ConfigError:
     return ConfigError(f"source {source}, check {check.check} of {check.field!r}: {key} {problem}")
-
-
-def require_text(check: FieldCheck, value: Any) -> str:
-    if not isinstance(value, str):
-        kind = type(value).__name__
-        raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
-    return value
-
-
-def text_check(check: FieldCheck, reason: str, fault_of: Callable[[str], str | None]) -> Check:
-    """Make a check of a text from a function that returns what is wrong with one, if anything."""
-
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
-        if (fault := fault_of(text)) is not None:
-            raise Filtered(reason, fault, field=check.field, value=text)
-        return text
-
-    return run
 
 
 def clip(message: object) -> str:

@@ -4,7 +4,7 @@ import re
 from functools import cache
 from typing import Any
 
-from expertflow.data.checks.faults import Check, require_text, settings_error, text_check
+from expertflow.data.checks.faults import Check, settings_error
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -40,13 +40,11 @@ def build_length(check: FieldCheck, source: str) -> Check:
             source, check, "min_chars", f"{low} is above max_chars {high}; swap or drop one"
         )
 
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
-        n, at = len(text), {"field": check.field, "value": text}
-        if low is not None and n < low:
-            raise Filtered("too_short", f"{n} characters, at least {low}", **at)
-        if high is not None and n > high:
-            raise Filtered("too_long", f"{n} characters, at most {high}", **at)
+    def run(text: str, _: dict[str, Any]) -> str:
+        if low is not None and len(text) < low:
+            raise Filtered("too_short", f"{len(text)} characters, at least {low}")
+        if high is not None and len(text) > high:
+            raise Filtered("too_long", f"{len(text)} characters, at most {high}")
         return text
 
     return run
@@ -67,13 +65,14 @@ def build_language(check: FieldCheck, source: str) -> Check:
                 source, check, "languages", f"{problem}; use codes such as en, de, zh"
             )
 
-    def fault(text: str) -> str | None:
+    def run(text: str, _: dict[str, Any]) -> str:
         found = detect_language(text)
-        if found is None or found in check.languages:
-            return None
-        return f"it reads as {found}, not {' or '.join(check.languages)}"
+        if found is not None and found not in check.languages:
+            wanted = " or ".join(check.languages)
+            raise Filtered("other_language", f"it reads as {found}, not {wanted}")
+        return text
 
-    return text_check(check, "other_language", fault)
+    return run
 
 
 def detect_language(text: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from expertflow.core.errors import ConfigError
 from expertflow.data.checks import cypher, natural, schema, sql, typescript
 from expertflow.data.checks.faults import Check, settings_error
-from expertflow.data.reject import Reject
+from expertflow.data.reject import Filtered, Reject, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
 from expertflow.data.shapes import MISSING, look_up, replaced
 
@@ -16,12 +16,13 @@ class _Kind(NamedTuple):
 
     build: Callable[[FieldCheck, str], Check]
     keys: tuple[str, ...] = ()
+    of_text: bool = True
 
 
 _KINDS: dict[CheckName, _Kind] = {
     "sql": _Kind(sql.build, ("dialect", "transpile_to")),
-    "json": _Kind(schema.build_json),
-    "json_schema": _Kind(schema.build, ("schema_field",)),
+    "json": _Kind(schema.build_json, of_text=False),
+    "json_schema": _Kind(schema.build, ("schema_field",), of_text=False),
     "cypher": _Kind(cypher.build),
     "typescript": _Kind(typescript.build),
     "length": _Kind(natural.build_length, ("min_chars", "max_chars")),
@@ -41,16 +42,25 @@ def build_checks(
     Raises:
         ConfigError: a setting that a check cannot use; names source, check and field.
     """
-    built = tuple((check.field, _build(check, source)) for check in checks)
+    built = tuple((check.field, *_build(check, source)) for check in checks)
 
     def run_checks(record: dict[str, Any]) -> dict[str, Any]:
-        for field, run in built:
+        for field, of_text, run in built:
             value = look_up(record, field)
             if value is MISSING:
                 raise Reject("missing_field", "a check needs this field", field=field)
             if value is None:
                 continue
-            checked = run(value, record)
+            if of_text and not isinstance(value, str):
+                kind = type(value).__name__
+                raise Filtered("not_text", f"it holds a {kind}", field=field, value=value)
+            try:
+                checked = run(value, record)
+            except Filtered as fault:
+                if fault.field is None:
+                    fault.field = field
+                    fault.value = excerpt(value) if isinstance(value, str) else None
+                raise
             if checked is not value and checked != value:
                 record = replaced(record, field, checked)
         return record
@@ -58,7 +68,7 @@ def build_checks(
     return run_checks
 
 
-def _build(check: FieldCheck, source: str) -> Check:
+def _build(check: FieldCheck, source: str) -> tuple[bool, Check]:
     kind = _KINDS.get(check.check)
     if kind is None:
         raise ConfigError(
@@ -71,4 +81,4 @@ def _build(check: FieldCheck, source: str) -> Check:
             raise settings_error(
                 source, check, key, f"is of another check; remove it (this one reads {others})"
             )
-    return kind.build(check, source)
+    return kind.of_text, kind.build(check, source)

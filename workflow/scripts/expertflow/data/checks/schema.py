@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from expertflow.core.strict_json import MAX_DEPTH, depth, parse_json
-from expertflow.data.checks.faults import Check, clip, require_text, settings_error
+from expertflow.data.checks.faults import Check, clip, settings_error
 from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import MISSING, look_up
@@ -22,20 +22,17 @@ def build_json(check: FieldCheck, _: str) -> Check:
 
 
 def _read_json(check: FieldCheck, value: Any) -> Any:
-    fault, shown = "", None
-    if isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, dict | list):
-        if (n := depth(value)) <= MAX_DEPTH:
-            return value
-        fault = f"nested {n:,} levels deep, at most {MAX_DEPTH}"
-    else:
-        shown = require_text(check, value)
+    if isinstance(value, str):
         try:
-            return parse_json(shown)
+            return parse_json(value)
         except ValueError as error:
-            fault = clip(error)
-    raise Filtered("json_unparsable", fault, field=check.field, value=shown)
+            raise Filtered("json_unparsable", clip(error)) from error
+    if isinstance(value, dict | list) and (n := depth(value)) > MAX_DEPTH:
+        raise Filtered("json_unparsable", f"nested {n:,} levels deep, at most {MAX_DEPTH}")
+    if not isinstance(value, dict | list | bool | int | float):
+        kind = type(value).__name__
+        raise Filtered("not_text", f"it holds a {kind}", field=check.field, value=value)
+    return value
 
 
 def build(check: FieldCheck, source: str) -> Check:
@@ -60,14 +57,12 @@ def build(check: FieldCheck, source: str) -> Check:
         instance = _read_json(check, value)
         if isinstance(value, str) and len(value) > MAX_CHARS:
             detail = f"longer than {MAX_CHARS:,} characters, too long to judge"
-            raise Filtered("schema_too_costly", detail, field=check.field, value=value)
+            raise Filtered("schema_too_costly", detail)
         if (fault := _validators().fault(instance, schema)) is not None:
-            reason, detail = fault
-            is_document = reason == "json_schema_violation"
-            field, shown = (check.field, value) if is_document else (schema_field, schema)
-            raise Filtered(
-                reason, detail, field=field, value=shown if isinstance(shown, str) else None
-            )
+            if fault[0] == "json_schema_violation":
+                raise Filtered(*fault)
+            shown = schema if isinstance(schema, str) else None
+            raise Filtered(*fault, field=schema_field, value=shown)
         return value
 
     return run

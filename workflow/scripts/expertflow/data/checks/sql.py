@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from expertflow.data.checks.faults import Check, clip, require_text, settings_error, too_hard
+from expertflow.data.checks.faults import Check, clip, settings_error, too_hard
 from expertflow.data.reject import Filtered
 from expertflow.data.settings import FieldCheck
 
@@ -36,59 +36,52 @@ def build(check: FieldCheck, source: str) -> Check:
             fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
             raise settings_error(source, check, key, f"{name!r} is no dialect of sqlglot; {fix}")
 
-    def run(value: Any, _: dict[str, Any]) -> str:
-        text = require_text(check, value)
-        statement = _parse(text, check)
-        return text if check.transpile_to is None else _transpile(statement, text, check)
+    def run(text: str, _: dict[str, Any]) -> str:
+        statement = _parse(text, check.dialect)
+        return text if check.transpile_to is None else _transpile(statement, check.transpile_to)
 
     return run
 
 
-def _parse(text: str, check: FieldCheck) -> "exp.Expr":
+def _parse(text: str, dialect: str | None) -> "exp.Expr":
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
-    def unparsable(detail: str) -> Filtered:
-        return Filtered("sql_unparsable", detail, field=check.field, value=text)
-
     if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
-        raise unparsable(reason)
+        raise Filtered("sql_unparsable", reason)
     try:
         with _quiet():
-            parsed = sqlglot.parse(text, read=check.dialect)
+            parsed = sqlglot.parse(text, read=dialect)
     except SqlglotError as error:
-        raise unparsable(_words(error)) from error
+        raise Filtered("sql_unparsable", _words(error)) from error
     except RecursionError as error:
-        raise unparsable("nested too deeply") from error
+        raise Filtered("sql_unparsable", "nested too deeply") from error
     # A statement that holds but a comment is none.
     statements = [s for s in parsed if s is not None and not isinstance(s, exp.Semicolon)]
     if len(statements) > 1:
-        detail = f"{len(statements)} statements, one is wanted"
-        raise Filtered("sql_several_statements", detail, field=check.field, value=text)
+        raise Filtered("sql_several_statements", f"{len(statements)} statements, one is wanted")
     if not statements:
-        raise unparsable("no statement")
+        raise Filtered("sql_unparsable", "no statement")
     found = statements[0]
     # Not lone expressions: sqlglot reads ``hello world`` as a column with an alias. Nor what it
     # takes over without parsing: ``VACUUM`` is a command whose text it never looked at.
     lone = (exp.Command, exp.Condition, exp.Alias, exp.Star, exp.Tuple, exp.Interval)
     is_bare = isinstance(found, exp.Select) and not any(found.args.values())
     if isinstance(found, lone) or is_bare:
-        raise unparsable(f"no statement that sqlglot knows in {check.dialect or 'its own dialect'}")
+        named = dialect or "its own dialect"
+        raise Filtered("sql_unparsable", f"no statement that sqlglot knows in {named}")
     return found
 
 
-def _transpile(statement: "exp.Expr", text: str, check: FieldCheck) -> str:
+def _transpile(statement: "exp.Expr", dialect: str) -> str:
     from sqlglot.errors import ErrorLevel, SqlglotError
 
     try:
         with _quiet():
-            return statement.sql(
-                dialect=check.transpile_to, unsupported_level=ErrorLevel.RAISE, comments=True
-            )
+            return statement.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=True)
     except (SqlglotError, RecursionError) as error:
-        detail = f"to {check.transpile_to}: {clip(error)}"
-        raise Filtered("sql_not_transpilable", detail, field=check.field, value=text) from error
+        raise Filtered("sql_not_transpilable", f"to {dialect}: {clip(error)}") from error
 
 
 def _words(error: "SqlglotError") -> str:

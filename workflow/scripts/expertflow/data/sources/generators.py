@@ -46,11 +46,9 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
             n_documents=int(source.n_documents or 0), seed=int(source.seed or 0), directory=partial
         )
         paths = {name: directory / path.relative_to(partial) for name, path in made.items()}
-    artefacts = {}
-    for name, path in paths.items():
+    artefacts = {
         # A repository is pinned by its head: how git packs objects is git's.
-        content = sha256_file(path) if path.is_file() else head(path)
-        artefacts[name] = Artefact(path=str(path), sha256=content)
-    records = directory / "records.jsonl"
-    file = describe(records, sha256=sha256_file(records), options={})
-    return Fetched([file], artefacts=artefacts)
+        name: Artefact(path=str(path), sha256=sha256_file(path) if path.is_file() else head(path))
+        for name, path in paths.items()
+    }
+    return Fetched((describe(directory / "records.jsonl"),), artefacts=artefacts)

@@ -23,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing, sha256_file
+from expertflow.core.files import replacing
 from expertflow.data.read import describe
 from expertflow.data.records import SourceLock
 from expertflow.data.settings import SourceSpec
@@ -73,8 +73,8 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
         for commit in extract_commits(path, options=source.options, skipped=skipped):
             stream.write(json.dumps(commit, ensure_ascii=False) + "\n")
     counts = ", ".join(f"{n} by {reason}" for reason, n in sorted(skipped.items()))
-    file = describe(output, sha256=sha256_file(output), options={})
-    return Fetched([replace(file, notes=(f"commits left out: {counts}",) if counts else ())])
+    notes = (f"commits left out: {counts}",) if counts else ()
+    return Fetched((replace(describe(output), notes=notes),))
 
 
 def _path(source: SourceSpec) -> Path:

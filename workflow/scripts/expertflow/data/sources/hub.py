@@ -24,7 +24,6 @@ from zipfile import BadZipFile
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import sha256_file
 from expertflow.data import cache
 from expertflow.data.read import describe
 from expertflow.data.records import SourceLock
@@ -103,10 +102,9 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
     files = []
     for path in prepared.files(split):
         try:
-            file = describe(path, sha256=sha256_file(path), options={})
+            files.append(replace(describe(path), notes=notes))
         except DataError as error:
             raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
-        files.append(replace(file, notes=notes))
     there, stated = sum(file.n_records or 0 for file in files), prepared.n_records_by_split[split]
     if there != stated:
         raise DataError(
@@ -114,7 +112,7 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
             " fetch again"
         )
     licence = cache.card_licence(cache.card_data(repository, prepared.commit))
-    return Fetched(files, revision=prepared.commit, card_licence=licence)
+    return Fetched(tuple(files), revision=prepared.commit, card_licence=licence)
 
 
 def _set_up_libraries() -> None:

@@ -29,7 +29,7 @@ class Pinned(Struct, frozen=True):
 class Fetched(Struct, frozen=True):
     """A source's records on this disk; a revision replaces that of the lock."""
 
-    files: list[DataFile]
+    files: tuple[DataFile, ...]
     revision: str | None = None
     card_licence: str | None = None
     artefacts: dict[str, Artefact] = field(default_factory=dict)

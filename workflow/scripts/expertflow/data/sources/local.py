@@ -1,12 +1,14 @@
 """Files on this machine, by path or glob. They stay where they are."""
 
 import glob
+from contextlib import suppress
 from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data.formats.options import ReadOptions
 from expertflow.data.formats.streams import sniff
+from expertflow.data.formats.tables import count_rows
 from expertflow.data.read import can_be_cut, describe, format_of
 from expertflow.data.records import LockedFile, SourceLock
 from expertflow.data.settings import SourceSpec
@@ -24,42 +26,36 @@ def look_up(source: SourceSpec) -> Found:
         return Found("missing")
     n_records = None
     if all(path.suffix == ".parquet" for path in paths):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            n_records = sum(int(pq.ParquetFile(path).metadata.num_rows) for path in paths)
-        except pa.ArrowInvalid:
-            n_records = None
+        with suppress(DataError):
+            n_records = sum(count_rows(path, "parquet") for path in paths)
     return Found("found", sum(path.stat().st_size for path in paths), n_records)
 
 
 def pin(source: SourceSpec, pins: Pins) -> Pinned:
     ReadOptions.from_manifest(source.options)
-    files = []
-    for path in find_files(str(source.path)):
-        file_format, compression = format_of(path)
-        file = LockedFile(
+    paths = find_files(str(source.path))
+    files = tuple(
+        LockedFile(
             path=str(path),
             format=file_format,
             compression=compression,
             n_bytes=path.stat().st_size,
             sha256=pins.hash_file(path),
         )
-        files.append(file)
-    return Pinned(n_shards=count_shards(tuple(files)), files=tuple(files))
+        for path, (file_format, compression) in zip(paths, map(format_of, paths), strict=True)
+    )
+    return Pinned(n_shards=count_shards(files), files=files)
 
 
 def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    files = []
     for locked in lock.files:
         path = Path(locked.path)
         if not path.is_file():
             raise DataError(f"{path}: gone since the workflow started; put it back and run again")
         if sha256_file(path) != locked.sha256:
             raise DataError(f"{path}: changed since the workflow started; run again to take it in")
-        files.append(describe(path, sha256=locked.sha256, options=source.options))
-    return Fetched(files)
+    files = (describe(Path(f.path), sha256=f.sha256, options=source.options) for f in lock.files)
+    return Fetched(tuple(files))
 
 
 def find_files(pattern: str) -> list[Path]:

@@ -131,6 +131,11 @@ class Domain(Struct, frozen=True):
     parent: Table
     child: Table
 
+    @property
+    def join(self) -> str:
+        parent, child = self.parent.name, self.child.name
+        return f"{child} JOIN {parent} ON {child}.{self.child.key} = {parent}.id"
+
 
 def _column(text: str) -> Column:
     head, _, listed = text.strip().partition(" = ")

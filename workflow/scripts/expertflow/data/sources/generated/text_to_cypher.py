@@ -94,10 +94,6 @@ def _condition(rng: Random, node: Node, variable: str) -> tuple[str, str]:
     return f"{node.number} {told} {number}", f"{variable}.{node.number} {operator} {number}"
 
 
-def _property(rng: Random, node: Node) -> str:
-    return rng.choice(("name", "name", node.text, node.number))
-
-
 def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     words, where = _condition(rng, node, "n")
     match = f"MATCH (n:{node.label}) WHERE {where}"
@@ -105,7 +101,7 @@ def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     if kind < 0.3:
         pattern = rng.choice(("How many {} with {} are there?", "Count the {} with {}."))
         return pattern.format(node.nouns, words), f"{match} RETURN count(n)"
-    asked = _property(rng, node)
+    asked = rng.choice(("name", "name", node.text, node.number))
     if kind < 0.5:
         n_rows, key = rng.randint(2, 9), node.number
         order, direction = rng.choice((("highest", " DESC"), ("lowest", "")))
@@ -131,7 +127,7 @@ def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
         own_words, own = _condition(rng, source, "a")
         question = f"Which {source.nouns} with {own_words} {told}?"
         return question, f"{path} WHERE {own} AND {where} RETURN DISTINCT a.name"
-    asked = _property(rng, source)
+    asked = rng.choice(("name", "name", source.text, source.number))
     question = f"{rng.choice(_SHOW)} the {asked} of {source.nouns} that {told}."
     return question, f"{path} WHERE {where} RETURN DISTINCT a.{asked}"
 

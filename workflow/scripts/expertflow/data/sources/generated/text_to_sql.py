@@ -140,7 +140,7 @@ def _condition(rng: Random, table: Table, *, prefix: str = "", compound: float =
     return f"{words_1} or {words_2}", f"{sql_1} OR {sql_2}"
 
 
-def _say(rng: Random, *patterns: str, **words: str | int | tuple[str, ...]) -> str:
+def _say(rng: Random, *patterns: str, **words: tuple[str, ...]) -> str:
     return say(rng, *patterns, Show=_SHOW, show=_SHOW_NOW, having=_HAVING, **words)
 
 
@@ -149,15 +149,14 @@ def _ask_rows(rng: Random, table: Table) -> Pair:
     columns = [rng.choice((table.label, *table.columns))]
     if rng.random() < 0.25:
         columns = rng.sample((table.label, *table.columns), 2)
+    asked = " and ".join(rng.choice(column.phrases) for column in columns)
+    noun = rng.choice(table.nouns)
     question = _say(
         rng,
-        "{Show} the {asked} of {noun} {having} {words}.",
-        "What is the {asked} of the {noun} {having} {words}?",
-        "For {noun} {having} {words}, {show} the {asked}.",
-        "I need the {asked} of all {noun} {having} {words}.",
-        asked=" and ".join(rng.choice(column.phrases) for column in columns),
-        noun=rng.choice(table.nouns),
-        words=words,
+        f"{{Show}} the {asked} of {noun} {{having}} {words}.",
+        f"What is the {asked} of the {noun} {{having}} {words}?",
+        f"For {noun} {{having}} {words}, {{show}} the {asked}.",
+        f"I need the {asked} of all {noun} {{having}} {words}.",
     )
     return question, f"SELECT {', '.join(c.name for c in columns)} FROM {table.name} WHERE {where}"
 
@@ -165,7 +164,7 @@ def _ask_rows(rng: Random, table: Table) -> Pair:
 def _ask_count(rng: Random, table: Table) -> Pair:
     words, where = _condition(rng, table)
     noun, pattern = rng.choice(table.nouns), rng.choice(_COUNT)
-    question = pattern.format(_say(rng, "{noun} {having} {words}", noun=noun, words=words))
+    question = _say(rng, pattern.format(f"{noun} {{having}} {words}"))
     return f"{question}?", f"SELECT COUNT(*) FROM {table.name} WHERE {where}"
 
 
@@ -173,14 +172,13 @@ def _ask_aggregate(rng: Random, table: Table) -> Pair:
     column = rng.choice(table.numbers)
     function, names = rng.choice(_AGGREGATES)
     words, where = _condition(rng, table, compound=0.15)
+    asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
+    noun = rng.choice(table.nouns)
     question = _say(
         rng,
-        "What is the {asked} of {noun} {having} {words}?",
-        "{Show} the {asked} among {noun} {having} {words}.",
-        "Compute the {asked} for {noun} {having} {words}.",
-        asked=f"{rng.choice(names)} {rng.choice(column.phrases)}",
-        noun=rng.choice(table.nouns),
-        words=words,
+        f"What is the {asked} of {noun} {{having}} {words}?",
+        f"{{Show}} the {asked} among {noun} {{having}} {words}.",
+        f"Compute the {asked} for {noun} {{having}} {words}.",
     )
     return question, f"SELECT {function}({column.name}) FROM {table.name} WHERE {where}"
 
@@ -190,36 +188,30 @@ def _ask_groups(rng: Random, table: Table) -> Pair:
     name, noun, clause = rng.choice(by.phrases), rng.choice(table.nouns), ""
     if rng.random() < 0.6:
         words, where = _simple(rng, rng.choice(table.numbers))
-        noun = _say(rng, "{noun} {having} {words}", noun=noun, words=words)
-        clause = f" WHERE {where}"
-    asked, value = "", "COUNT(*)"
-    patterns: tuple[str, ...] = (
-        "How many {noun} are there for each {name}?",
-        "Count the {noun} per {name}.",
-    )
+        noun, clause = _say(rng, f"{noun} {{having}} {words}"), f" WHERE {where}"
+    value = "COUNT(*)"
+    patterns = [f"How many {noun} are there for each {name}?", f"Count the {noun} per {name}."]
     if rng.random() >= 0.5:
         column = rng.choice(table.numbers)
         function, names = rng.choice(_AGGREGATES)
         asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
         value = f"{function}({column.name})"
-        patterns = (
-            "For each {name}, what is the {asked} of {noun}?",
-            "{Show} the {asked} of {noun} by {name}.",
-            "Per {name}, {show} the {asked} of {noun}.",
-        )
-    question = _say(rng, *patterns, name=name, noun=noun, asked=asked)
-    return question, f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}"
+        patterns = [
+            f"For each {name}, what is the {asked} of {noun}?",
+            f"{{Show}} the {asked} of {noun} by {name}.",
+            f"Per {name}, {{show}} the {asked} of {noun}.",
+        ]
+    sql = f"SELECT {by.name}, {value} FROM {table.name}{clause} GROUP BY {by.name}"
+    return _say(rng, *patterns), sql
 
 
 def _ask_having(rng: Random, table: Table) -> Pair:
     by, least = rng.choice(table.texts), rng.randint(2, 30)
+    noun, name = rng.choice(table.nouns), rng.choice(by.phrases)
     question = _say(
         rng,
-        "Which {name} has more than {least} {noun}?",
-        "{Show} every {name} with over {least} {noun}.",
-        noun=rng.choice(table.nouns),
-        name=rng.choice(by.phrases),
-        least=least,
+        f"Which {name} has more than {least} {noun}?",
+        f"{{Show}} every {name} with over {least} {noun}.",
     )
     having = f"GROUP BY {by.name} HAVING COUNT(*) > {least}"
     return question, f"SELECT {by.name} FROM {table.name} {having}"
@@ -228,16 +220,13 @@ def _ask_having(rng: Random, table: Table) -> Pair:
 def _ask_top(rng: Random, table: Table) -> Pair:
     column = rng.choice(table.numbers)
     direction, names = rng.choice((("DESC", _AGGREGATES[1][1]), ("ASC", _AGGREGATES[2][1])))
-    n_rows = rng.randint(2, 12)
-    asked = rng.choice((table.label, *table.texts))
+    n_rows, asked = rng.randint(2, 12), rng.choice((table.label, *table.texts))
+    noun, best = rng.choice(table.nouns), f"{rng.choice(names)} {rng.choice(column.phrases)}"
     question = _say(
         rng,
-        "{Show} the {asked} of the {n_rows} {noun} with the {superlative}.",
-        "Which {n_rows} {noun} have the {superlative}? Give the {asked}.",
-        noun=rng.choice(table.nouns),
-        superlative=f"{rng.choice(names)} {rng.choice(column.phrases)}",
+        f"{{Show}} the {{asked}} of the {n_rows} {noun} with the {best}.",
+        f"Which {n_rows} {noun} have the {best}? Give the {{asked}}.",
         asked=asked.phrases,
-        n_rows=n_rows,
     )
     order = f"ORDER BY {column.name} {direction}, id LIMIT {n_rows}"
     return question, f"SELECT {asked.name} FROM {table.name} {order}"
@@ -247,12 +236,11 @@ def _ask_sorted(rng: Random, table: Table) -> Pair:
     words, where = _condition(rng, table, compound=0.1)
     column = rng.choice(table.numbers)
     direction, names = rng.choice(_ORDERS)
+    noun = f"{rng.choice(table.nouns)} {{having}} {words}"
     question = _say(
         rng,
-        "{Show} the {label} of {noun} {having} {words}, {sorted|ordered} by {name} in {order}.",
-        noun=rng.choice(table.nouns),
+        f"{{Show}} the {{label}} of {noun}, {{sorted|ordered}} by {{name}} in {{order}}.",
         label=table.label.phrases,
-        words=words,
         name=column.phrases,
         order=names,
     )
@@ -263,45 +251,36 @@ def _ask_sorted(rng: Random, table: Table) -> Pair:
 def _ask_distinct(rng: Random, table: Table) -> Pair:
     column = rng.choice(table.texts)
     words, where = _simple(rng, rng.choice(table.numbers))
+    noun, name = rng.choice(table.nouns), rng.choice(column.phrases)
     question = _say(
         rng,
-        "{Show} each different {name} of {noun} {having} {words}.",
-        "Which distinct {name} do {noun} {having} {words} have?",
-        noun=rng.choice(table.nouns),
-        name=rng.choice(column.phrases),
-        words=words,
+        f"{{Show}} each different {name} of {noun} {{having}} {words}.",
+        f"Which distinct {name} do {noun} {{having}} {words} have?",
     )
     return question, f"SELECT DISTINCT {column.name} FROM {table.name} WHERE {where}"
-
-
-def _join(domain: Domain) -> str:
-    parent, child = domain.parent.name, domain.child.name
-    return f"{child} JOIN {parent} ON {child}.{domain.child.key} = {parent}.id"
 
 
 def _join_rows(rng: Random, domain: Domain) -> Pair:
     parent, child = domain.parent, domain.child
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
     asked = rng.choice((child.label, *child.columns))
+    noun, owner = rng.choice(child.nouns), rng.choice(parent.nouns)
     question = _say(
         rng,
-        "{Show} the {asked} of {noun} that belong to {owner} {having} {words}.",
-        "What is the {asked} of {noun} of {owner} {having} {words}?",
-        noun=rng.choice(child.nouns),
-        owner=rng.choice(parent.nouns),
+        f"{{Show}} the {{asked}} of {noun} that belong to {owner} {{having}} {words}.",
+        f"What is the {{asked}} of {noun} of {owner} {{having}} {words}?",
         asked=asked.phrases,
-        words=words,
     )
-    return question, f"SELECT {child.name}.{asked.name} FROM {_join(domain)} WHERE {where}"
+    return question, f"SELECT {child.name}.{asked.name} FROM {domain.join} WHERE {where}"
 
 
 def _join_count(rng: Random, domain: Domain) -> Pair:
     parent, child = domain.parent, domain.child
     words, where = _condition(rng, parent, prefix=f"{parent.name}.", compound=0.1)
-    pattern = "{noun} of {owner} {having} {words}"
-    noun = _say(rng, pattern, noun=child.nouns, owner=parent.nouns, words=words)
+    pattern = f"{{noun}} of {{owner}} {{having}} {words}"
+    noun = _say(rng, pattern, noun=child.nouns, owner=parent.nouns)
     question = rng.choice(_COUNT).format(noun)
-    return f"{question}?", f"SELECT COUNT(*) FROM {_join(domain)} WHERE {where}"
+    return f"{question}?", f"SELECT COUNT(*) FROM {domain.join} WHERE {where}"
 
 
 def _join_groups(rng: Random, domain: Domain) -> Pair:
@@ -309,18 +288,16 @@ def _join_groups(rng: Random, domain: Domain) -> Pair:
     by, column = rng.choice(parent.texts), rng.choice(child.numbers)
     function, names = rng.choice(_AGGREGATES)
     words, where = _simple(rng, rng.choice(child.columns), f"{child.name}.")
-    question = _say(
-        rng,
-        "For each {name} of the {owner}, {show} the {asked} of {noun} {having} {words}.",
-        asked=f"{rng.choice(names)} {rng.choice(column.phrases)}",
-        name=by.phrases,
-        owner=parent.nouns,
-        noun=child.nouns,
-        words=words,
+    asked = f"{rng.choice(names)} {rng.choice(column.phrases)}"
+    pattern = (
+        f"For each {{name}} of the {{owner}}, {{show}} the {asked} of {{noun}} {{having}} {words}."
     )
+    question = _say(rng, pattern, name=by.phrases, owner=parent.nouns, noun=child.nouns)
     select = f"{parent.name}.{by.name}, {function}({child.name}.{column.name})"
-    group = f"GROUP BY {parent.name}.{by.name}"
-    return question, f"SELECT {select} FROM {_join(domain)} WHERE {where} {group}"
+    return (
+        question,
+        f"SELECT {select} FROM {domain.join} WHERE {where} GROUP BY {parent.name}.{by.name}",
+    )
 
 
 _FAMILIES: tuple[Callable[[Random, Table], Pair], ...] = (
