@@ -144,7 +144,6 @@ def find_source(source: SourceSpec) -> Prepared | None:
 
 
 def list_prepared(root: Path) -> list[Prepared]:
-    """List what lies prepared below a data set's folder; damaged folders are named and left out."""
     found = []
     for info in sorted(root.glob(f"*/*/*/{INFO}")):
         try:

@@ -193,7 +193,6 @@ class ChatTemplate:
 
 
 def place(i: int) -> str:
-    """Return what stands for text ``i`` while a layout is looked at."""
     return f"\ue0f0{i}\ue0f1"
 
 

@@ -75,13 +75,11 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
 
 
 def parts(shards: list[ShardRecord]) -> list[slice]:
-    """Return each shard's stretch of the columns."""
     ends = np.cumsum([0, *(shard.n_documents for shard in shards)]).tolist()
     return [slice(*pair) for pair in pairwise(ends)]
 
 
 def read_signatures(shards: list[ShardRecord], columns: Columns) -> Iterator[NDArray[np.uint32]]:
-    """Yield the signatures of the documents that are still kept, batch by batch."""
     for here, batch in _batches(zip(shards, parts(shards), strict=True), "signature"):
         yield _fixed(batch.column("signature"), np.dtype("<u4"))[columns.status[here] == KEPT]
 
@@ -103,7 +101,6 @@ def read_document_ids(shards: list[ShardRecord], rows: Iterable[int]) -> dict[in
 def _batches(
     placed: Iterable[tuple[ShardRecord, slice]], *names: str
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Yield the batches of mapped shards, each with its place, reading no other columns."""
     for shard, part in placed:
         with pa.memory_map(shard.path) as source:
             schema = pa.ipc.open_stream(source).schema
@@ -176,7 +173,6 @@ def _shared(values: Hashes) -> NDArray[np.bool_]:
 
 
 def _passes(keys: Hashes) -> Iterator[Rows]:
-    """Yield the rows of one range of keys after another."""
     n_bits = (len(keys) // PASS_ROWS).bit_length()
     if n_bits == 0:
         yield np.arange(len(keys))

@@ -112,8 +112,6 @@ class Document(Record, frozen=True, kw_only=True):
 
 
 class KeptRows(NamedTuple):
-    """Kept rows of one shard, in their order."""
-
     rows: NDArray[np.int32]
     held_out: NDArray[np.bool_]
     n_copies: NDArray[np.int32]

@@ -131,7 +131,6 @@ def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> No
 
 
 def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
-    """Name the hub data sets whose commit neither the manifest nor the local cache knows."""
     return [
         f"{source.id}@{source.revision or 'main'}"
         for source in sources

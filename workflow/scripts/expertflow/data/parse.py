@@ -137,7 +137,6 @@ def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
 
 
 def _ends_early(rest: str, message: str) -> bool:
-    """Return whether what the parser stumbled over could have gone on well."""
     if message.startswith("Unterminated string") or _CUT_NUMBER.fullmatch(rest):
         return True
     if message.startswith("Invalid \\"):
@@ -146,7 +145,6 @@ def _ends_early(rest: str, message: str) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
-    """Yield every key, text and faulty number with the outermost key that it belongs to."""
     todo: list[tuple[str | None, Any]] = [(None, value)]
     while todo:
         field, item = todo.pop()

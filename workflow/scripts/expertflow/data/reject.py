@@ -69,13 +69,11 @@ def without_data(record: RawRecord, reject: Reject) -> Reject:
 
 
 def reject_line(record: RawRecord, reject: Reject) -> str:
-    """Describe a rejected record as one line of ``rejected.jsonl``."""
     found = {name: getattr(reject, name) for name in ("reason", "field", "value", "detail")}
     return json.dumps({"path": record.path, record.unit: record.number, **found})
 
 
 def describe(record: RawRecord, reject: Reject) -> str:
-    """Describe in a few words which record was rejected, and why."""
     place = f" in field {reject.field}" if reject.field else ""
     value = f"value {reject.value!r}" if reject.value is not None else ""
     said = ", ".join(filter(None, (reject.detail, value)))

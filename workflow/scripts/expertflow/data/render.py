@@ -95,7 +95,6 @@ class Renderer:
         return found and _blanks(joined(found[0]), body, found[1])
 
     def text(self, body: Body) -> str:
-        """Return a document as the template writes it, in one string."""
         return "".join(atom.text for atom in self._atoms(body))
 
     def has_special_text(self, body: Body) -> bool:
@@ -193,7 +192,6 @@ def _chatml_atoms(body: Body) -> list[Atom]:
 
 
 def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
-    """Join what stands between special tokens to one segment."""
     segments: list[Segment] = []
     text = ""
     learned: list[tuple[int, int]] = []

@@ -156,7 +156,6 @@ def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
 def select(
     columns: Columns, spec: DeduplicateSpec, *, expert: str
 ) -> tuple[int, NDArray[np.int32]]:
-    """Apply all limits; return the edge of the split and every document's copies."""
     cap_sources(columns, spec.max_per_source, seed=spec.seed)
     cap_categories(columns, spec)
     edge = split_edge(columns, spec.eval_fraction, expert=expert)

@@ -68,15 +68,11 @@ class SourceSpec(Record, frozen=True, kw_only=True):
 
 
 class FetchSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``fetch_source`` and ``generate_source``: which records there are."""
-
     source: SourceSpec
     preset: str
 
 
 class SignatureSpec(Record, frozen=True, kw_only=True):
-    """How a document is signed: MinHash over runs of ``n_words`` words."""
-
     n_words: int
     n_permutations: int
 
@@ -105,8 +101,6 @@ class BenchmarkSpec(Record, frozen=True, kw_only=True):
 
 
 class PrepareSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``prepare_shard``."""
-
     source: SourceSpec
     system_prompt: str | None
     supervise: Literal["completion", "all"]

@@ -130,7 +130,6 @@ def _said(turn: Turn) -> str:
 
 
 def filler(template: str) -> Callable[[Record], str]:
-    """Parse a template once; return the function that fills it from a record."""
     parts = [
         (literal, str(name or ""), FORMATS[spec or ""])
         for literal, name, spec, _ in string.Formatter().parse(template)
@@ -180,7 +179,6 @@ def template_fields(template: str) -> list[str]:
 
 
 def text_field(record: Record, name: str) -> str:
-    """Return a field that must hold text, by its name in a template."""
     value = record.get(name, MISSING)
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
@@ -224,7 +222,6 @@ FORMATS: dict[str, Callable[[Record, str], str]] = {
 
 
 def missing_field(record: Record, path: str) -> Reject:
-    """Return the reject that says which fields the record has instead."""
     names = [str(name) for name in record]
     near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -282,8 +279,6 @@ def look_up(record: Record, path: str) -> Any:
 
 
 def replaced(record: Record, path: str, value: Any) -> dict[str, Any]:
-    """Copy a record with another value under a path that ``look_up`` finds."""
-
     def with_value(box: Any, parts: list[str]) -> Any:
         if not parts:
             return value

@@ -83,7 +83,6 @@ def find_datasets(
 
 
 def _choose_licence(source: SourceRecord, stated: str | None) -> tuple[str | None, list[str]]:
-    """Choose the licence to record, and note where it is from when that is not plain."""
     card = source.card_licence
     if stated is None:
         return card, [f"licence {card}: from the data set card"] if card else []

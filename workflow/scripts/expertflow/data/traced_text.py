@@ -65,7 +65,6 @@ class Trace:
 
 
 def is_traceable(environment: Environment, template: str) -> bool:
-    """Return whether every way in which a template may read a text is seen."""
     tree = environment.parse(template)
     return (
         next(tree.find_all(UNSEEN), None) is None

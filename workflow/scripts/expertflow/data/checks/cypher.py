@@ -91,7 +91,6 @@ class _TooCostly(Exception):
 
 
 def _parse(text: str) -> "tuple[list[Token], int]":
-    """Return a query's tokens and the number of statements; subqueries share its budget."""
     from expertflow.data.checks.cypher_tokens import adapt
 
     n_steps = 0

@@ -26,7 +26,6 @@ _NEWLINE = 10
 
 
 def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    """Yield every element of a file; its number is the line where it starts."""
     with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
         for number, element in _elements(_Window(stream), file.path):
             yield read_record(parse_object, element, file.path, number)
@@ -53,7 +52,6 @@ class _Window:
         self.pos = to
 
     def peek(self) -> bytes:
-        """Go to the next byte that is not blank and return it; nothing at the end."""
         while True:
             if found := _NOT_BLANK.search(self.buffer, self.pos):
                 self.advance(found.start())
@@ -64,7 +62,6 @@ class _Window:
 
 
 def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]]:
-    """Yield the line and the bytes of every element, or what is wrong in its place."""
     in_array = comma_due = False
     while byte := window.peek():
         line = window.line
@@ -92,7 +89,6 @@ def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]
 
 
 def _take(window: _Window, path: str) -> bytes | Reject:
-    """Take an object, an array or a string, whole or up to where it breaks."""
     at, depth, fault, first = window.pos, 0, None, window.line
     while True:
         at, depth, complete = _scan(window.buffer, at, depth)

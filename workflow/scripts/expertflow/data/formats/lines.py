@@ -98,7 +98,6 @@ def read_record(
 
 
 def bounded_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
-    """Yield lines with their ends, each with its length in bytes."""
     max_bytes = MAX_RECORD_BYTES
     for line in iter(partial(stream.readline, max_bytes + 1), b""):
         if len(line) > max_bytes and line[-1] != _NEWLINE:
@@ -119,7 +118,6 @@ def too_long(path: Path) -> DataError:
 
 
 def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
-    """Count the line ends in each block of a file, and the lines that are not blank."""
     import numpy as np
 
     n_newlines: list[int] = []
@@ -144,7 +142,6 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
 
 
 def _skip_line(stream: io.BufferedReader, n_bytes: int = _NO_END) -> int:
-    """Read past the next line end, at most ``n_bytes``; return the number of bytes read."""
     n_read = 0
     while part := stream.readline(min(BUFFER_BYTES, n_bytes - n_read)):
         n_read += len(part)
@@ -183,7 +180,6 @@ def _strip(line: bytes | Reject) -> bytes | Reject:
 
 
 def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
-    """Yield runs of lines that are not blank."""
     parts: list[bytes] = []
     first = n_bytes = 0
     for number, (line, length) in enumerate(chain(bounded_lines(stream), [(b"\n", 1)]), start=1):

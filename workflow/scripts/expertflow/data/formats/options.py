@@ -17,8 +17,6 @@ _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 
 class SourceOptions(Record, frozen=True, kw_only=True):
-    """The ``options`` of one kind of source, with a default for each."""
-
     kind: ClassVar[str]
 
     @classmethod

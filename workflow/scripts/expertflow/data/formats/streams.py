@@ -81,8 +81,6 @@ def open_utf8(path: Path, compression: Compression | None, encoding: str) -> io.
 
 
 class _Pieces(io.RawIOBase):
-    """A raw stream over pieces that are made of ``source``."""
-
     def __init__(self, pieces: Iterator[bytes], source: Any) -> None:
         super().__init__()
         self._pieces, self._source, self._ready = pieces, source, memoryview(b"")

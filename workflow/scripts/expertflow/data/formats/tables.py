@@ -61,7 +61,6 @@ def _readable(path: str, file_format: str) -> Iterator[None]:
 
 
 def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]:
-    """Yield the rows [first, stop) in small batches, each with the number of its first row."""
     import pyarrow as pa
 
     with ExitStack() as stack:

@@ -110,8 +110,6 @@ def extract_commits(
 
 
 class _History:
-    """What is known of the complete history before its commits are described one by one."""
-
     def __init__(self, store: Store, reader: HistoryReader, skipped: Counter[str]) -> None:
         self.store, self.reader, self.skipped = store, reader, skipped
         self.options = reader.options
@@ -139,7 +137,6 @@ class _History:
                     yield self._record(commit_id, commit, changes)
 
     def _selected(self) -> list[str]:
-        """Meet everybody in the history, and list the commits whose headers are wanted."""
         selected = []
         commits = self.reader.commits(list(self.parents))
         for commit_id, commit in zip(self.parents, commits, strict=True):

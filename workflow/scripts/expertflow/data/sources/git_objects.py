@@ -87,8 +87,6 @@ class Touched(Struct):
 
 
 class HistoryReader:
-    """Long-lived git commands that answer: commits, files touched, sizes, patches."""
-
     def __init__(self, git_dir: Path, options: GitOptions) -> None:
         self.options = options
         self._git_dir = git_dir
@@ -180,7 +178,6 @@ class HistoryReader:
         return touched
 
     def _fields(self, stdout: io.BufferedReader, n_commits: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the fields of all answers, each with the number of its commit."""
         index, rest = 0, b""
         while index < n_commits:
             *whole, rest = (rest + _read_some(stdout)).split(b"\0")

@@ -90,7 +90,6 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
         return (since is None or when >= since) and (until is None or when <= until)
 
     def endings(self) -> tuple[str, ...]:
-        """Return the endings of the files that are taken, none for all files."""
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
     def pathspecs(self) -> tuple[str, ...]:

@@ -176,7 +176,6 @@ def open_store(repository: Path, *, ref: str) -> Iterator[Store]:
 
 
 def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
-    """Return the short names of the refs that point at each commit, in order of their full ones."""
     names: dict[str, list[str]] = {}
     for name in sorted(refs):
         if name.startswith(prefix) and (short := _short(name)) is not None:

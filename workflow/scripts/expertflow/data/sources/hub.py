@@ -222,7 +222,6 @@ def _download_files(repository: str, revision: str, paths: Iterable[str]) -> Non
 
 
 def _download(repository: str, snapshot: Snapshot, missing: list[str]) -> None:
-    """Fetch files, with a line of progress now and then; a cut one goes on where it stopped."""
     n_bytes = sum(snapshot.n_bytes_by_path[path] for path in missing)
     free = shutil.disk_usage(cache.hub_cache()).free
     if free < n_bytes:

@@ -110,7 +110,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _passing_reason(error: BaseException | None) -> str | None:
-    """Name a failure that may pass; null for any other."""
     from httpx2 import TransportError
 
     for cause in _chain(error):

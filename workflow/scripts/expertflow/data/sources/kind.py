@@ -18,8 +18,6 @@ class Pins(NamedTuple):
 
 
 class Pinned(Struct, frozen=True):
-    """What pins a source's content, and how many jobs prepare it where the manifest is silent."""
-
     n_shards: int = 1
     revision: str | None = None
     identity: dict[str, Any] = field(default_factory=dict)
@@ -27,8 +25,6 @@ class Pinned(Struct, frozen=True):
 
 
 class Fetched(Struct, frozen=True):
-    """A source's records on this disk; a revision replaces that of the lock."""
-
     files: tuple[DataFile, ...]
     revision: str | None = None
     card_licence: str | None = None

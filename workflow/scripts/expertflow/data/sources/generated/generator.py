@@ -82,8 +82,6 @@ def unique_records(
 def build_generator(
     make: Callable[[Random], Record], *, key: str
 ) -> Callable[..., dict[str, Path]]:
-    """Build the ``generate`` of a generator that writes ``records.jsonl`` and no other file."""
-
     def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
         records = unique_records(make, n_documents=n_documents, seed=seed, key=key)
         write_records(directory, records)

@@ -120,7 +120,6 @@ class Table(Struct, frozen=True, kw_only=True):
 
     @property
     def ddl(self) -> str:
-        """The table's definition as one compact line."""
         parts = ["id INTEGER", f"{self.label.name} TEXT"]
         parts += [f"{c.name} {'TEXT' if c.is_text else 'INTEGER'}" for c in self.columns]
         parts += [f"{self.key} INTEGER"] if self.key else []

@@ -37,8 +37,6 @@ class Node(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    """Two kinds of nodes, the relation between them, and how people say it."""
-
     source: Node
     relation: str
     verb: str
@@ -46,7 +44,6 @@ class Graph(Struct, frozen=True):
 
     @property
     def schema(self) -> str:
-        """The graph's schema as one compact line."""
         relation = f"(:{self.source.label})-[:{self.relation}]->(:{self.target.label})"
         return f"{self.source.pattern}; {self.target.pattern}; {relation}"
 
