@@ -16,8 +16,7 @@ def reasons() -> set[str]:
     for path in (SCRIPTS / "expertflow" / "data").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-                place = {"Reject": 0, "Filtered": 0, "text_check": 1}.get(node.func.id)
-                reason = None if place is None else node.args[place]
+                reason = node.args[0] if node.func.id in ("Reject", "Filtered") else None
                 if isinstance(reason, ast.Constant):
                     found.add(reason.value)
     return found

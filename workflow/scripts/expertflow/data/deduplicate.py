@@ -21,7 +21,7 @@ from expertflow.data.columns import (
     STATUS,
     Columns,
     buckets,
-    parts,
+    placed,
     read_columns,
     read_document_ids,
     read_signatures,
@@ -49,12 +49,7 @@ Pair = tuple[int, int, float]
 def deduplicate_documents(
     *, expert: str, spec: DeduplicateSpec, shards: list[ShardRecord], keep: Path
 ) -> DocumentsRecord:
-    """Write the keep-list of an expert and count what became of every record.
-
-    Raises:
-        DataError: too many records of a source were rejected, or none became a document; or there
-            are fewer than two groups of documents, so that nothing could be held out.
-    """
+    """Write the keep-list and count all records; DataError if too many are rejected or few left."""
     for source in dict.fromkeys(shard.source for shard in shards):
         check_source([s for s in shards if s.source == source], spec, expert=expert)
     keep.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +60,27 @@ def deduplicate_documents(
         pairs["near_duplicate"] = drop_near(columns, spec.near, shards, folder=keep.parent)
     edge, copies = select(columns, spec, expert=expert)
     write_keep(keep, shards, columns, edge=edge, copies=copies)
-    return _record(expert, shards, columns, keep=keep, edge=edge, copies=copies, pairs=pairs)
+    kept = columns.status == KEPT
+    train = kept & ~held_out(columns.group, edge)
+    n_sources = len(columns.sources)
+    n_kept, n_train = (np.bincount(columns.source[s], minlength=n_sources) for s in (kept, train))
+    by_name = sorted(zip(columns.sources, n_kept.tolist(), n_train.tolist(), strict=True))
+    sources = tuple(_source_counts(shards, *found) for found in by_name)
+    counts = RecordCounts.__struct_fields__
+    by_status = zip(STATUS, np.bincount(columns.status, minlength=len(STATUS)), strict=True)
+    dropped = {reason: int(n) for reason, n in by_status if reason != STATUS[KEPT] and n}
+    return DocumentsRecord(
+        expert=expert,
+        sha256=sha256_file(keep),
+        **{name: sum(getattr(source, name) for source in sources) for name in counts},
+        n_train_copies=int(copies[train].sum()),
+        n_dropped_by_reason=dict(sorted(dropped.items())),
+        n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
+        n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
+        n_kept_by_category=_largest_categories(columns, kept),
+        duplicate_examples=_examples(shards, pairs),
+        sources=sources,
+    )
 
 
 def check_source(shards: list[ShardRecord], spec: DeduplicateSpec, *, expert: str) -> None:
@@ -133,7 +148,7 @@ def write_keep(
 ) -> None:
     with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink:
         with pa.ipc.new_stream(sink, KEEP) as writer:
-            for shard, part in zip(shards, parts(shards), strict=True):
+            for shard, part in placed(shards):
                 kept = np.flatnonzero(columns.status[part] == KEPT)
                 for start in range(0, len(kept), KEEP_BATCH_ROWS):
                     rows = kept[start : start + KEEP_BATCH_ROWS]
@@ -151,39 +166,6 @@ def write_keep(
 def _array(kind: pa.DataType, values: NDArray[np.generic], n: int) -> pa.Array:
     # Not by pa.array, which would import pandas where that is installed.
     return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(values)])
-
-
-def _record(
-    expert: str,
-    shards: list[ShardRecord],
-    columns: Columns,
-    *,
-    keep: Path,
-    edge: int,
-    copies: NDArray[np.int32],
-    pairs: dict[str, list[Pair]],
-) -> DocumentsRecord:
-    kept = columns.status == KEPT
-    train = kept & ~held_out(columns.group, edge)
-    n_sources = len(columns.sources)
-    n_kept, n_train = (np.bincount(columns.source[s], minlength=n_sources) for s in (kept, train))
-    by_name = sorted(zip(columns.sources, n_kept.tolist(), n_train.tolist(), strict=True))
-    sources = [_source_counts(shards, *found) for found in by_name]
-    counts = RecordCounts.__struct_fields__
-    by_status = zip(STATUS, np.bincount(columns.status, minlength=len(STATUS)), strict=True)
-    dropped = {reason: int(n) for reason, n in by_status if reason != STATUS[KEPT] and n}
-    return DocumentsRecord(
-        expert=expert,
-        sha256=sha256_file(keep),
-        **{name: sum(getattr(source, name) for source in sources) for name in counts},
-        n_train_copies=int(copies[train].sum()),
-        n_dropped_by_reason=dict(sorted(dropped.items())),
-        n_rejected_by_reason=_sum(shard.n_rejected_by_reason for shard in shards),
-        n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
-        n_kept_by_category=_largest_categories(columns, kept),
-        duplicate_examples=_examples(shards, pairs),
-        sources=tuple(sources),
-    )
 
 
 def _source_counts(shards: list[ShardRecord], name: str, n_kept: int, n_train: int) -> SourceCounts:

@@ -15,11 +15,7 @@ KINDS: dict[str, SourceModule] = {"local": local, "hub": hub, "git": git, "gener
 
 
 def kind_of(source: SourceSpec) -> SourceModule:
-    """Look up what a source's kind does.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
+    """Return the module of a source's kind, or raise ConfigError."""
     if source.kind in KINDS:
         return KINDS[source.kind]
     near = get_close_matches(source.kind, KINDS, 1)
@@ -28,11 +24,7 @@ def kind_of(source: SourceSpec) -> SourceModule:
 
 
 def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
-    """Make a source readable; git and generators write into ``directory``.
-
-    Raises:
-        DataError: a file changed since the lock was taken, or the source cannot be read.
-    """
+    """Make a source readable, writing into ``directory`` where needed, or raise DataError."""
     fetched = kind_of(spec.source).fetch(spec.source, lock, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
         raise DataError(f"source {lock.name}: it holds no records; check its path and filters")

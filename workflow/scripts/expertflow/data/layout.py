@@ -70,7 +70,6 @@ def read_layout(
     layout = Layout(
         chat_template=template,
         chat_template_origin=origin,
-        problem=None,
         special_tokens=tuple(sorted({*special, text_end, *filter(None, (bos, eos))})),
         added_tokens=tuple(t for t in _names(added) if t not in special and not t.isspace()),
         strip_after=_names(added, "special", "rstrip"),
@@ -79,7 +78,6 @@ def read_layout(
         eos=eos,
         text_start=bos if bos and _adds_bos(settings, tokenizer, bos) else None,
         text_end=text_end,
-        turn_end=None,
         text_special_tokens=text_special_tokens,
     )
     return layout if template is None else _with_turn_end(layout)
@@ -93,17 +91,10 @@ def chatml_layout() -> Layout:
     return Layout(
         chat_template=CHATML,
         chat_template_origin="chatml",
-        problem=None,
         special_tokens=(TEXT_END, TURN_END, TURN_START),
-        added_tokens=(),
-        strip_after=(),
-        strip_before=(),
-        bos=None,
         eos=TURN_END,
-        text_start=None,
         text_end=TEXT_END,
         turn_end=TURN_END,
-        text_special_tokens="plain",
     )
 
 
@@ -135,10 +126,7 @@ def _choose(
 
 
 def _with_turn_end(layout: Layout) -> Layout:
-    """Find the special token that ends an assistant's turn, by rendering one inside a chat.
-
-    Inside, since some templates write another token after the last turn.
-    """
+    """Find what ends an assistant's turn inside a chat: the last turn may end otherwise."""
     turns = tuple(
         Turn(role=role, content=role, learned=role == "assistant")
         for role in ("user", "assistant", "user")

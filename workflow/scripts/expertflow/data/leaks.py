@@ -78,12 +78,7 @@ class BenchmarkIndex:
 
     @classmethod
     def read(cls, specs: tuple[BenchmarkSpec, ...]) -> "BenchmarkIndex":
-        """Index the benchmarks of a manifest.
-
-        Raises:
-            DataError: a benchmark's record cannot be read or lacks what the template names, or a
-                benchmark holds no text at all. A gap here would let its questions through.
-        """
+        """Index a manifest's benchmarks; DataError for any gap: it would let questions through."""
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
     def find(self, texts: Sequence[str]) -> str | None:

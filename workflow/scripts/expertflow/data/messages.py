@@ -31,11 +31,7 @@ ROLES = {name: role for role, names in _NAMES.items() for name in names}
 def read_turns(
     record: Mapping[str, Any], source: SourceSpec, *, supervise_all: bool
 ) -> tuple[Turn, ...]:
-    """Read a record's chat.
-
-    Raises:
-        Reject: it is no list of turns, a turn is malformed, or there is nothing to learn.
-    """
+    """Read a record's chat; Reject it where a turn is malformed or nothing is learned."""
     name = str(source.messages)
     value = record.get(name)
     if not isinstance(value, list) or not value:
@@ -98,24 +94,28 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
         content = _content(
             item.get(key), f"{place}.{key}", may_be_empty=bool(calls) or role == "tool"
         )
-    if role == "assistant":
-        content = _with_thoughts(item, content, place)
-    learned = _override(item, place)
+    thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
+    if role == "assistant" and thought:
+        thoughts = _content(item[thought], f"{place}.{thought}", may_be_empty=True)
+        if thoughts.strip() and "</think>" not in content:
+            content = f"<think>\n{thoughts}\n</think>\n\n{content}"
+    learned = role == "assistant" or supervise_all
+    if stated_by := next((key for key in ("train", "weight") if item.get(key) is not None), None):
+        learned = item[stated_by]
+        if learned not in (0, 1):
+            raise Reject(
+                "weight_not_0_or_1",
+                "a turn is learned or not",
+                field=f"{place}.{stated_by}",
+                value=learned,
+            )
     return Turn(
         role=role,
         content=content,
-        learned=(role == "assistant" or supervise_all) if learned is None else learned,
+        learned=bool(learned),
         tool_calls=calls,
         tool_call_id=_id(item.get("tool_call_id")) if role == "tool" else None,
     )
-
-
-def _with_thoughts(item: dict[str, Any], content: str, place: str) -> str:
-    key = next((key for key in THOUGHTS if item.get(key) is not None), None)
-    thoughts = _content(item[key], f"{place}.{key}", may_be_empty=True) if key else ""
-    if not thoughts.strip() or "</think>" in content:
-        return content
-    return f"<think>\n{thoughts}\n</think>\n\n{content}"
 
 
 def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
@@ -203,16 +203,3 @@ def _check_json(value: Any, place: str, reason: str) -> None:
         elif item is not None and not (isinstance(item, float) and math.isfinite(item)):
             kind = type(item).__name__
             raise Reject(reason, f"JSON has no such {kind}", field=place, value=item)
-
-
-def _override(item: dict[str, Any], place: str) -> bool | None:
-    for key in ("train", "weight"):
-        value = item.get(key)
-        if value is None:
-            continue
-        if value not in (0, 1):
-            raise Reject(
-                "weight_not_0_or_1", "a turn is learned or not", field=f"{place}.{key}", value=value
-            )
-        return bool(value)
-    return None

@@ -83,10 +83,7 @@ def choose_bands(spec: NearSpec) -> Bands:
 
 
 class NearIndex:
-    """Signatures and band keys of many documents, in a temporary file that leaves no trace.
-
-    On disk it takes 4 * n_permutations + 8 * n_bands bytes a document: 656 at the usual 128 and 18.
-    """
+    """Signatures and band keys in temporary files: 656 bytes a document at the usual settings."""
 
     def __init__(self, spec: NearSpec, *, n_documents: int, folder: Path) -> None:
         self.spec, self.bands, self.n_documents = spec, choose_bands(spec), n_documents

@@ -29,11 +29,7 @@ _CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Parse the bytes of one JSON object.
-
-    Raises:
-        Reject: it is none, or it holds what not every reader would read in the same way.
-    """
+    """Parse one JSON object; Reject what not every reader would read in the same way."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -48,11 +44,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
-    r"""Return whether the text may have more keys than its value: each needs ``":`` after it.
-
-    Blanks are taken out first, since they may stand before the colon. A quote after an odd number
-    of backslashes ends no key.
-    """
+    """Return whether a text may have more keys than its value; each needs a quote and a colon."""
     packed = line.translate(None, _BLANKS)
     most = packed.count(b'":')
     if most > n_keys:
@@ -131,17 +123,15 @@ def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
         return Reject("several_values", detail, value=rest)
     if _PYTHON.match(rest):
         return Reject("python_repr", f"Python's way of writing, {detail}", value=text)
-    if _ends_early(rest, error.msg):
+    # What the parser stumbled over could have gone on well.
+    if error.msg.startswith("Invalid \\"):
+        is_cut = _CUT_ESCAPE.fullmatch(rest) is not None
+    else:
+        is_cut = any(literal.startswith(rest) for literal in _LITERALS)
+    is_cut = is_cut or error.msg.startswith("Unterminated string")
+    if is_cut or _CUT_NUMBER.fullmatch(rest):
         return Reject("truncated", f"ends early: {detail}", value=text)
     return Reject("not_json", detail, value=rest)
-
-
-def _ends_early(rest: str, message: str) -> bool:
-    if message.startswith("Unterminated string") or _CUT_NUMBER.fullmatch(rest):
-        return True
-    if message.startswith("Invalid \\"):
-        return _CUT_ESCAPE.fullmatch(rest) is not None
-    return any(literal.startswith(rest) for literal in _LITERALS)
 
 
 def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:

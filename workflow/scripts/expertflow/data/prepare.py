@@ -69,23 +69,20 @@ class Outcome(Struct):
             self.n_documents += 1
         except Reject as found:
             reject = without_data(raw, found) if preparer.private else found
-            self._stopped(raw, reject)
-            if preparer.spec.on_reject == "stop" and not isinstance(reject, Filtered):
+            self.stream.write(reject_line(raw, reject) + "\n")
+            if isinstance(reject, Filtered):
+                self.filtered[reject.reason] += 1
+                return
+            self.rejected[reject.reason] += 1
+            if len(self.examples) < N_EXAMPLES:
+                self.examples.append(describe(raw, reject))
+            if self.rejected.total() == N_MANY:
+                log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
+            if preparer.spec.on_reject == "stop":
                 raise DataError(
                     f"source {preparer.source.name}: {describe(raw, reject)}; mend the record, or"
                     " set data.on_reject to skip"
                 ) from (None if preparer.private else found)
-
-    def _stopped(self, record: RawRecord, reject: Reject) -> None:
-        self.stream.write(reject_line(record, reject) + "\n")
-        if isinstance(reject, Filtered):
-            self.filtered[reject.reason] += 1
-            return
-        self.rejected[reject.reason] += 1
-        if len(self.examples) < N_EXAMPLES:
-            self.examples.append(describe(record, reject))
-        if self.rejected.total() == N_MANY:
-            log.warning("%d records are rejected so far; first: %s", N_MANY, self.examples[0])
 
 
 class Preparer:
@@ -112,11 +109,7 @@ class Preparer:
         return not where or all(record.get(key) == value for key, value in where.items())
 
     def document(self, raw: RawRecord, record: dict[str, Any]) -> NewDocument:
-        """Make a document of a record.
-
-        Raises:
-            Reject: the record is no document, or (``Filtered``) the document is not wanted.
-        """
+        """Make a document, or raise Reject (no document) or Filtered (one that is not wanted)."""
         record = self._check(record)
         if self.source.pseudonymise_emails:
             record = without_emails(record)

@@ -35,11 +35,7 @@ READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
 
 
 def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
-    """Return the format and compression that a file's name states.
-
-    Raises:
-        DataError: the name ends in no known way.
-    """
+    """Return the format and compression that a file's name states, or raise DataError."""
     name = Path(path.name.lower())
     compression = SUFFIXES.get(name.suffix)
     kind = FORMATS.get(name.with_suffix("").suffix if compression else name.suffix)

@@ -151,17 +151,17 @@ class Layout(Record, frozen=True, kw_only=True):
 
     chat_template: str | None
     chat_template_origin: Literal["tokenizer", "manifest", "chatml", "none"]
-    problem: str | None
+    problem: str | None = None
     special_tokens: tuple[str, ...]
-    added_tokens: tuple[str, ...]
-    strip_after: tuple[str, ...]
-    strip_before: tuple[str, ...]
-    bos: str | None
+    added_tokens: tuple[str, ...] = ()
+    strip_after: tuple[str, ...] = ()
+    strip_before: tuple[str, ...] = ()
+    bos: str | None = None
     eos: str | None
-    text_start: str | None
+    text_start: str | None = None
     text_end: str
-    turn_end: str | None
-    text_special_tokens: Literal["plain", "reject", "allow"]
+    turn_end: str | None = None
+    text_special_tokens: Literal["plain", "reject", "allow"] = "plain"
 
 
 class ShardRecord(Record, frozen=True, kw_only=True):
@@ -210,10 +210,7 @@ class SourceCounts(RecordCounts, frozen=True, kw_only=True):
 
 
 class DocumentsRecord(RecordCounts, frozen=True, kw_only=True):
-    """What became of every document: kept for training, held out, or dropped with a reason.
-
-    ``sha256`` is that of the keep-list. ``n_train_copies`` counts training documents with repeats.
-    """
+    """``sha256`` is the keep-list's; ``n_train_copies`` counts training documents with repeats."""
 
     expert: str
     sha256: str

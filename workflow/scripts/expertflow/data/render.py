@@ -67,12 +67,7 @@ class Renderer:
         self._is_chatml = layout.chat_template == CHATML
 
     def render(self, body: Body) -> tuple[Segment, ...]:
-        """Render one document.
-
-        Raises:
-            Reject: the template refuses the chat, or by the policy a special token in a text.
-            DataError: the document is a chat and the model has no chat template.
-        """
+        """Render a document; Reject by template or policy, DataError without a template."""
         if self.layout.text_special_tokens == "reject" and self.has_special_text(body):
             raise Reject("special_token_text", "a text holds a special token of the model")
         segments = joined(self._parts(self._atoms(body)))
@@ -81,10 +76,7 @@ class Renderer:
         return segments
 
     def form(self, frame: bytes) -> Form | None:
-        """Lay a frame out with blanks for its texts; None where that depends on the texts.
-
-        Special tokens in the texts are not looked at; see ``has_special_text``.
-        """
+        """Lay a frame out with blanks for its texts, unseen; None where that depends on them."""
         if self.layout.strip_after or self.layout.strip_before:
             return None
         n = frame.count(b"null")
@@ -267,10 +259,7 @@ def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], st
 
 
 def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
-    """Yield the texts between special tokens, for a tokenizer to learn from.
-
-    What cannot be rendered is left out here as it is when documents are tokenized, where it counts.
-    """
+    """Yield what a tokenizer learns from: texts between special tokens, of what can be rendered."""
     for body in bodies:
         try:
             segments = renderer.render(body)

@@ -38,11 +38,7 @@ def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
 
 
 def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
-    """Choose the ``n`` rows of lowest rank; of equal ranks the earlier row.
-
-    A histogram of the ranks' first 16 bits finds where the limit lies; only the rows there are
-    sorted.
-    """
+    """Choose the ``n`` rows of lowest rank, of equal ranks the earlier; sort only at the limit."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
     tops = np.empty(len(rows), np.uint16)

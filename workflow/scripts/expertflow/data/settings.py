@@ -78,11 +78,7 @@ class SignatureSpec(Record, frozen=True, kw_only=True):
 
 
 class NearSpec(SignatureSpec, frozen=True, kw_only=True):
-    """When two documents are nearly equal.
-
-    ``threshold`` is the share of runs that both have, 0-1 (Jaccard), as ``n_permutations`` hashes
-    estimate it.
-    """
+    """``threshold`` is the share of runs that two near documents have in common, 0-1 (Jaccard)."""
 
     threshold: float
 

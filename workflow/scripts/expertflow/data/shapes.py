@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec.structs import asdict
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
@@ -48,10 +49,7 @@ class Draft(NamedTuple):
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
-    """Return the function that drafts a document of a record, by its source's template.
-
-    The function raises ``Reject`` where a field is missing, empty, or no text.
-    """
+    """Return the function that drafts a document of a record, or raises Reject."""
     source = spec.source
     if source.text is not None:
         fill_text = filler(source.text)
@@ -154,11 +152,7 @@ def filler(template: str) -> Callable[[Record], str]:
 
 
 def template_fields(template: str) -> list[str]:
-    """List the fields that a template names, as it names them.
-
-    Raises:
-        ConfigError: the braces do not match, or a place has no name.
-    """
+    """List the fields that a template names as it names them; ConfigError if it is malformed."""
     try:
         places = [part for part in string.Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
@@ -238,16 +232,7 @@ def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
     """
     if body.text is not None:
         return orjson.dumps({"text": None}), (body.text,)
-    turns = [
-        {
-            "role": turn.role,
-            "content": None if turn.content else "",
-            "learned": turn.learned,
-            "tool_calls": turn.tool_calls,
-            "tool_call_id": turn.tool_call_id,
-        }
-        for turn in body.turns
-    ]
+    turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]
     texts = tuple(turn.content for turn in body.turns if turn.content)
     return orjson.dumps({"turns": turns, "tools": body.tools}, default=to_json), texts
 

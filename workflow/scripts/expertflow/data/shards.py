@@ -24,10 +24,7 @@ def shard_names(n_shards: int) -> list[str]:
 
 
 def token_shards(n_shards: int) -> dict[str, list[str]]:
-    """Map each tokenizing job to its run of document shards; runs are equally long.
-
-    Loading a large vocabulary takes as long as tokenising a few of them.
-    """
+    """Map each tokenizing job to a run of shards: loading a vocabulary takes as long as a few."""
     names = shard_names(n_shards)
     n_runs = -(-n_shards // SHARDS_PER_TOKEN_SHARD)
     edges = [n_shards * i // n_runs for i in range(n_runs + 1)]

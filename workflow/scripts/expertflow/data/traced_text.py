@@ -83,10 +83,7 @@ def _is_seen_filter(node: nodes.Filter) -> bool:
 
 
 def _is_seen_comparison(node: nodes.Compare) -> bool:
-    """Return whether ``in`` asks a text, or looks a value up in a list that is written out.
-
-    What is looked for in a plain string is read without a note.
-    """
+    """Return whether ``in`` asks a text or a written-out list; a plain string is read unnoted."""
     lookups = [operand for operand in node.ops if operand.op in ("in", "notin")]
     written_out = (nodes.List, nodes.Tuple, nodes.Dict)
     return isinstance(node.expr, nodes.Const) or all(
@@ -95,10 +92,7 @@ def _is_seen_comparison(node: nodes.Compare) -> bool:
 
 
 def _is_seen_call(node: nodes.Call) -> bool:
-    """Return whether a call of a string's method is given constants only.
-
-    A plain string that is asked about a text reads it without a note.
-    """
+    """Return whether a string's method is given constants only; others it reads unnoted."""
     if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
         return True
     given = [*node.args, *(pair.value for pair in node.kwargs)]

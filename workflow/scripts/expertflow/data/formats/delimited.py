@@ -33,11 +33,7 @@ def check_header(file: DataFile, *, options: ReadOptions) -> None:
 def _rows(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[tuple[int, Row]]:
-    """Yield rows with the line each starts on, or what is wrong with one; blank ones are left out.
-
-    Raises:
-        DataError: a quote is not closed and swallows all rows below it.
-    """
+    """Yield each row that is not blank with its first line; DataError if a quote stays open."""
     number = 0
     faults: list[Reject] = []
 

@@ -69,17 +69,32 @@ def iter_texts(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
     unit = "file" if options.text_records == "file" else "line"
 
     def parse(piece: bytes) -> dict[str, Any]:
-        return {"text": _text(piece), "name": path.name}
+        try:
+            text = piece.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = 1 + piece.count(b"\n", 0, error.start)
+            detail = f"byte {piece[error.start]:#04x} on line {line} of it: {error.reason}"
+            raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
+        if "\0" in text:
+            raise Reject("nul_character", "NUL stands in the text", value=text)
+        return {"text": text.replace("\r\n", "\n"), "name": path.name}
 
     with open_utf8(path, file.compression, options.encoding) as stream:
         pieces: Iterator[Piece]
-        pieces = ((number, _strip(line)) for number, line in _lines(stream))
         if options.text_records == "file":
-            pieces = iter([(1, _whole(stream, path))])
+            whole = stream.read(MAX_RECORD_BYTES + 1)
+            if len(whole) > MAX_RECORD_BYTES:
+                raise too_long(path)
+            pieces = iter([(1, whole)])
         elif options.text_records == "paragraph":
             pieces = _paragraphs(stream)
+        else:
+            pieces = _lines(stream)
         for number, piece in pieces:
-            yield read_record(parse, piece, file.path, number, unit)
+            stripped = (
+                piece if unit == "file" or isinstance(piece, Reject) else piece.rstrip(b"\r\n")
+            )
+            yield read_record(parse, stripped, file.path, number, unit)
 
 
 def read_record(
@@ -162,21 +177,10 @@ def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
     return n_lines
 
 
-def _whole(stream: io.BufferedReader, path: Path) -> bytes:
-    raw = stream.read(MAX_RECORD_BYTES + 1)
-    if len(raw) > MAX_RECORD_BYTES:
-        raise too_long(path)
-    return raw
-
-
 def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
     for number, (line, _) in enumerate(bounded_lines(stream), start=1):
         if isinstance(line, Reject) or not line.isspace():
             yield number, line
-
-
-def _strip(line: bytes | Reject) -> bytes | Reject:
-    return line if isinstance(line, Reject) else line.rstrip(b"\r\n")
 
 
 def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
@@ -185,8 +189,7 @@ def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
     for number, (line, length) in enumerate(chain(bounded_lines(stream), [(b"\n", 1)]), start=1):
         if isinstance(line, bytes) and line.isspace():
             if n_bytes:
-                text = b"".join(parts).rstrip(b"\r\n")
-                yield first, text if n_bytes <= MAX_RECORD_BYTES else too_large()
+                yield first, b"".join(parts) if n_bytes <= MAX_RECORD_BYTES else too_large()
             parts, n_bytes = [], 0
             continue
         first = first if n_bytes else number
@@ -195,15 +198,3 @@ def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
             parts = []
         elif isinstance(line, bytes):
             parts.append(line)
-
-
-def _text(piece: bytes) -> str:
-    try:
-        text = piece.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = 1 + piece.count(b"\n", 0, error.start)
-        detail = f"byte {piece[error.start]:#04x} on line {line} of it: {error.reason}"
-        raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
-    if "\0" in text:
-        raise Reject("nul_character", "NUL stands in the text", value=text)
-    return text.replace("\r\n", "\n")

@@ -2,16 +2,16 @@
 
 import codecs
 import csv
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from msgspec.structs import fields, force_setattr
+from msgspec import ValidationError, convert
+from msgspec.structs import force_setattr
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 
 # Longer records are rejected unread: nothing that long can be trained on.
 MAX_RECORD_BYTES = 64 << 20
-TextRecords = Literal["file", "paragraph", "line"]
 # Escapes of JSON and Python, which some encodings would resolve.
 _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
@@ -21,12 +21,19 @@ class SourceOptions(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_manifest(cls, options: dict[str, Any]) -> Self:
-        known = [field.name for field in fields(cls)]
+        known = cls.__struct_fields__
         if unknown := sorted(set(options) - set(known)):
             raise ConfigError(
                 f"options.{unknown[0]}: unknown; a {cls.kind} source knows {', '.join(known)}"
             )
-        return cls(**{key: value for key, value in options.items() if value is not None})
+        try:
+            return convert({k: value for k, value in options.items() if value is not None}, cls)
+        except ValidationError as error:
+            problem, _, place = str(error).replace("`", "").partition(" - at $.")
+            key = place.partition("[")[0]
+            raise ConfigError(
+                f"options.{key}: {options[key]!r} does not do: {problem[0].lower()}{problem[1:]}"
+            ) from error
 
 
 class ReadOptions(SourceOptions, frozen=True, kw_only=True):
@@ -34,25 +41,22 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
 
     kind = "local"
     encoding: str = "utf-8"
-    text_records: TextRecords = "file"
+    text_records: Literal["file", "paragraph", "line"] = "file"
     delimiter: str | None = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "encoding", _encoding(self.encoding))
-        if self.text_records not in get_args(TextRecords):
-            known = ", ".join(get_args(TextRecords))
-            raise ConfigError(f"options.text_records: {self.text_records!r} is none of {known}")
         if self.delimiter is not None:
             _check_delimiter(self.delimiter)
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "ReadOptions":
         """Pick out what concerns reading: other kinds of source have options of their own."""
-        known = {field.name for field in fields(cls)}
+        known = cls.__struct_fields__
         return cls.from_manifest({key: options[key] for key in options if key in known})
 
 
-def _encoding(name: Any) -> str:
+def _encoding(name: str) -> str:
     """Return an encoding's plain name if it leaves ASCII, and so every line end, alone."""
     try:
         plain = codecs.lookup(name).name
@@ -61,7 +65,7 @@ def _encoding(name: Any) -> str:
         kept = _PROBE.decode(plain) == _PROBE.decode("ascii") and all(
             "\n" in bytes([lead, 10, 65, 65]).decode(plain, "replace") for lead in range(128, 256)
         )
-    except (LookupError, TypeError) as error:
+    except LookupError as error:
         raise ConfigError(f"options.encoding: {name!r} is unknown; use utf-8 or cp1252") from error
     except UnicodeError:
         kept = False
@@ -73,7 +77,7 @@ def _encoding(name: Any) -> str:
     return plain
 
 
-def _check_delimiter(delimiter: Any) -> None:
+def _check_delimiter(delimiter: str) -> None:
     try:
         csv.reader([], delimiter=delimiter)
         usable = delimiter.isascii() and delimiter not in '"\r\n'

@@ -46,11 +46,7 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader:
-    """Open a file, unpacked.
-
-    Raises:
-        DataError: it cannot be opened; or, while reading, the packed data are cut off or damaged.
-    """
+    """Open a file, unpacked; DataError if it cannot be read, then or later."""
     try:
         if compression is None:
             return io.BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
@@ -138,11 +134,7 @@ def recoded(line: bytes, encoding: str) -> bytes:
 
 
 def sniff(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
-    """Check that a file is what its name says; return notes on what is unusual.
-
-    Raises:
-        DataError: it is something else, or cannot be opened.
-    """
+    """Return notes on what is unusual; DataError if a file is not what its name says."""
     with open_bytes(path, None) as stream:
         packed = stream.read(HEAD_BYTES)
     found = compression_of(packed) if packed else None

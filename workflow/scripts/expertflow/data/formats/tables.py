@@ -26,11 +26,7 @@ def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
 
 
 def count_rows(path: Path, file_format: str) -> int:
-    """Count rows without reading them.
-
-    Raises:
-        DataError: the file cannot be opened, or two columns have one name.
-    """
+    """Count rows unread; DataError if the file does not open or two columns share a name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -134,20 +130,16 @@ def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
     except pa.ArrowException:
         raise
     except (OverflowError, ValueError):
-        if batch.num_rows == 1:
-            return [_value_fault(batch)]
-        half = batch.num_rows // 2
-        return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
-
-
-def _value_fault(row: Any) -> Reject:
-    for name in row.schema.names:
+        if batch.num_rows > 1:
+            half = batch.num_rows // 2
+            return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
+    for field in batch.schema:
         try:
-            row.column(name).to_pylist()
+            batch.column(field.name).to_pylist()
         except UnicodeDecodeError as error:
             shown = repr(error.object[:60])
-            return Reject("not_utf8", error.reason, field=name, value=shown)
+            return [Reject("not_utf8", error.reason, field=field.name, value=shown)]
         except (OverflowError, ValueError) as error:
-            kind = row.schema.field(name).type
-            return Reject("not_json", f"a {kind} out of range ({error})", field=name)
+            fault = f"a {field.type} out of range ({error})"
+            return [Reject("not_json", fault, field=field.name)]
     raise AssertionError("a row fails and all of its columns pass")

@@ -137,10 +137,7 @@ class HistoryReader:
         return shown
 
     def changes(self, commit_id: str, touched: Touched) -> Changes | None:
-        """Read the files and the patch of one commit.
-
-        Null where more files are too big than git can be told to leave out.
-        """
+        """Read a commit's files and patch; null if git cannot leave out all that is too big."""
         big = self._big_paths(touched)
         if not big:
             return self._read_changes(self._patch, commit_id)
@@ -200,10 +197,7 @@ class HistoryReader:
         return list(found)
 
     def _read_changes(self, diff: Pipe, commit_id: str) -> Changes:
-        """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch.
-
-        At most ``max_diff_bytes`` of the patch are kept.
-        """
+        """Read one answer: id NUL, counts each ended by NUL, one more NUL, then the patch."""
         sentinel, max_bytes = self._sentinel, self.options.max_diff_bytes
         stdout = diff.ask(commit_id.encode() + b"\n" + sentinel)
         answer, tail = bytearray(), b""

@@ -1,12 +1,14 @@
 """What a git source is told: which commits to take, and how much of them."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from expertflow.core.errors import ConfigError
 from expertflow.data.formats.options import SourceOptions
 
+AtLeastOne = Annotated[int, Meta(ge=1)]
 # The endings of the files in which each language is written.
 LANGUAGES = {
     "c": ("c", "h"),
@@ -48,26 +50,18 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
 
     kind = "git"
     ref: str = "HEAD"
-    paths: Sequence[str] = ()
-    languages: Sequence[str] = ()
-    since: str | None = None
-    until: str | None = None
-    authors: Sequence[str] = ()
+    paths: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    since: Any = None
+    until: Any = None
+    authors: tuple[str, ...] = ()
     merges: Literal["skip", "keep"] = "skip"
-    max_diff_bytes: int = 8000
-    max_files: int = 1000
-    max_commits: int | None = None
+    max_diff_bytes: AtLeastOne = 8000
+    max_files: AtLeastOne = 1000
+    max_commits: AtLeastOne | None = None
     pseudonymise: bool = True
 
     def __post_init__(self) -> None:
-        if self.merges not in ("skip", "keep"):
-            raise ConfigError(f"options.merges: {self.merges!r} is neither 'skip' nor 'keep'")
-        if not isinstance(self.pseudonymise, bool):
-            raise ConfigError(f"options.pseudonymise: {self.pseudonymise!r} must be true or false")
-        for key in ("paths", "languages", "authors"):
-            value = getattr(self, key)
-            if isinstance(value, str) or not all(isinstance(part, str) for part in value):
-                raise ConfigError(f"options.{key}: {value!r} must be a list of texts")
         if unknown := [name for name in self.languages if name not in LANGUAGES]:
             known = ", ".join(LANGUAGES)
             raise ConfigError(f"options.languages: {unknown[0]!r} is unknown; known are {known}")
@@ -75,10 +69,6 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
             )
-        for key in ("max_diff_bytes", "max_files", "max_commits"):
-            value = getattr(self, key)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"options.{key}: {value!r} must be a whole number of at least 1")
         self.takes_date(None)  # refuses what is no date
 
     def takes_date(self, when: datetime | None) -> bool:
@@ -93,12 +83,9 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
     def pathspecs(self) -> tuple[str, ...]:
-        """Return the pathspecs of the files that are in ``paths`` and in ``languages``.
-
-        In a pathspec "*" also stands for "/": "src/*.py" are all Python files below src.
-        """
+        """Return the wanted files' pathspecs, in which "*" also stands for "/"."""
         if not self.languages:
-            return tuple(self.paths)
+            return self.paths
         wanted: dict[str, None] = {}
         for ending in self.endings():
             for path in self.paths or ("*",):

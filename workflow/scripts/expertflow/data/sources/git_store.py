@@ -39,11 +39,7 @@ class Pipe:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> io.BufferedReader:
-        """Send one question; return where the answer is read.
-
-        Raises:
-            DataError: git gave up, as it does when an object is missing or damaged.
-        """
+        """Send a question; return where to read the answer. DataError if an object is missing."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
@@ -184,10 +180,7 @@ def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, li
 
 
 def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dict[str, str]:
-    """Map each commit to the first tag of the walk, parents before children, that contains it.
-
-    Every commit is visited once, whatever the number of tags.
-    """
+    """Map each commit to the first tag of the walk that contains it, visiting each commit once."""
     found: dict[str, str] = {}
     for tagged in parents:
         ahead = [tagged] if tagged in tags else []
@@ -200,10 +193,7 @@ def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dic
 
 
 def _git_directory(repository: Path) -> Path:
-    """Find the git directory of a repository, bare or not; no folder above it counts.
-
-    Git itself would refuse a repository of another owner; here none of its files is obeyed.
-    """
+    """Find a repository's own git directory, whoever owns it: here none of its files is obeyed."""
     failure = f"{repository}: not a git repository; give its directory or a .bundle file"
     place = repository / ".git"
     if place.is_file():

@@ -80,11 +80,7 @@ def pin(source: SourceSpec, pins: Pins) -> Pinned:
 
 
 def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    """Find a data set in the caches or bring it there, as Arrow files.
-
-    Raises:
-        DataError: the hub cannot be reached, or the data set, revision, config or split is unknown.
-    """
+    """Find a data set in the caches or bring it there, as Arrow files; DataError if neither."""
     repository, split = str(source.id), source.split or "train"
     prepared = cache.find_source(source)
     notes: tuple[str, ...] = ()
@@ -266,11 +262,7 @@ def _mb(n_bytes: int) -> str:
 
 
 def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
-    """Download what is missing of the wanted config and write all its splits as Arrow files.
-
-    Raises:
-        DataError: the config or split is unknown, or the files are of a kind that is not read.
-    """
+    """Download what is missing of the wanted config and write all its splits as Arrow files."""
     from datasets import DownloadConfig
     from filelock import FileLock
 
@@ -358,10 +350,7 @@ def _builder(source: SourceSpec, snapshot: Snapshot, folder: Path) -> Any:
 
 
 def _chosen_files(source: SourceSpec, builder: Any, folder: Path) -> list[str]:
-    """List the files of a config, by their paths in the data set.
-
-    A card could name any file of this machine, or any address: that is refused.
-    """
+    """List a config's files; a card could name any file of this machine or address: refused."""
     by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
     if (source.split or "train") not in by_split:
         raise DataError(_no_split(source, by_split))

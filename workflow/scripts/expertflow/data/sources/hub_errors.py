@@ -66,11 +66,7 @@ def retrying(what: str) -> "Retrying":
 
 @contextmanager
 def one_line(source: SourceSpec) -> Iterator[None]:
-    """Turn what the libraries raise into one line, and name the source in every one.
-
-    Raises:
-        DataError: the block failed for a reason outside this program.
-    """
+    """Turn what the libraries raise into a DataError of one line that names the source."""
     try:
         yield
     except DataError as error:

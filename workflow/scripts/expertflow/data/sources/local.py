@@ -59,12 +59,7 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
 
 
 def find_files(pattern: str) -> list[Path]:
-    """List the files that a source's ``path`` names, sorted; a path that exists is no pattern.
-
-    Raises:
-        DataError: nothing is there, or a file is empty, of no known format, or not what its name
-            says.
-    """
+    """List a path's or pattern's files, sorted; DataError if there are none, or one is unusable."""
     literal = Path(pattern).expanduser()
     if literal.is_dir():
         raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
@@ -87,11 +82,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def count_shards(files: tuple[LockedFile, ...]) -> int:
-    """Choose how many jobs prepare these files, none of them without work.
-
-    A job takes 32 MiB until there are 16, then more, up to 128 MiB: starting one costs as much as
-    preparing 10 MiB.
-    """
+    """Choose how many jobs prepare the files; starting one costs as much as preparing 10 MiB."""
     n_bytes = sum(file.n_bytes for file in files)
     shard_bytes = min(max(SHARD_BYTES, -(-n_bytes // MANY_SHARDS)), LARGE_SHARD_BYTES)
     n_pieces = sum(

@@ -56,11 +56,7 @@ def say(rng: Random, *patterns: str, **words: Any) -> str:
 def unique_records(
     make: Callable[[Random], Record], *, n_documents: int, seed: int, key: str
 ) -> Iterator[Record]:
-    """Yield ``n_documents`` records that differ in ``key``, each with an ``id`` in front.
-
-    Raises:
-        DataError: the generator knows fewer different records than were asked for.
-    """
+    """Yield records that differ in ``key``, each with an ``id``; DataError if there are too few."""
     rng = Random(seed)
     seen: set[str] = set()
     repeats = 0

@@ -29,10 +29,7 @@ Change = tuple[str, str]
 
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``repository.git`` and, through the git source, ``records.jsonl``.
-
-    Commit ids and records are equal for equal arguments; how git packs its objects is git's.
-    """
+    """Write ``repository.git`` and its ``records.jsonl``, with equal ids for equal arguments."""
     repository = directory / "repository.git"
     with replacing(repository) as partial:
         options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
