@@ -287,7 +287,7 @@ def test_bad_lines_do_not_condemn_a_file(tmp_path: Path, raw: bytes) -> None:
         ({"encoding": "cp037"}, "iconv"),
         ({"encoding": "hex"}, "is unknown"),
         ({"encoding": "klingon"}, "is unknown"),
-        ({"text_records": "word"}, "options.text_records: 'word' does not do: invalid enum"),
+        ({"text_records": "word"}, "options.text_records: 'word' is not valid: invalid enum"),
         ({"delimiter": "::"}, "is not one character"),
         ({"delimiter": "\n"}, "is not one character"),
     ],

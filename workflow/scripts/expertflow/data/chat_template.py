@@ -58,11 +58,10 @@ class ChatTemplate:
         self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
 
     def atoms(self, body: Body) -> tuple[Atom, ...]:
-        """Lay a chat out; the places of texts are filled.
+        """Lay a chat out with its texts in their places.
 
-        Raises:
-            Reject: the template refuses the chat, rewrites it so that what is learned cannot be
-                found, or rewrites a text that holds special tokens.
+        Reject it where the template refuses it, rewrites it so that what is learned cannot be
+        found, or rewrites a text that holds special tokens.
         """
         shape = self._shape(body)
         filled = tuple(

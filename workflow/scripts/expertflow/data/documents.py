@@ -44,21 +44,6 @@ KEEP = pa.schema(
 )
 
 
-def documents_schema(near: SignatureSpec | None) -> pa.Schema:
-    columns = [
-        ("document_id", pa.string()),
-        ("text_hash", pa.binary(HASH_BYTES)),
-        ("group_hash", pa.uint64()),
-        ("category", pa.string()),
-        ("frame", pa.binary()),
-        ("texts", pa.list_(pa.string())),
-        ("fields", pa.binary()),
-    ]
-    if near is not None:
-        columns.append(("signature", pa.binary(4 * near.n_permutations)))
-    return pa.schema(columns)
-
-
 class NewDocument(NamedTuple):
     document_id: str
     text_hash: bytes
@@ -68,6 +53,14 @@ class NewDocument(NamedTuple):
     texts: Sequence[str]
     fields: bytes
     signature: bytes | None = None
+
+
+def documents_schema(near: SignatureSpec | None) -> pa.Schema:
+    text, raw = pa.string(), pa.binary()
+    types = [text, pa.binary(HASH_BYTES), pa.uint64(), text, raw, pa.list_(text), raw]
+    if near is not None:
+        types.append(pa.binary(4 * near.n_permutations))
+    return pa.schema(list(zip(NewDocument._fields, types, strict=False)))
 
 
 class DocumentWriter:

@@ -50,13 +50,8 @@ def read_layout(
     """Read a tokenizer's special tokens and choose its chat template.
 
     ``choice`` is ``auto`` (the tokenizer's own, else ChatML where it has the marks, else none),
-    ``chatml``, or the path of a Jinja file.
-
-    A template that cannot be used is noted as the layout's ``problem``: plain texts need none.
-
-    Raises:
-        ConfigError: the file is not there.
-        DataError: the tokenizer has no token that ends a text.
+    ``chatml``, or the path of a Jinja file (ConfigError if it is not there). A template that cannot
+    be used is noted as ``problem``: plain texts need none. DataError if no token ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")

@@ -64,14 +64,10 @@ def lock_sources(
     generator_digest: Callable[[str], str],
     bundled: ExpertLock | None = None,
 ) -> ExpertLock:
-    """Pin all sources of an expert.
+    """Pin all sources of an expert, or raise DataError.
 
-    ``generator_digest`` gives the code digest of a generator module: a changed generator is a
-    changed source. ``bundled`` is the lock of the box that prepared the data, where that is
-    another one: it stands in for raw data that is absent here.
-
-    Raises:
-        DataError: a source is not where the manifest says, or differs from the one bundled.
+    ``bundled`` is the lock of the box that prepared the data, where that is another one: it stands
+    in for raw data that is absent here. A changed generator is a changed source.
     """
     there = {} if bundled is None else {lock.name: lock for lock in bundled.sources}
     pins = Pins(hashes.sha256, generator_digest)

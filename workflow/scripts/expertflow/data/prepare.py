@@ -176,12 +176,10 @@ class Preparer:
 def prepare_shard(
     *, spec: PrepareSpec, source: SourceRecord, plan: ShardPlan, output: Path, rejected: Path
 ) -> ShardRecord:
-    """Prepare one shard and write its documents and rejects.
+    """Write a shard's documents and rejects; DataError where the manifest says to stop at one.
 
-    Raises:
-        DataError: a record was rejected and the manifest says to stop. Whether too many were is
-            judged when the shards of a source are put together, so that the answer does not depend
-            on their number and the rejects stay.
+    Whether too many are rejected is judged when the shards of a source are put together, so that
+    the answer does not depend on their number and the rejects stay.
     """
     preparer = Preparer(spec)
     with (

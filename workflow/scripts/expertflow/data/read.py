@@ -14,7 +14,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data.formats import delimited, json_values, lines, tables
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import SUFFIXES, sniff
+from expertflow.data.formats.streams import SUFFIXES, open_utf8, sniff
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 
@@ -55,13 +55,7 @@ def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool
 def describe(
     path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
 ) -> DataFile:
-    """Look into a raw file; records are counted where that costs no parsing.
-
-    ``sha256`` is that of its content, where it is known.
-
-    Raises:
-        DataError: it cannot be opened as what its name says.
-    """
+    """Look into a raw file, or raise DataError; records are counted if that costs no parsing."""
     reading = ReadOptions.among(options or {})
     kind, compression = format_of(path)
     notes = sniff(path, kind, compression)
@@ -85,21 +79,15 @@ def describe(
         notes=notes,
     )
     if kind in ("csv", "tsv"):
-        delimited.check_header(file, options=reading)
+        with open_utf8(path, compression, reading.encoding) as stream:
+            delimited.read_header(stream, file, reading)
     return file
 
 
 def iter_shard(
     files: tuple[DataFile, ...], *, index: int, n_shards: int, options: dict[str, Any] | None = None
 ) -> Iterator[RawRecord]:
-    """Yield the records of one shard in the order of the files.
-
-    Of a source's ``options`` those about reading count; those of a local source are checked where
-    its lock is taken.
-
-    Raises:
-        DataError: a file cannot be read to its end.
-    """
+    """Yield the records of one shard in the order of the files; DataError if one is cut off."""
     reading = ReadOptions.among(options or {})
     total = sum(file.n_bytes for file in files)
     start, stop = total * index // n_shards, total * (index + 1) // n_shards
@@ -111,7 +99,9 @@ def iter_shard(
             continue
         if not can_be_cut(file.format, file.compression):
             if low == 0:
-                yield from READERS[file.format](file, options=reading)
+                path = Path(file.path)
+                with open_utf8(path, file.compression, reading.encoding) as stream:
+                    yield from READERS[file.format](stream, file, reading)
         elif file.format == "jsonl":
             yield from lines.iter_range(file, low, high, options=reading, block_bytes=BLOCK_BYTES)
         else:

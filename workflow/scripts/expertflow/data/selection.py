@@ -117,10 +117,8 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     """Return the place below which a group of kept documents is held out.
 
     It is ``fraction`` of all places, moved only so far that at least one group is held out and at
-    least one is left: a run on two records still measures what it learned.
-
-    Raises:
-        DataError: there are fewer than two groups; names the limit if one is the reason.
+    least one is left: a run on two records still measures what it learned. DataError for fewer than
+    two groups names the limit if one is the reason.
     """
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))

@@ -47,12 +47,9 @@ def find_datasets(
     lock: ExpertLock,
     sources: list[SourceRecord],
 ) -> DatasetManifest:
-    """Describe every source of an expert and cut each into shards.
+    """Describe every source of an expert and cut each into shards; DataError if a file is lost.
 
     ``licences`` are the manifest's, by source; where it states none, the data set's card counts.
-
-    Raises:
-        DataError: a source's file is no longer there.
     """
     rows = []
     for source in sources:

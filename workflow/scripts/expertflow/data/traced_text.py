@@ -158,15 +158,6 @@ class TracedStr(DerivedStr):
         self.trace.opaque |= bool(rest)
         return self.trace.ask(self, "endswith", suffix)
 
-    def strip(self, chars: str | None = None) -> str:
-        return self._as_it_is("strip", chars)
-
-    def lstrip(self, chars: str | None = None) -> str:
-        return self._as_it_is("lstrip", chars)
-
-    def rstrip(self, chars: str | None = None) -> str:
-        return self._as_it_is("rstrip", chars)
-
     def replace(self, old: str, new: str, *rest: Any, **named: Any) -> str:
         self.trace.opaque |= self.trace.ask(self, "contains", old)
         return self
@@ -175,9 +166,17 @@ class TracedStr(DerivedStr):
         self.trace.opaque |= sep is None or self.trace.ask(self, "contains", sep)
         return [self]
 
-    def _as_it_is(self, question: str, chars: str | None) -> str:
-        self.trace.opaque |= not self.trace.ask(self, question, chars)
+
+def _stripping(name: str) -> Callable[..., str]:
+    def method(self: TracedStr, chars: str | None = None) -> str:
+        self.trace.opaque |= not self.trace.ask(self, name, chars)
         return self
+
+    return method
+
+
+for _name in ("strip", "lstrip", "rstrip"):
+    setattr(TracedStr, _name, _stripping(_name))
 
 
 def note_reading(value: Any) -> None:

@@ -35,12 +35,9 @@ def build_checks(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Build a function that returns the record it is given, or raises ``Filtered``.
 
-    The first check that fails decides. Where one rewrites a field, the record is copied. A field is
-    named as in a template; a null one is not checked, an absent one is a ``Reject``, or a misspelt
-    name would never be noticed. Building imports no parser: it is done while the workflow is read.
-
-    Raises:
-        ConfigError: a setting that a check cannot use; names source, check and field.
+    The first check that fails decides; a rewritten field copies the record. A null field is not
+    checked; an absent one is a ``Reject``, or a misspelt name would never be noticed. Building
+    imports no parser, and raises ConfigError for a setting that a check cannot use.
     """
     built = tuple((check.field, *_build(check, source)) for check in checks)
 

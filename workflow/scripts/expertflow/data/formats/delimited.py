@@ -5,29 +5,22 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import bounded_lines, read_record
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import open_utf8
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
 Row = list[str] | Reject
 
 
-def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        rows = _rows(stream, file, options)
-        parse = partial(_value, names=_header(rows, file.path))
-        for number, row in rows:
-            yield read_record(parse, row, file.path, number)
-
-
-def check_header(file: DataFile, *, options: ReadOptions) -> None:
-    with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        _header(_rows(stream, file, options), file.path)
+def iter_all(
+    stream: io.BufferedReader, file: DataFile, options: ReadOptions
+) -> Iterator[RawRecord]:
+    rows, names = read_header(stream, file, options)
+    for number, row in rows:
+        yield read_record(partial(_value, names=names), row, file.path, number)
 
 
 def _rows(
@@ -84,7 +77,11 @@ def _value(row: list[str], names: list[str]) -> dict[str, str]:
     return dict(zip(names, row, strict=True))
 
 
-def _header(rows: Iterator[tuple[int, Row]], path: str) -> list[str]:
+def read_header(
+    stream: io.BufferedReader, file: DataFile, options: ReadOptions
+) -> tuple[Iterator[tuple[int, Row]], list[str]]:
+    """Return the rows below the header, and the names in it, or raise DataError."""
+    rows, path = _rows(stream, file, options), file.path
     for number, row in rows:
         if isinstance(row, Reject):
             why = row.detail if row.reason == "not_csv" else row.reason
@@ -94,5 +91,5 @@ def _header(rows: Iterator[tuple[int, Row]], path: str) -> list[str]:
                 f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"
                 " give every column a name of its own"
             )
-        return row
+        return rows, row
     raise DataError(f"{path}: there is no header row; the first row must name the columns")

@@ -8,12 +8,11 @@ an object without an end stops the work, for it would swallow all that follows a
 import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import read_record, too_large
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import BUFFER_BYTES, open_utf8
+from expertflow.data.formats.streams import BUFFER_BYTES
 from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
@@ -25,10 +24,9 @@ _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
 _NEWLINE = 10
 
 
-def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        for number, element in _elements(_Window(stream), file.path):
-            yield read_record(parse_object, element, file.path, number)
+def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Iterator[RawRecord]:
+    for number, element in _elements(_Window(stream), file.path):
+        yield read_record(parse_object, element, file.path, number)
 
 
 class _Window:

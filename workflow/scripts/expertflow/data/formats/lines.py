@@ -15,7 +15,7 @@ from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, open_utf8, recoded
+from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, recoded
 from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
@@ -57,13 +57,14 @@ def iter_range(
     raise DataError(f"{file.path}: changed since it was fetched; run again to take it in")
 
 
-def iter_all(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
-    with open_utf8(Path(file.path), file.compression, options.encoding) as stream:
-        for number, line in _lines(stream):
-            yield read_record(parse_object, line, file.path, number)
+def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Iterator[RawRecord]:
+    for number, line in _lines(stream):
+        yield read_record(parse_object, line, file.path, number)
 
 
-def iter_texts(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
+def iter_texts(
+    stream: io.BufferedReader, file: DataFile, options: ReadOptions
+) -> Iterator[RawRecord]:
     """Yield the records of a plain text; numbers are lines, but for a whole file."""
     path = Path(file.path)
     unit = "file" if options.text_records == "file" else "line"
@@ -79,22 +80,20 @@ def iter_texts(file: DataFile, *, options: ReadOptions) -> Iterator[RawRecord]:
             raise Reject("nul_character", "NUL stands in the text", value=text)
         return {"text": text.replace("\r\n", "\n"), "name": path.name}
 
-    with open_utf8(path, file.compression, options.encoding) as stream:
-        pieces: Iterator[Piece]
-        if options.text_records == "file":
-            whole = stream.read(MAX_RECORD_BYTES + 1)
-            if len(whole) > MAX_RECORD_BYTES:
-                raise too_long(path)
-            pieces = iter([(1, whole)])
-        elif options.text_records == "paragraph":
-            pieces = _paragraphs(stream)
-        else:
-            pieces = _lines(stream)
-        for number, piece in pieces:
-            stripped = (
-                piece if unit == "file" or isinstance(piece, Reject) else piece.rstrip(b"\r\n")
-            )
-            yield read_record(parse, stripped, file.path, number, unit)
+    pieces: Iterator[Piece]
+    if options.text_records == "file":
+        whole = stream.read(MAX_RECORD_BYTES + 1)
+        if len(whole) > MAX_RECORD_BYTES:
+            raise too_long(path)
+        pieces = iter([(1, whole)])
+    elif options.text_records == "paragraph":
+        pieces = _paragraphs(stream)
+    else:
+        pieces = _lines(stream)
+    for number, piece in pieces:
+        if unit == "line" and isinstance(piece, bytes):
+            piece = piece.rstrip(b"\r\n")
+        yield read_record(parse, piece, file.path, number, unit)
 
 
 def read_record(

@@ -32,7 +32,7 @@ class SourceOptions(Record, frozen=True, kw_only=True):
             problem, _, place = str(error).replace("`", "").partition(" - at $.")
             key = place.partition("[")[0]
             raise ConfigError(
-                f"options.{key}: {options[key]!r} does not do: {problem[0].lower()}{problem[1:]}"
+                f"options.{key}: {options[key]!r} is not valid: {problem[0].lower()}{problem[1:]}"
             ) from error
 
 

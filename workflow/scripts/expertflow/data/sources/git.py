@@ -97,9 +97,7 @@ def extract_commits(
     ``skipped`` counts the commits left out, each under the first reason that holds: merge, date,
     author, shallow (a shallow clone lacks its parents), paths, languages, too_many_files, big_files
     (more of them than git can be told to leave out); and max_commits for those not looked at.
-
-    Raises:
-        DataError: no git, no repository or bundle, an unknown ref, or no commit is selected.
+    DataError if nothing can be read or no commit is selected.
     """
     chosen = GitOptions.from_manifest(options)
     counts: Counter[str] = Counter() if skipped is None else skipped

@@ -74,10 +74,7 @@ def run_git(
 ) -> str:
     """Run one git command apart from all user settings and hooks; return what it prints.
 
-    Bytes that are no UTF-8 become lone surrogates.
-
-    Raises:
-        DataError: ``failure`` and git's last line, or git is missing.
+    Bytes that are no UTF-8 become lone surrogates. DataError tells ``failure`` and git's last line.
     """
     try:
         done = subprocess.run(
