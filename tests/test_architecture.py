@@ -51,6 +51,7 @@ PUBLIC = {
     "hardware.nvml_device",
     "hardware.probe",
     "evaluate.answer_text",
+    "evaluate.generate",
     "evaluate.tasks.registry",
     "plan.cost",
     "plan.draft",

@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass
-class Answer:
+class Response:
     """What the server says: a status, headers and a body, or a verdict.
 
     With ``endless`` it sends those bytes again and again, or waits where they are none.
@@ -48,7 +48,7 @@ class Answer:
     )
 
 
-Answering = Callable[[Asked], Answer]
+Answering = Callable[[Asked], Response]
 
 
 @dataclass

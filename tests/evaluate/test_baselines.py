@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.baselines import Baseline, make_baselines
+from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.records import Example, Verdict
 
 COLUMNS = ("colour", "weight", "size", "price", "maker", "year", "shape")
@@ -28,16 +28,16 @@ def table(number: int) -> Example:
 
 def equal(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
     return [
-        Verdict(correct=prediction == one.reference, kind="correct")
+        Verdict("correct" if prediction == one.reference else "wrong")
         for one, prediction in zip(examples, predictions, strict=True)
     ]
 
 
-def by_name(training: Sequence[Example], seed: int = 0) -> dict[str, Baseline]:
+def by_name(training: Sequence[Example], seed: int = 0) -> dict[str, BaselinePredictor]:
     return {made.name: made for made in make_baselines(equal, training, seed)}
 
 
-def n_correct(baseline: Baseline, asked: Sequence[Example]) -> int:
+def n_correct(baseline: BaselinePredictor, asked: Sequence[Example]) -> int:
     return sum(baseline.answer(one) == one.reference for one in asked)
 
 
@@ -62,7 +62,7 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
     def same_end(examples: Sequence[Example], predictions: Sequence[str]) -> list[Verdict]:
         pairs = zip(examples, predictions, strict=True)
         return [
-            Verdict(correct=text.split()[-1] == one.reference.split()[-1], kind="")
+            Verdict("correct" if text.split()[-1] == one.reference.split()[-1] else "wrong")
             for one, text in pairs
         ]
 

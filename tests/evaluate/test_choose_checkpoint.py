@@ -35,7 +35,9 @@ def training(*losses: float | None, published: int) -> Any:
 
 
 def score(n_correct: int, n: int = 40) -> TaskScore:
-    return summarise("accuracy", [Verdict(correct=i < n_correct, kind="") for i in range(n)])
+    return summarise(
+        "accuracy", [Verdict("correct" if i < n_correct else "wrong") for i in range(n)]
+    )
 
 
 def choice(run: Any, *n_correct: int) -> Published:

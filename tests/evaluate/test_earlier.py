@@ -4,28 +4,28 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from made_up_documents import spec
 
 from expertflow.evaluate import earlier
-from expertflow.evaluate.earlier import Asked, Noted, compare, hashes_of, note, noted, read
-from expertflow.evaluate.records import Decoding, Example, Verdict
+from expertflow.evaluate.earlier import Noted, compare, note, noted, read
+from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Verdict
 
-HOW = Asked(
-    task="exact_match", metric="exact_match", max_new_tokens=8, decoding=Decoding(),
-    fields={}, artefacts={},
-)  # fmt: skip
+HOW = spec()
 
 
-def run(weights: str, correct: str, *, first: int = 0, how: Asked = HOW) -> Noted:
+def run(
+    weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
+) -> Noted:
     """Give an evaluation whose right answers are marked by an x, from question ``first`` on."""
     examples = [
         Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
         for i in range(len(correct))
     ]
-    verdicts = [Verdict(correct=c == "x", kind="") for c in correct]
-    return noted(how, weights, examples, verdicts)
+    verdicts = [Verdict("correct" if c == "x" else "wrong") for c in correct]
+    return noted(how, metric, weights, examples, verdicts)
 
 
 @pytest.fixture
@@ -67,18 +67,19 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    "changes",
     [
-        replace(HOW, metric="other"),
-        replace(HOW, max_new_tokens=9),
-        replace(HOW, decoding=Decoding(stop=(";",))),
-        replace(HOW, fields={"schema": "form"}),
-        replace(HOW, artefacts={"database": "corrected"}),
+        {"task": "final_answer"},
+        {"max_new_tokens": 9},
+        {"decoding": Decoding(stop=(";",))},
+        {"fields": {"schema": "form"}},
+        {"artefacts": {"database": __file__}},
     ],
 )
-def test_what_was_asked_otherwise_is_not_compared(path: Path, how: Asked) -> None:
+def test_what_was_asked_otherwise_is_not_compared(path: Path, changes: Any) -> None:
     note(run("a", "x"), path)
-    assert compare(run("b", "x", how=how), path, seed=0) is None
+    assert compare(run("b", "x", how=spec(**changes)), path, seed=0) is None
+    assert compare(run("b", "x", metric="other"), path, seed=0) is None
 
 
 @pytest.mark.parametrize(
@@ -98,12 +99,12 @@ def test_a_damaged_line_is_left_out(
 
 
 def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> None:
-    how = replace(HOW, fields={"tests": "checks"})
+    how = spec(fields={"tests": "checks"})
 
     def graded(weights: str, tests: str) -> Noted:
         fields = {"checks": tests, "unread": weights}
         example = Example(document_id="0", prompt="q", reference="r", fields=fields)
-        return noted(how, weights, [example], [Verdict(correct=True, kind="")])
+        return noted(how, "m", weights, [example], [Verdict("correct")])
 
     note(graded("a", "assert(1)"), path)
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):
@@ -114,10 +115,10 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
 def test_artefacts_are_named_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "database").write_text("wrong")
-    artefacts = {name: str(tmp_path / name) for name in ("folder", "database")}
-    first = hashes_of(artefacts)
+    how = spec(artefacts={name: str(tmp_path / name) for name in ("folder", "database")})
+    first = run("a", "x", how=how).how.artefacts
     (tmp_path / "database").write_text("right")
-    again = hashes_of(artefacts)
+    again = run("a", "x", how=how).how.artefacts
     assert again["folder"] == first["folder"] and again["database"] != first["database"]
 
 

@@ -272,9 +272,10 @@ def test_a_reference_that_cannot_be_judged_costs_its_question_only(
 
 
 def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
-    asks = evaluation._evaluator(made(tmp_path, Shelf({"base": 2}), task="held_out_loss"))
-    split: Any = SimpleNamespace(packing=SimpleNamespace(held_out=packed_split(1, "h")))
-    found = evaluation._outcome(split, asks, None, [])
+    inputs = made(tmp_path, Shelf({"base": 2}), task="held_out_loss")
+    inputs.packing.held_out = packed_split(1, "h")  # type: ignore[misc]
+    asks = evaluation._evaluator(inputs)
+    found = asks.outcome(None, [])
     assert (found.side.held_out_loss_ci95, found.side.perplexity_ci95) == (None, None)
     assert found.side.n_documents == 1
     (change,) = ModelComparison(asks, [], found, found).changes()
@@ -292,7 +293,7 @@ def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,), judge=settings)
     evaluate_expert(case)
     assert len(seen) == 30
-    assert all(pair.after == pair.reference and pair.before == "dunno" for pair in seen)
+    assert all(pair.after == pair.example.reference and pair.before == "dunno" for pair in seen)
 
 
 def test_a_task_without_a_metric_has_losses_only(tmp_path: Path) -> None:
@@ -341,8 +342,9 @@ def questions(n: int) -> list[EvalExample]:
 def asker(task: str, fields: dict[str, str]) -> ModelEvaluator:
     anything: Any = SimpleNamespace(get=lambda _: None, engine=None, end_id=1, pad_id=0)
     return ModelEvaluator(
-        models=anything, spec=spec(task=task, fields=fields), codec=anything,
-        held_out=anything, micro_batch_size=1, task=TASKS[task], unavailable_reason=None,
+        models=anything, spec=spec(task=task, fields=fields), tokenizer=Path(), codec=anything,
+        held_out=anything, micro_batch_size=1, is_one_document=False, task=TASKS[task],
+        unavailable_reason=None,
     )  # fmt: skip
 
 
@@ -369,7 +371,7 @@ def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
 
 
 def test_the_worst_whose_loss_is_unknown_come_last() -> None:
-    wrong = Verdict(correct=False, kind="different")
+    wrong = Verdict("different")
     outcome: Any = SimpleNamespace(
         texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[math.inf, 1.0, math.nan, 2.0]
     )

@@ -13,7 +13,7 @@ from made_up_model import tiny_qwen3
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate import lm_eval_hook
-from expertflow.evaluate.lm_eval_hook import Figure, figures, paired
+from expertflow.evaluate.lm_eval_hook import figures, paired
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
@@ -122,7 +122,7 @@ def test_batches_that_do_not_fit_are_halved(
 
     monkeypatch.setattr(evaluator, "simple_evaluate", fits)
     found = lm_eval_hook.measure(tiny(), SPEC, tokenizer=tokenizer, batch_size=4)
-    assert sizes == [4, 2, 1] and found["one", "acc"].value == 0.25
+    assert sizes == [4, 2, 1] and found["one", "acc"][0] == 0.25
 
 
 def test_results_are_read_by_task_and_metric() -> None:
@@ -132,15 +132,15 @@ def test_results_are_read_by_task_and_metric() -> None:
         "sums": {"exact_match,strict": 0.3, "exact_match_stderr,strict": float("nan")},
     }
     assert figures(results, ["group", "sums"]) == {
-        ("group", "acc"): Figure(0.5, None),
-        ("sums", "exact_match (strict)"): Figure(0.3, None),
+        ("group", "acc"): (0.5, None),
+        ("sums", "exact_match (strict)"): (0.3, None),
     }
     # A tag names tasks and is none itself.
     assert ("part", "acc") in figures(results, ["tag"])
 
 
 def test_what_one_side_lacks_is_null() -> None:
-    scores = paired({("b", "acc"): Figure(0.5, 0.1)}, {("a", "acc"): Figure(1.0, None)})
+    scores = paired({("b", "acc"): (0.5, 0.1)}, {("a", "acc"): (1.0, None)})
     assert [(s.task, s.before, s.after) for s in scores] == [("a", None, 1.0), ("b", 0.5, None)]
 
 

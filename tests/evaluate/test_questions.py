@@ -9,19 +9,20 @@ from made_up_documents import Letters, case, document, spec
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
+from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body
+from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.evaluate.leakage import seeded_key
 from expertflow.evaluate.questions import (
     EvalExample,
-    choose_judgeable,
+    Questions,
     choose_questions,
     examples,
     unusable,
 )
-from expertflow.evaluate.records import Decoding, EvaluationSpec, Example, Verdict
+from expertflow.evaluate.records import Decoding, Example, Verdict
 from expertflow.evaluate.tasks.json_schema import JsonSchema
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.tokenize import tokenize
@@ -39,11 +40,27 @@ BRACKETS = (
     "{% else %} {{ m.content }}\n<|im_end|>{% endif %}{% endfor %}"
 )
 MANY = [document(i, f"question {i}") for i in range(30)]
+CHOICE: Any = {"task": "multiple_choice", "fields": {"choices": "options"}}
 
 
-def asked(how: EvaluationSpec) -> tuple[list[str], list[str]]:
-    found = choose_questions(MANY, how, Letters(), LAYOUT)  # type: ignore[arg-type]
-    return ids(found.reported), ids(found.selection)
+class Judge:
+    """Takes no reference that says bad; counts how often it is started."""
+
+    n_starts = 0
+
+    def __call__(self, asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
+        self.n_starts += 1
+        for example in asked:
+            if example.reference == "bad":
+                raise EvaluationError(f"document {example.document_id}: no number")
+        return [Verdict("correct") for _ in texts]
+
+
+def choose(
+    documents: list[Document] = MANY, layout: Layout = LAYOUT, judge: Any = None, **settings: Any
+) -> Questions:
+    engine: Any = Merging()
+    return choose_questions(documents, spec(**settings), engine, layout, judge or Judge())
 
 
 def ids(held: list[EvalExample]) -> list[str]:
@@ -56,8 +73,7 @@ def test_an_answer_ends_before_the_first_stop_text() -> None:
 
 
 def test_a_question_ends_where_training_starts_to_learn() -> None:
-    found = choose_questions([document(0, "q", "Q")], spec(), Letters(), LAYOUT)  # type: ignore[arg-type]
-    (held,) = found.reported
+    (held,) = choose([document(0, "q", "Q")]).reported
     assert "".join(map(chr, held.prompt_ids)) == "\x01user\nq\x02\n\x01assistant\n"
     given, follows = held.reference
     assert given == held.prompt_ids and "".join(map(chr, follows)) == "Q\x02"
@@ -65,10 +81,9 @@ def test_a_question_ends_where_training_starts_to_learn() -> None:
 
 
 def test_thoughts_are_no_part_of_the_reference() -> None:
-    thought = document(0, "q", "<think>hm</think>\nQ")
-    found = choose_questions([thought], spec(), Letters(), LAYOUT)  # type: ignore[arg-type]
-    assert found.reported[0].example.reference == "Q" == without_thoughts("<think>hm</think>\nQ")
-    assert "".join(map(chr, found.reported[0].reference[1])).startswith("<think>")
+    (held,) = choose([document(0, "q", "<think>hm</think>\nQ")]).reported
+    assert held.example.reference == "Q" == without_thoughts("<think>hm</think>\nQ")
+    assert "".join(map(chr, held.reference[1])).startswith("<think>")
 
 
 class Merging(Letters):
@@ -93,8 +108,7 @@ class Merging(Letters):
 def choice(template: str, options: list[str], **changes: Any) -> tuple[EvalExample, Any]:
     layout = replace(LAYOUT, chat_template=template, chat_template_origin="tokenizer")
     one = replace(document(0, "q", options[0]), fields={"options": options})
-    how = spec(task="multiple_choice", fields={"choices": "options"}, **changes)
-    (held,) = choose_questions([one], how, Merging(), layout).reported  # type: ignore[arg-type]
+    (held,) = choose([one], layout, **CHOICE, **changes).reported
     return held, tokenize([Renderer(layout).render(one.body)], Merging())
 
 
@@ -132,26 +146,26 @@ def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -
 
 def test_a_choice_needs_options() -> None:
     with pytest.raises(EvaluationError, match=r"evaluation\.fields\.choices is missing"):
-        choose_questions(MANY, spec(task="multiple_choice"), Letters(), LAYOUT)  # type: ignore[arg-type]
-    how = spec(task="multiple_choice", fields={"choices": "options"})
+        choose(task="multiple_choice")
     with pytest.raises(EvaluationError, match=r"document s/\d+: options: .*options"):
-        choose_questions(MANY, how, Letters(), LAYOUT)  # type: ignore[arg-type]
+        choose(**CHOICE)
 
 
 def test_questions_of_the_choice_are_others_and_change_nothing_reported() -> None:
-    alone, none = asked(spec(max_examples=7))
-    reported, selection = asked(spec(max_examples=7, n_selection_examples=9))
-    assert reported == alone and not none
-    assert len(selection) == 9 and not set(selection) & set(reported)
-    everything, rest = asked(spec(max_examples=28, n_selection_examples=9))
-    assert (len(everything), len(rest)) == (28, 2)
+    alone = choose(max_examples=7)
+    both = choose(max_examples=7, n_selection_examples=9)
+    assert both.reported == alone.reported and not alone.selection
+    assert len(both.selection) == 9 and not set(ids(both.selection)) & set(ids(both.reported))
+    every = choose(max_examples=28, n_selection_examples=9)
+    assert (len(every.reported), len(every.selection)) == (28, 2)
 
 
 def test_the_order_of_documents_does_not_matter_and_the_seed_does() -> None:
-    how = spec(max_examples=9)
-    turned = choose_questions(MANY[::-1], how, Letters(), LAYOUT)  # type: ignore[arg-type]
-    assert ids(turned.reported) == asked(how)[0]
-    assert asked(replace(how, seed=1))[0] != asked(how)[0]
+    first, turned, other = (
+        ids(choose(documents, max_examples=9, seed=seed).reported)
+        for documents, seed in ((MANY, 0), (MANY[::-1], 0), (MANY, 1))
+    )
+    assert first == turned != other
 
 
 def test_what_asks_nothing_is_left_out() -> None:
@@ -160,19 +174,6 @@ def test_what_asks_nothing_is_left_out() -> None:
     special = document(1, "<|im_end|>")
     found = examples([plain, special, MANY[2]], refusing)
     assert [example.document_id for example in found] == ["s/2"]
-
-
-class Judge:
-    """Takes no reference that says bad; counts how often it is started."""
-
-    n_starts = 0
-
-    def __call__(self, asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        self.n_starts += 1
-        for example in asked:
-            if example.reference == "bad":
-                raise EvaluationError(f"document {example.document_id}: no number")
-        return [Verdict(correct=True, kind="correct") for _ in texts]
 
 
 def example(number: int, reference: str) -> Example:
@@ -187,41 +188,39 @@ def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
 
 
 def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
-    how = spec(max_examples=20, n_selection_examples=4)
     documents = [document(i, f"q{i}", "" if i % 10 else "bad") for i in range(60)]
-    ordered = sorted(documents, key=seeded_key(how.seed))
+    ordered = sorted(documents, key=seeded_key(0))
     expected = [one.document_id for one in ordered if one.row % 10][:24]
-    found, reasons = choose_judgeable(documents, how, LAYOUT, Judge())
-    assert [one.document_id for one in found] == expected
+    found = choose(documents, max_examples=20, n_selection_examples=4)
+    assert ids([*found.reported, *found.selection]) == expected
     last = [one.document_id for one in ordered].index(expected[-1])
-    assert len(reasons) == last + 1 - 24 > 0
-    assert reasons[0].endswith("no number")
+    assert len(found.unusable) == last + 1 - 24 > 0
+    assert found.unusable[0].endswith("no number")
 
 
-def test_two_of_a_handful_are_borne_but_not_all() -> None:
-    two = [document(i, f"q{i}", "bad" if i < 2 else "") for i in range(4)]
-    assert len(choose_judgeable(two, spec(), LAYOUT, Judge())[1]) == 2
-    with pytest.raises(EvaluationError, match="2 of 2 held-out references"):
-        choose_judgeable(two[:2], spec(), LAYOUT, Judge())
-
-
-@pytest.mark.parametrize(("n_bad", "raises"), [(8, False), (9, True), (40, True)])
-def test_many_are_a_fault_of_the_setting(n_bad: int, raises: bool) -> None:
-    how = spec(max_examples=99)
-    documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(40)]
-    if not raises:
-        assert len(choose_judgeable(documents, how, LAYOUT, Judge())[1]) == n_bad
-        return
-    with pytest.raises(EvaluationError, match=r"cannot be judged by evaluation\.task exact_match"):
-        choose_judgeable(documents, how, LAYOUT, Judge())
-
-
-def test_where_none_of_the_first_can_be_judged_no_more_are_tried() -> None:
+@pytest.mark.parametrize(
+    ("n_bad", "n", "max_examples", "message"),
+    [
+        (2, 4, 4, None),
+        (2, 2, 4, "2 of 2 held-out references"),
+        (8, 40, 99, None),
+        (9, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
+        (40, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
+        # Where none of the first can be judged, no more are tried.
+        (500, 500, 400, "10 of 10 held-out references"),
+    ],
+)
+def test_few_are_borne_and_many_are_a_fault_of_the_setting(
+    n_bad: int, n: int, max_examples: int, message: str | None
+) -> None:
+    documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(n)]
     judge = Judge()
-    documents = [document(i, f"q{i}", "bad") for i in range(500)]
-    with pytest.raises(EvaluationError, match="10 of 10 held-out references"):
-        choose_judgeable(documents, spec(max_examples=400), LAYOUT, judge)
-    assert judge.n_starts < 20
+    if message is None:
+        assert len(choose(documents, judge=judge, max_examples=max_examples).unusable) == n_bad
+        return
+    with pytest.raises(EvaluationError, match=message):
+        choose(documents, judge=judge, max_examples=max_examples)
+    assert n < 500 or judge.n_starts < 20
 
 
 def test_a_schema_that_refuses_its_own_reference_is_dropped_and_others_are_judged() -> None:

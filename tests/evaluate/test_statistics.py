@@ -140,10 +140,6 @@ def test_pairs_that_do_not_match_are_refused() -> None:
         paired_change("m", [], [], higher_is_better=True, seed=0)
 
 
-def _verdicts(*kinds: str) -> list[Verdict]:
-    return [Verdict(correct=kind == "correct", kind=kind) for kind in kinds]
-
-
 @pytest.mark.parametrize(
     ("n_correct", "n", "low", "high"),
     # Worked by hand from the formula, to four digits; the first is the textbook's example.
@@ -177,7 +173,8 @@ def test_wilson_interval_refuses_what_is_no_proportion(n_correct: int, n: int) -
 
 
 def test_summarise_counts_by_kind() -> None:
-    score = summarise("execution_accuracy", _verdicts("wrong_rows", "correct", "empty", "correct"))
+    kinds = ("wrong_rows", "correct", "empty", "correct")
+    score = summarise("execution_accuracy", [Verdict(kind) for kind in kinds])
     assert (score.metric, score.n_examples, score.n_correct) == ("execution_accuracy", 4, 2)
     assert score.value_fraction == 0.5
     assert score.ci95 == wilson_interval(2, 4)

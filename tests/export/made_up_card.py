@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support import ROOT
 
 from expertflow.evaluate.records import Decoding
-from expertflow.export.card import CardInputs, Exported
+from expertflow.export.card import CardInputs, model_card
 from expertflow.export.merge import MergeComparison
 from expertflow.export.records import ExportSpec
 
@@ -36,8 +36,10 @@ def card_inputs(run: Any, **changes: Any) -> CardInputs:
     return CardInputs(**{"spec": spec, "code": "c0de", **records, **changes})
 
 
-def exported(**changes: Any) -> Exported:
-    return Exported(replace(make_gpu_inputs().export, **changes), COMPARISON)
+def write_card(inputs: CardInputs, *files: str, **changes: Any) -> str:
+    """Write a card of an export with these changes and licence files."""
+    record = replace(make_gpu_inputs().export, **changes)
+    return model_card(inputs, record, COMPARISON, files)
 
 
 def parts(card: str) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from made_up_card import HOSTILE, card_inputs, exported, make_cpu_inputs, make_gpu_inputs, parts
+from made_up_card import HOSTILE, card_inputs, make_cpu_inputs, make_gpu_inputs, parts, write_card
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from expertflow.evaluate.records import (
     PairedChange,
     TaskScore,
 )
-from expertflow.export.card import CardInputs, model_card
+from expertflow.export.card import CardInputs
 
 CHANGE = PairedChange(
     quantity="execution_accuracy", difference=0.56, ci95=(0.5, 0.62), n=200, change="better"
@@ -45,7 +45,7 @@ def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
         model=replace(inputs.model, kind="hub", name="org/base"),
         spec=replace(inputs.spec, hub_datasets={"a": "org/data", "b": "org/data"}),
     )
-    data = ModelCard(model_card(inputs, exported())).data
+    data = ModelCard(write_card(inputs)).data
     assert (data.base_model, data.license, data.datasets) == (
         "org/base",
         "apache-2.0",
@@ -62,23 +62,23 @@ def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
 
 def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:
     model = replace(inputs.model, kind="local", name="/models/mine", licence=None)
-    front, body = parts(model_card(replace(inputs, model=model), exported()))
+    front, body = parts(write_card(replace(inputs, model=model)))
     assert not front.keys() & {"base_model", "license", "datasets", "language"}
     assert "licence **not stated**" in body
 
 
 def test_licence_conflicts_come_before_the_title(inputs: CardInputs) -> None:
-    front, body = parts(model_card(with_licence(inputs, "cc-by-nc-sa-4.0"), exported()))
+    front, body = parts(write_card(with_licence(inputs, "cc-by-nc-sa-4.0")))
     top = body.split("# expert-sql")[0]
     assert "**Licences: read this before use.**" in top and "not legal advice" in top
     assert "> - non-commercial: " in top and "> - share-alike: " in top
     assert (front["license"], front["license_name"]) == ("other", "several-see-model-card")
-    clean = model_card(with_licence(inputs, "mit"), exported())
+    clean = write_card(with_licence(inputs, "mit"))
     assert "Licences: read this" not in clean
 
 
 def test_a_demo_is_marked_as_not_for_use_before_all_else() -> None:
-    front, body = parts(model_card(card_inputs(make_cpu_inputs()), exported()))
+    front, body = parts(write_card(card_inputs(make_cpu_inputs())))
     assert body.startswith("> **Not for use.** Made by the demo preset")
     assert "demo" in front["tags"]
 
@@ -98,7 +98,7 @@ def test_scores_have_intervals_and_changes_their_word(inputs: CardInputs) -> Non
         ),
         unavailable={"judge": "none was asked for"},
     )
-    card = model_card(replace(inputs, evaluation=evaluation), exported())
+    card = write_card(replace(inputs, evaluation=evaluation))
     assert "| execution\\_accuracy, 200 questions | 0.045 (" in card
     assert "+0.56 (+0.5 to +0.62, n = 200): **better**" in card
     assert "| constant: one answer | 0.05 (0.03 to 0.09) |" in card
@@ -118,7 +118,7 @@ def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardIn
         ),
     )  # fmt: skip
     evaluation = replace(inputs.evaluation, published=published)
-    card = model_card(replace(inputs, evaluation=evaluation), exported())
+    card = write_card(replace(inputs, evaluation=evaluation))
     assert "- Published: the weights after step 300 (the highest score)" in card
     assert "| 300 (published) | 0.7 | 0.61" in card and "| 600 | not measured | 0.61" in card
     assert "asked 50 questions" in card
@@ -134,28 +134,28 @@ def test_the_published_step_and_those_it_was_chosen_from_are_told(inputs: CardIn
     ],
 )
 def test_a_card_says_what_its_weights_are(inputs: CardInputs, merged_into: Any, words: str) -> None:
-    card = model_card(inputs, exported(merged_into=merged_into, dtype="bfloat16"))
+    card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
     assert words in card and ("adapter by itself" in card) == (merged_into is not None)
     assert "trained model 1.25, of these files 1.2507 nats a token (32 rows, 1,838 tokens" in card
 
 
 def test_what_training_took_is_told_or_has_a_reason(inputs: CardInputs) -> None:
-    card = model_card(inputs, exported())
+    card = write_card(inputs)
     training, cost = inputs.training, inputs.plan.cost
     assert cost.price_usd_per_hour is not None and inputs.monitor.energy_j is not None
     assert f"| wall time | {training.time.wall_s / 3600:.3g} h |" in card
     assert f"| energy of the cards | {inputs.monitor.energy_j / 3.6e6:.4g} kWh" in card
     assert f"at ${cost.price_usd_per_hour:g} an hour" in card
-    without = model_card(card_inputs(make_cpu_inputs()), exported())
+    without = write_card(card_inputs(make_cpu_inputs()))
     assert "| energy of the cards | not measured: " in without
     assert "| cost | not known: no price per hour is configured" in without
 
 
 def test_hashes_and_versions_are_told(inputs: CardInputs) -> None:
-    card = model_card(inputs, exported())
+    card = write_card(inputs)
     known = (
         inputs.training.packing_sha256, inputs.model.tokenizer.sha256, inputs.model.weights_sha256,
-        inputs.evaluation.published.weights_sha256, exported().record.weights_sha256, "c0de",
+        inputs.evaluation.published.weights_sha256, make_gpu_inputs().export.weights_sha256, "c0de",
     )  # fmt: skip
     assert all(f"`{value}`" in card for value in known)
     assert f"torch {inputs.training.versions['torch']}" in card
@@ -175,7 +175,7 @@ def test_one_odd_licence_is_named_and_linked(
 ) -> None:
     told = with_licence(inputs, source)
     told = replace(told, model=replace(told.model, licence=base))
-    front, _ = parts(model_card(told, replace(exported(), licence_files=files)))
+    front, _ = parts(write_card(told, *files))
     assert (front["license"], front["license_name"]) == ("other", name)
     assert front.get("license_link") == link
 
@@ -195,7 +195,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
         model=replace(inputs.model, name=HOSTILE, kind="hub", licence=HOSTILE, revision=HOSTILE),
         evaluation=replace(inputs.evaluation, unavailable={HOSTILE: HOSTILE}),
     )
-    front, body = parts(model_card(hostile, exported()))
+    front, body = parts(write_card(hostile))
     assert front["base_model"] == HOSTILE
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     flat = [child for token in tokens for child in (token.children or [token])]
@@ -208,7 +208,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
 
 
 def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
-    _, body = parts(model_card(inputs, exported()))
+    _, body = parts(write_card(inputs))
     n_tables = sum(line.startswith("|---") for line in body.splitlines())
     html = MarkdownIt("gfm-like", {"linkify": False}).render(body)
     assert html.count("<table>") == n_tables >= 5
@@ -229,7 +229,7 @@ def test_every_table_of_a_card_is_whole(inputs: CardInputs) -> None:
 def test_a_description_is_one_paragraph_of_visible_text(
     inputs: CardInputs, text: str, shown: str
 ) -> None:
-    card = model_card(replace(inputs, spec=replace(inputs.spec, description=text)), exported())
+    card = write_card(replace(inputs, spec=replace(inputs.spec, description=text)))
     assert f"# expert-sql\n\n{shown}\n\n## Model" in card
 
 
@@ -241,7 +241,7 @@ def test_code_has_as_many_backticks_as_it_needs(
     inputs: CardInputs, revision: str, shown: str
 ) -> None:
     model = replace(inputs.model, revision=revision)
-    assert f"revision {shown}, licence" in model_card(replace(inputs, model=model), exported())
+    assert f"revision {shown}, licence" in write_card(replace(inputs, model=model))
 
 
 def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> None:
@@ -253,7 +253,7 @@ def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> N
         model=replace(inputs.model, name=hidden, kind="hub"),
         evaluation=replace(inputs.evaluation, samples=(replace(sample, prompt=hidden + "q"),)),
     )
-    card = model_card(told, exported())
+    card = write_card(told)
     assert not [c for c in card if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")]
 
 
@@ -283,7 +283,7 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(
     inputs: CardInputs, decoding: Decoding, vllm: dict[str, Any], llama: list[str]
 ) -> None:
     told = replace(inputs, spec=replace(inputs.spec, decoding=decoding))
-    card = model_card(told, exported())
+    card = write_card(told)
     *start, override = options(card, "vllm")
     assert start == ["vllm", "serve", ".", "--override-generation-config"]
     assert json.loads(override) == vllm
@@ -291,16 +291,15 @@ def test_other_servers_are_told_to_decode_as_the_scores_were_reached(
 
 
 def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:
-    plain_card = model_card(inputs, exported())
+    plain_card = write_card(inputs)
     assert "ends before these texts" not in plain_card and "<think>" not in plain_card
     thinks = replace(inputs.model.tokenizer.layout, chat_template="{{ '<think>' }}")
-    card = model_card(
+    card = write_card(
         replace(
             inputs,
             spec=replace(inputs.spec, decoding=Decoding(stop=(";\n\n", "`"))),
             model=replace(inputs.model, tokenizer=replace(inputs.model.tokenizer, layout=thinks)),
-        ),
-        exported(),
+        )
     )
     assert 'ends before these texts, too (as JSON): `";\\n\\n"`, `` "`" ``.' in card
     assert "A block `<think>…</think>` that begins an answer was left out" in card
@@ -309,13 +308,13 @@ def test_stop_texts_and_thoughts_are_told(inputs: CardInputs) -> None:
 def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> None:
     system = 'Say "SQL".\n```\n# é \u2028'
     told = replace(inputs, spec=replace(inputs.spec, system_prompt=system))
-    snippet = model_card(told, exported()).split("```python\n")[1].split("\n```\n")[0]
+    snippet = write_card(told).split("```python\n")[1].split("\n```\n")[0]
     [chat] = [node for node in ast.parse(snippet).body if isinstance(node, ast.Assign)
               and ast.unparse(node.targets[0]) == "chat"]  # fmt: skip
     assert ast.literal_eval(chat.value) == [
         {"role": "system", "content": system}, {"role": "user", "content": "..."}
     ]  # fmt: skip
-    assert '"role": "system"' not in model_card(inputs, exported())
+    assert '"role": "system"' not in write_card(inputs)
 
 
 def test_a_held_out_question_shows_the_form_of_a_prompt(inputs: CardInputs) -> None:
@@ -326,11 +325,11 @@ def test_a_held_out_question_shows_the_form_of_a_prompt(inputs: CardInputs) -> N
         spec=replace(inputs.spec, system_prompt="Be brief."),
         evaluation=replace(inputs.evaluation, samples=(long,)),
     )
-    _, body = parts(model_card(told, exported()))
+    _, body = parts(write_card(told))
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     [shown] = [token.content for token in tokens if token.type == "code_block"]
     assert shown.startswith(HOSTILE.splitlines()[0]) and "```" in shown
     assert len(shown) < 700 and "its first 600 characters" in body
     assert not [token for token in tokens if token.type == "html_block"]
     none = replace(inputs, evaluation=replace(inputs.evaluation, samples=()))
-    assert "Questions look like" not in model_card(none, exported())
+    assert "Questions look like" not in write_card(none)

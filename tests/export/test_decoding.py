@@ -33,7 +33,7 @@ def test_all_ends_are_there(tmp_path: Path) -> None:
     assert settings.eos_token_id == sorted([end, text_end, 7, 8])
     assert settings.pad_token_id == text_end
     plain = SimpleNamespace(generation_config=GenerationConfig())
-    set_decoding(plain, Decoding(), end_id=2)
+    set_decoding(plain, Decoding(), end_id=2, text_end_id=2)
     assert plain.generation_config.eos_token_id == 2
 
 

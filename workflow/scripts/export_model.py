@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Write the model that people load: merged, checked, with tokenizer and model card."""
 
+from functools import partial
 from pathlib import Path
 
 from expertflow.core import cli
 from expertflow.data.records import DatasetManifest
 from expertflow.evaluate.records import EvaluationRecord
-from expertflow.export.card import CardInputs, Exported, model_card
+from expertflow.export.card import CardInputs, model_card
 from expertflow.export.merge import Trained, export_model
 from expertflow.export.model_files import hide_cards, published_folder
 from expertflow.export.records import ExportSpec
@@ -45,7 +46,7 @@ def main() -> None:
             method=inputs.training.method,
             precision=inputs.training.precision,
         ),
-        card=lambda *found: model_card(inputs, Exported(*found)),
+        card=partial(model_card, inputs),
         output=job.directory,
     )
     job.write(record)

@@ -14,7 +14,6 @@ def cut_at(text: str, stops: tuple[str, ...]) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Leave out the block of thoughts that some models write before an answer."""
     return _THOUGHTS.sub("", text)
 
 

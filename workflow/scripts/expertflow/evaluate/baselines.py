@@ -11,12 +11,11 @@ the last number, ... Places are general on purpose: nothing here knows what task
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, zip_longest
 from math import isqrt, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
@@ -50,9 +49,15 @@ CASES: dict[str, Callable[[str], str]] = {
     " in upper case": str.upper,
 }
 
+# What stands at the places of a prompt, by their names, in the order of preference.
 Places = dict[str, str]
+Answering = Callable[[Example], str]
 
-Answer = Callable[[Example], str]
+
+class BaselinePredictor(Record, frozen=True, kw_only=True):
+    name: str
+    description: str
+    answer: Answering
 
 
 class Finder:
@@ -63,13 +68,8 @@ class Finder:
         least = max(MIN_MARK_FRACTION * len(prompts), 2)
         often = sorted(n_prompts.items(), key=lambda item: (-item[1], item[0]))
         self._marks = [word for word, n in often[:MAX_MARKS] if n >= least]
-        self._last: tuple[str, Places] | None = None
-
-    def places(self, prompt: str) -> Places:
-        """Map names of places to what stands there, in the order of preference."""
-        if self._last is None or self._last[0] != prompt:
-            self._last = (prompt, self._find(prompt))
-        return self._last[1]
+        # All templates are filled in for one prompt after the other.
+        self.places = lru_cache(maxsize=1)(self._find)
 
     def _find(self, prompt: str) -> Places:
         found: Places = {}
@@ -102,7 +102,6 @@ def _words(text: str) -> list[str]:
 
 
 def _count(found: Places, what: str, texts: Sequence[str]) -> None:
-    """Name texts by their number from the front, and from the back."""
     for i, text in enumerate(texts[:MAX_INDEX]):
         found[f"{what} {i + 1}"] = text
     for i, text in enumerate(reversed(texts[-MAX_INDEX:])):
@@ -110,35 +109,27 @@ def _count(found: Places, what: str, texts: Sequence[str]) -> None:
 
 
 def _repeated(quoted: Sequence[str], line: str) -> list[str]:
-    """Return the quoted texts whose words the line holds, in the order of the line."""
     lowered = f" {' '.join(_words(line))} "
     where = {text: lowered.find(f" {' '.join(_words(text))} ") for text in quoted}
     return sorted((text for text in where if where[text] >= 0), key=lambda text: where[text])
 
 
 class Slot(Record, frozen=True):
-    """A place of the prompt, and how what stands there is written."""
-
     place: str
     case: str
 
 
 class Template(Record, frozen=True):
-    """Text and slots in turn."""
-
     parts: tuple[str | Slot, ...]
 
     def fill(self, places: Places) -> str:
-        """Answer a prompt; a place that it lacks stays empty."""
         return "".join(
             part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
             for part in self.parts
         )
 
-    def text(self) -> str:
-        return "".join(
-            part if isinstance(part, str) else f"⟨{part.place}{part.case}⟩" for part in self.parts
-        )
+    def answering(self, finder: Finder) -> Answering:
+        return lambda example: self.fill(finder.places(example.prompt))
 
 
 class TemplateMaker:
@@ -148,8 +139,9 @@ class TemplateMaker:
     a place explains stays as it is.
     """
 
-    def __init__(self, finder: Finder, examples: Sequence[Example]) -> None:
-        self.finder, self.examples = finder, examples
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        self.finder = Finder([example.prompt for example in examples])
         self._made: dict[str, Template] = {}
 
     @cached_property
@@ -199,15 +191,9 @@ def _pieces(answer: str, slots: dict[str, list[Slot]]) -> list[str]:
     return pieces
 
 
-class Baseline(Record, frozen=True, kw_only=True):
-    name: str
-    description: str
-    answer: Answer
-
-
 def make_baselines(
     judge: Judge, training: Sequence[Example], seed: int, *, max_judgements: int = MAX_JUDGEMENTS
-) -> list[Baseline]:
+) -> list[BaselinePredictor]:
     """Learn ``constant``, ``template``, ``nearest`` and ``nearest_filled`` from examples.
 
     A pure function of its arguments. ``max_judgements`` bounds how many answers ``judge`` is
@@ -221,10 +207,8 @@ def make_baselines(
     n_probes = min(MAX_PROBES, len(usable) // 4)
     probes = _Probes([usable[i] for i in order[:n_probes]], judge, max_judgements // 2)
     fitted = [usable[i] for i in sorted(order[n_probes:])]
-    finder = Finder([example.prompt for example in fitted])
-    maker = TemplateMaker(finder, fitted)
-    form = _template(maker, fitted, probes)
-    return [_constant(fitted, probes), *([form] if form else []), *_nearest(maker)]
+    maker = TemplateMaker(fitted)
+    return [_constant(fitted, probes), *_template(maker, probes), *_nearest(maker)]
 
 
 class _Probes:
@@ -237,7 +221,7 @@ class _Probes:
     def most_candidates(self) -> int:
         return max(isqrt(self._n_judgements // 2), 2)
 
-    def best(self, candidates: Sequence[Answer]) -> int:
+    def best(self, candidates: Sequence[Answering]) -> int:
         if len(candidates) == 1:
             return 0
         asked = self._examples[: max(self._n_judgements // len(candidates), 1)]
@@ -253,17 +237,20 @@ class _Probes:
         correct = np.array([verdict.correct for verdict in verdicts])
         return int(correct.reshape(len(candidates), len(asked)).sum(axis=1).argmax())
 
-    def _judged(self, asked: list[Example], candidates: Sequence[Answer]) -> list[Verdict]:
+    def _judged(self, asked: list[Example], candidates: Sequence[Answering]) -> list[Verdict]:
         answers = [answer(example) for answer in candidates for example in asked]
         return self._judge(asked * len(candidates), answers)
 
 
-def _constant(fitted: Sequence[Example], probes: _Probes) -> Baseline:
+def _constant(fitted: Sequence[Example], probes: _Probes) -> BaselinePredictor:
     texts = _constants(fitted, probes.most_candidates())
     text = texts[probes.best([_always(text) for text in texts])]
-    return Baseline(
-        name="constant", description=f"always answers {_shown(text)}", answer=_always(text)
-    )
+    what = f"always answers {_shown(text)}"
+    return BaselinePredictor(name="constant", description=what, answer=_always(text))
+
+
+def _always(text: str) -> Answering:
+    return lambda _: text
 
 
 def _constants(fitted: Sequence[Example], n: int) -> list[str]:
@@ -285,35 +272,29 @@ def _last_word(text: str) -> str:
     return text.split()[-1]
 
 
-def _always(text: str) -> Answer:
-    return lambda _: text
-
-
-def _template(maker: TemplateMaker, fitted: Sequence[Example], probes: _Probes) -> Baseline | None:
+def _template(maker: TemplateMaker, probes: _Probes) -> list[BaselinePredictor]:
     """Take the best of the forms that come again; what they get right to the letter is free."""
-    counts = Counter(maker.template(example) for example in fitted)
+    counts = Counter(maker.template(example) for example in maker.examples)
     often = [form for form, count in counts.most_common(MAX_TEMPLATES) if count > 1]
     if not often:
-        return None
+        return []
     exact = dict.fromkeys(often, 0)
-    for example in fitted:
+    for example in maker.examples:
         places = maker.finder.places(example.prompt)
         for form in often:
             exact[form] += form.fill(places) == example.reference
     ranked = sorted(often, key=lambda form: -exact[form])[:N_JUDGED_TEMPLATES]
-    form = ranked[probes.best([_filling(form, maker.finder) for form in ranked])]
-    return Baseline(
-        name="template",
-        description=f"fills in {_shown(form.text())}",
-        answer=_filling(form, maker.finder),
+    answers = [form.answering(maker.finder) for form in ranked]
+    best = probes.best(answers)
+    text = "".join(
+        part if isinstance(part, str) else f"⟨{part.place}{part.case}⟩"
+        for part in ranked[best].parts
     )
+    what = f"fills in {_shown(text)}"
+    return [BaselinePredictor(name="template", description=what, answer=answers[best])]
 
 
-def _filling(form: Template, finder: Finder) -> Answer:
-    return lambda example: form.fill(finder.places(example.prompt))
-
-
-def _nearest(maker: TemplateMaker) -> list[Baseline]:
+def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
     """Answer as the nearest question, as it stands and filled in; nothing is chosen here.
 
     Probes could not choose: they may come from the same group as a fitted example, whose answer
@@ -321,20 +302,21 @@ def _nearest(maker: TemplateMaker) -> list[Baseline]:
     """
     index = Index([example.prompt for example in maker.examples])
 
-    def as_given(example: Example) -> str:
-        return maker.examples[index.nearest(example.prompt)].reference
+    def nearest(example: Example) -> Example:
+        return maker.examples[index.nearest(example.prompt)]
 
     def filled_in(example: Example) -> str:
-        form = maker.template(maker.examples[index.nearest(example.prompt)])
-        return form.fill(maker.finder.places(example.prompt))
+        return maker.template(nearest(example)).fill(maker.finder.places(example.prompt))
 
     given = "answers as the training question with the most like words (TF-IDF)"
     filled = (
         f"{given}, with words of its prompt replaced by those at the same places of the new one"
     )
     return [
-        Baseline(name="nearest", description=given, answer=as_given),
-        Baseline(name="nearest_filled", description=filled, answer=filled_in),
+        BaselinePredictor(
+            name="nearest", description=given, answer=lambda example: nearest(example).reference
+        ),
+        BaselinePredictor(name="nearest_filled", description=filled, answer=filled_in),
     ]
 
 
@@ -342,7 +324,7 @@ class Index:
     """Texts by TF-IDF and the cosine of two. Of equally near texts the first is the nearest."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = [Counter(_PLAIN_WORD.findall(text.lower())) for text in texts]
+        counts = [_count_words(text) for text in texts]
         n_texts = Counter(word for count in counts for word in count)
         self._rarity = {word: log(len(texts) / n) for word, n in n_texts.items()}
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
@@ -352,14 +334,13 @@ class Index:
             for word, weight in weights.items():
                 found[word].append((i, weight / length))
         self._n = len(texts)
-        self._found: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {
-            word: (np.array([i for i, _ in pairs]), np.array([weight for _, weight in pairs]))
-            for word, pairs in found.items()
+        self._found = {
+            word: tuple(map(np.array, zip(*at, strict=True))) for word, at in found.items()
         }
 
     def nearest(self, text: str) -> int:
         likeness = np.zeros(self._n)
-        for word, n in sorted(Counter(_PLAIN_WORD.findall(text.lower())).items()):
+        for word, n in sorted(_count_words(text).items()):
             if word in self._found:
                 where, weights = self._found[word]
                 likeness[where] += weights * self._weight(word, n)
@@ -367,6 +348,10 @@ class Index:
 
     def _weight(self, word: str, n: int) -> float:
         return (1 + log(n)) * self._rarity[word]
+
+
+def _count_words(text: str) -> Counter[str]:
+    return Counter(_PLAIN_WORD.findall(text.lower()))
 
 
 def _shown(text: str) -> str:

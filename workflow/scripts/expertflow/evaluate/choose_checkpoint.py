@@ -56,25 +56,12 @@ def n_to_report(n_questions: int, spec: EvaluationSpec) -> int:
 def as_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
     """Publish what training did, for want of a choice; ``by_loss`` is how training chose it."""
     told = f"the weights that training published: {why}"
-    own = published_by_training(training)
-    return Published(
-        step=own.step,
-        path=own.path,
-        weights_sha256=own.weights_sha256,
-        reason=f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told,
-        n_questions=0,
-        candidates=(),
-    )
-
-
-def published_by_training(training: TrainingRecord) -> Candidate:
-    return next(c for c in training.candidates if c.step == training.published_step)
+    return _publish(in_order(training)[-1], f"{told}; {CHOSEN_BY_LOSS}" if by_loss else told)
 
 
 def in_order(training: TrainingRecord) -> list[Candidate]:
-    """List the candidates as they are asked: the likeliest to win last, and so still loaded."""
-    own = published_by_training(training)
-    return [*(c for c in training.candidates if c != own), own]
+    """List the candidates as they are asked: that of training last, and so still loaded."""
+    return sorted(training.candidates, key=lambda one: one.step == training.published_step)
 
 
 def chosen(
@@ -87,22 +74,33 @@ def chosen(
         return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
 
     best, score = max(scores, key=rank)
-    equal = [c for c, other in scores if other.n_correct == score.n_correct]
+    candidates = tuple(
+        CandidateScore(
+            step=one.step, held_out_loss=one.held_out_loss, score=own, published=one == best
+        )
+        for one, own in sorted(scores, key=lambda pair: pair[0].step)
+    )
+    told = (
+        f"step {best.step} has the best {score.metric} of {len(scores)} kept checkpoints,"
+        f" {score.n_correct} of {score.n_examples} questions of the choice"
+    )
+    n_others = sum(other.n_correct == score.n_correct for _, other in scores) - 1
+    if n_others:
+        others = "another has" if n_others == 1 else f"{n_others} others have"
+        told += f", which {others} too; the lowest held-out loss decides, then the latest step"
+    return _publish(best, told, n_questions, candidates)
+
+
+def _publish(
+    weights: Candidate, why: str, n_questions: int = 0, candidates: tuple[CandidateScore, ...] = ()
+) -> Published:
     return Published(
-        step=best.step,
-        path=best.path,
-        weights_sha256=best.weights_sha256,
-        reason=_reason(best, score, n_scores=len(scores), n_equal=len(equal)),
+        step=weights.step,
+        path=weights.path,
+        weights_sha256=weights.weights_sha256,
+        reason=why,
         n_questions=n_questions,
-        candidates=tuple(
-            CandidateScore(
-                step=candidate.step,
-                held_out_loss=candidate.held_out_loss,
-                score=own,
-                published=candidate == best,
-            )
-            for candidate, own in sorted(scores, key=lambda pair: pair[0].step)
-        ),
+        candidates=candidates,
     )
 
 
@@ -116,14 +114,3 @@ def check_there(training: TrainingRecord, checkpoint: Path) -> None:
                 f"{folder}: the weights after step {candidate.step} are"
                 " missing; run train_expert again, which lays them out from its state"
             )
-
-
-def _reason(best: Candidate, score: TaskScore, *, n_scores: int, n_equal: int) -> str:
-    told = (
-        f"step {best.step} has the best {score.metric} of {n_scores} kept checkpoints,"
-        f" {score.n_correct} of {score.n_examples} questions of the choice"
-    )
-    if n_equal == 1:
-        return told
-    others = "another has" if n_equal == 2 else f"{n_equal - 1} others have"
-    return f"{told}, which {others} too; the lowest held-out loss decides, then the latest step"

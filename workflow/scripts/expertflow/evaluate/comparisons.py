@@ -12,7 +12,7 @@ from expertflow.core.files import write_text
 from expertflow.data.documents import Document
 from expertflow.data.records import Layout
 from expertflow.evaluate import lm_eval_hook
-from expertflow.evaluate.baselines import Baseline, make_baselines
+from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.evaluator import ModelEvaluator, ModelOutcome
 from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
 from expertflow.evaluate.questions import EvalExample, examples
@@ -78,14 +78,12 @@ class ModelComparison:
             return self._without("baselines", "too few training questions to learn one from")
         return tuple(self._score_baseline(one, len(learnt_from)) for one in made)
 
-    def harness(
-        self, before: lm_eval_hook.Figures, after: lm_eval_hook.Figures
-    ) -> tuple[LmEvalScore, ...]:
+    def harness(self) -> tuple[LmEvalScore, ...]:
         if self.spec.lm_eval is None:
             return self._without("lm_eval", "evaluation.lm_eval is not set")
         if (why := lm_eval_hook.unavailable_reason()) is not None:
             return self._without("lm_eval", why)
-        return tuple(lm_eval_hook.paired(before, after))
+        return tuple(lm_eval_hook.paired(self.before.harness, self.after.harness))
 
     def judged(self) -> JudgeResult | None:
         spec = self.spec
@@ -93,16 +91,8 @@ class ModelComparison:
             unset = "evaluation.judge is not set"
             self._without("judge", unset if spec.judge is None else self._no_answers())
             return None
-        texts = zip(self.asked, self.before.texts, self.after.texts, strict=True)
-        pairs = [
-            JudgedPair(
-                prompt=one.example.prompt,
-                reference=one.example.reference,
-                before=before,
-                after=after,
-            )
-            for one, before, after in texts
-        ]
+        asked = [one.example for one in self.asked]
+        pairs = list(map(JudgedPair, asked, self.before.texts, self.after.texts))
         return judge_pairs(spec.judge, pairs, seed=spec.seed)
 
     def unavailable_parts(self, record: EvaluationRecord, unusable: list[str]) -> dict[str, str]:
@@ -198,7 +188,7 @@ class ModelComparison:
             reference_loss=_known(after.reference_losses[i]),
         )
 
-    def _score_baseline(self, baseline: Baseline, n_learnt_from: int) -> BaselineScore:
+    def _score_baseline(self, baseline: BaselinePredictor, n_learnt_from: int) -> BaselineScore:
         assert self.evaluator.metric is not None, "a baseline without a metric"
         asked = [one.example for one in self.asked]
         verdicts = self.evaluator.judge(asked, [baseline.answer(example) for example in asked])

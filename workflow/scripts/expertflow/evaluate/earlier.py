@@ -6,7 +6,7 @@ of what they say. It is a memory, no result: without it nothing but the comparis
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from expertflow.core.files import (
 )
 from expertflow.core.locks import try_lock
 from expertflow.core.records import Record, from_json, to_json
-from expertflow.evaluate.records import Decoding, EarlierRun, Example, Verdict
+from expertflow.evaluate.records import Decoding, EarlierRun, EvaluationSpec, Example, Verdict
 from expertflow.evaluate.statistics import paired_change
 
 log = logging.getLogger(__name__)
@@ -52,31 +52,32 @@ class Noted(Record, frozen=True, kw_only=True):
 
 
 def noted(
-    how: Asked, weights_sha256: str, examples: Sequence[Example], verdicts: Sequence[Verdict]
+    spec: EvaluationSpec,
+    metric: str,
+    weights_sha256: str,
+    examples: Sequence[Example],
+    verdicts: Sequence[Verdict],
 ) -> Noted:
-    """Sum up an evaluation; equal questions with equal references are one."""
-    pairs = zip(examples, verdicts, strict=True)
-    return Noted(
-        evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        weights_sha256=weights_sha256,
-        how=how,
-        correct={question_hash(example, how.fields): verdict.correct for example, verdict in pairs},
+    paths = {name: Path(place) for name, place in sorted(spec.artefacts.items())}
+    how = Asked(
+        task=spec.task,
+        metric=metric,
+        max_new_tokens=spec.max_new_tokens,
+        decoding=spec.decoding,
+        fields=spec.fields,
+        # As they are now: a corrected database makes other answers right.
+        artefacts={
+            name: sha256_directory(path) if path.is_dir() else sha256_file(path)
+            for name, path in paths.items()
+        },
     )
-
-
-def question_hash(example: Example, fields: Mapping[str, str]) -> str:
-    given = {argument: example.fields.get(name) for argument, name in sorted(fields.items())}
-    said = [example.prompt, example.reference, given]
-    return sha256_text(canonical_json(said))[:HASH_CHARS]
-
-
-def hashes_of(artefacts: Mapping[str, str]) -> dict[str, str]:
-    """Hash what scoring reads, as it is now: a corrected database makes other answers right."""
-    paths = {name: Path(place) for name, place in sorted(artefacts.items())}
-    return {
-        name: sha256_directory(path) if path.is_dir() else sha256_file(path)
-        for name, path in paths.items()
-    }
+    correct = {}
+    for example, verdict in zip(examples, verdicts, strict=True):
+        given = {arg: example.fields.get(name) for arg, name in sorted(spec.fields.items())}
+        said = [example.prompt, example.reference, given]
+        correct[sha256_text(canonical_json(said))[:HASH_CHARS]] = verdict.correct
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Noted(evaluated_at=now, weights_sha256=weights_sha256, how=how, correct=correct)
 
 
 def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
@@ -93,18 +94,18 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
         return None
     before = next((b for b in others if b.correct.keys() & now.correct.keys()), others[0])
     shared = sorted(before.correct.keys() & now.correct.keys())
-    earlier = EarlierRun(
+    value = change = None
+    if shared:
+        said, says = ([run.correct[key] for key in shared] for run in (before, now))
+        value = sum(said) / len(said)
+        change = paired_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
+    return EarlierRun(
         evaluated_at=before.evaluated_at,
         weights_sha256=before.weights_sha256,
         n_shared_questions=len(shared),
-        value_fraction=None,
-        change=None,
+        value_fraction=value,
+        change=change,
     )
-    if not shared:
-        return earlier
-    said, says = ([run.correct[key] for key in shared] for run in (before, now))
-    change = paired_change(now.how.metric, said, says, higher_is_better=True, seed=seed)
-    return replace(earlier, value_fraction=sum(said) / len(said), change=change)
 
 
 def note(now: Noted, path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from msgspec import field
 
 from expertflow.core.records import Record
-from expertflow.evaluate import generate
+from expertflow.evaluate import generate, lm_eval_hook
 from expertflow.evaluate.likelihood import (
     DocumentLosses,
     choose_options,
@@ -20,14 +20,7 @@ from expertflow.evaluate.likelihood import (
     log_likelihoods,
 )
 from expertflow.evaluate.questions import EvalExample
-from expertflow.evaluate.records import (
-    EvaluationSide,
-    EvaluationSpec,
-    Example,
-    TaskScore,
-    Verdict,
-    wrong_verdict,
-)
+from expertflow.evaluate.records import EvaluationSide, EvaluationSpec, Example, Verdict
 from expertflow.evaluate.statistics import NO_EXAMPLES, mean_interval, summarise
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.tokens.arrow import PackedRows
@@ -52,7 +45,6 @@ class Models:
         self._loaded: tuple[Place, Any] | None = None
 
     def get(self, place: Place) -> Any:
-        """Return the model of a place; another one that is loaded is released first."""
         if self._loaded is None or self._loaded[0] != place:
             self.release()
             log.info("loading %s", self.name(place))
@@ -77,14 +69,11 @@ class Generations(Record, frozen=True, kw_only=True):
     ``n_cut_off`` leaves out what was not asked.
     """
 
-    texts: list[str]
-    verdicts: list[Verdict]
-    duration_s: float | None
-    n_tokens: int | None
-    n_cut_off: int | None
-
-
-NO_GENERATIONS = Generations(texts=[], verdicts=[], duration_s=None, n_tokens=None, n_cut_off=None)
+    texts: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    duration_s: float | None = None
+    n_tokens: int | None = None
+    n_cut_off: int | None = None
 
 
 class ModelOutcome(Record, frozen=True, kw_only=True):
@@ -95,19 +84,23 @@ class ModelOutcome(Record, frozen=True, kw_only=True):
     texts: list[str]
     verdicts: list[Verdict]
     reference_losses: list[float]
+    harness: lm_eval_hook.Figures
 
 
 class ModelEvaluator(Record, frozen=True, kw_only=True):
     """Asks models in turn; ``unavailable_reason`` says why answers cannot be scored here.
 
-    ``task`` is null where nothing is generated.
+    ``task`` is null where nothing is generated. ``is_one_document`` says that all held-out rows are
+    pieces of a single document.
     """
 
     models: Models
     spec: EvaluationSpec
+    tokenizer: Path
     codec: generate.PromptCodec
     held_out: PackedRows
     micro_batch_size: int
+    is_one_document: bool
     task: ScoringTask | None
     unavailable_reason: str | None
     _losses: dict[Place, DocumentLosses] = field(default_factory=dict)
@@ -121,15 +114,18 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         return None if self.task is None else self.task.metric_of(self.spec)
 
     def tools(self) -> dict[str, str]:
-        """Return the versions of what scores."""
         return self.task.tools(self.spec) if self.task and self.can_answer else {}
 
     def losses(self, place: Place) -> DocumentLosses:
-        """Return the loss of each held-out document; measured once for each model."""
         if place not in self._losses:
-            self._losses[place] = document_losses(
+            losses = document_losses(
                 self.models.get(place), self.held_out, micro_batch_size=self.micro_batch_size
             )
+            if self.is_one_document:
+                losses = DocumentLosses(
+                    losses.nats_D.sum(keepdims=True), losses.n_targets_D.sum(keepdims=True)
+                )
+            self._losses[place] = losses
         return self._losses[place]
 
     def held_out_loss(self, place: Place) -> float:
@@ -141,14 +137,34 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         log.info("%s: %d questions", self.models.name(place), len(asked))
         losses = self.losses(place)
         asked = asked if self.can_answer else []
-        references = self._reference_losses(place, asked) if asked else []
-        found = self.answers(place, asked) if asked else NO_GENERATIONS
+        likelihoods = log_likelihoods(
+            self.models.get(place),
+            [one.reference for one in asked],
+            pad_id=self.codec.pad_id,
+            batch_size=self.spec.batch_size,
+        )
+        found = self.answers(place, asked) if asked else Generations()
         return ModelOutcome(
             side=self._side(place, found),
             losses=losses,
             texts=found.texts,
             verdicts=found.verdicts,
-            reference_losses=references,
+            reference_losses=[-nats / n for nats, n in likelihoods],
+            harness=self._run_harness(place),
+        )
+
+    def _run_harness(self, place: Place) -> lm_eval_hook.Figures:
+        spec = self.spec.lm_eval
+        if spec is None:
+            return {}
+        if (why := lm_eval_hook.unavailable_reason()) is not None:
+            log.warning("evaluation.lm_eval: %s", why)
+            return {}
+        return lm_eval_hook.measure(
+            self.models.get(place),
+            spec,
+            tokenizer=self.tokenizer,
+            batch_size=self.spec.batch_size,
         )
 
     def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
@@ -168,7 +184,7 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         verdicts = self.judge([one.example for one in asked], texts)
         for i, answer in enumerate(found):
             if answer.not_asked is not None:
-                verdicts[i] = wrong_verdict("not_asked", answer.not_asked)
+                verdicts[i] = Verdict("not_asked", answer.not_asked)
         cut_off = [not answer.ended for answer in found if answer.not_asked is None]
         return Generations(
             texts=texts,
@@ -189,18 +205,13 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             ]
         )
 
-    def _reference_losses(self, place: Place, asked: Sequence[EvalExample]) -> list[float]:
-        found = log_likelihoods(
-            self.models.get(place),
-            [one.reference for one in asked],
-            pad_id=self.codec.pad_id,
-            batch_size=self.spec.batch_size,
-        )
-        return [-nats / n for nats, n in found]
-
     def _side(self, place: Place, found: Generations) -> EvaluationSide:
         losses, loss = self.losses(place), self.held_out_loss(place)
         ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
+        score = None
+        if self.metric is not None:
+            why = self.unavailable_reason or NO_EXAMPLES
+            score = summarise(self.metric, found.verdicts, empty_reason=why)
         return EvaluationSide(
             held_out_loss=loss,
             held_out_loss_ci95=ci95,
@@ -208,17 +219,11 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
             n_target_tokens=int(losses.n_targets_D.sum()),
             n_documents=int((losses.n_targets_D > 0).sum()),
-            score=self._score(found),
+            score=score,
             generation_s=found.duration_s,
             n_generated_tokens=found.n_tokens,
             n_cut_off=found.n_cut_off,
         )
-
-    def _score(self, found: Generations) -> TaskScore | None:
-        if self.metric is None:
-            return None
-        why = self.unavailable_reason or NO_EXAMPLES
-        return summarise(self.metric, found.verdicts, empty_reason=why)
 
 
 def _perplexity(loss: float) -> float:

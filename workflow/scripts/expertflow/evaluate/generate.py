@@ -62,7 +62,6 @@ class PromptCodec(Record, frozen=True):
 
     @property
     def end_id(self) -> int:
-        """The token that ends an assistant's turn."""
         return self.engine.special_id(self.layout.turn_end or self.layout.text_end)
 
     @property
@@ -95,11 +94,10 @@ def answers(
     if n_positions is not None:
         rooms = [max(0, min(spec.max_new_tokens, n_positions - len(p))) for p in prompts]
     found: dict[int, Answer] = {}
-    for i, prompt in enumerate(prompts):
-        if rooms[i] == 0:
-            why = f"the prompt's {len(prompt)} tokens leave the model no position to answer in"
-            log.warning("not asked: %s", why)
-            found[i] = Answer("", 0, ended=False, not_asked=why)
+    for i in (i for i, room in enumerate(rooms) if room == 0):
+        why = f"the prompt's {len(prompts[i])} tokens leave the model no position to answer in"
+        log.warning("not asked: %s", why)
+        found[i] = Answer("", 0, ended=False, not_asked=why)
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = Progress("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generating(lm, ends=ends, pad_id=codec.pad_id):
@@ -125,11 +123,11 @@ def positions_of(config: Any) -> int | None:
     return n
 
 
-def end_ids(config: Any, end_id: int, pad_id: int) -> frozenset[int]:
-    """Return all tokens that end an answer: of the turn, of a text, and the model's own."""
+def end_ids(config: Any, *more: int) -> frozenset[int]:
+    """Return the tokens that end a text by a generation config (none, one or several), and more."""
     own = getattr(config, "eos_token_id", None)
     own = [] if own is None else [own] if isinstance(own, int) else own
-    return frozenset({end_id, pad_id, *own})
+    return frozenset({*own, *more})
 
 
 def finished(
@@ -265,12 +263,11 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
         n_written = input_ids.shape[1] - self.start
         rows = input_ids[:, self.start :].tolist() if self.stops else []
         for i, room in enumerate(self.rooms):
-            if not self.done[i]:
-                self.done[i] = n_written >= room or (bool(rows) and self._stops(rows[i]))
+            if not self.done[i] and rows:
+                # The last tokens first: few of them look like an end.
+                self.done[i] = self._has_stop(rows[i][-self.n_tail :]) and self._has_stop(rows[i])
+            self.done[i] |= n_written >= room
         return torch.tensor(self.done, device=input_ids.device)
-
-    def _stops(self, row: list[int]) -> bool:
-        return self._has_stop(row[-self.n_tail :]) and self._has_stop(row)
 
     def _has_stop(self, ids: list[int]) -> bool:
         text = self.engine.decode(ids)

@@ -4,10 +4,8 @@ Held-out documents are kept in memory; those of training pass by once, however m
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-from msgspec import Struct, field
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
@@ -51,10 +49,8 @@ def read_split(
             counted[name] += document.n_copies
             yield document
 
-    known = HeldOutHashes()
     held_out = list(side("held_out"))
-    for document in held_out:
-        known.add(document)
+    known = HeldOutHashes(held_out)
     passing = (document for document in side("train") if known.saw(document))
     training = heapq.nsmallest(N_TRAINING_EXAMPLES, passing, key=seeded_key(seed))
     # What the template cannot write is missing in the rows.
@@ -81,8 +77,6 @@ def check_trained_rows(
 ) -> None:
     """Make sure that the model was trained on the rows of this packing, and is measured on them.
 
-    Training compared the files of rows with these hashes, before its first step and after its last.
-
     Raises:
         EvaluationError: it was not.
     """
@@ -104,74 +98,64 @@ def seeded_key(seed: int) -> Callable[[Document], str]:
     return lambda document: sha256_text(f"{seed}:{document.text_hash}")
 
 
-class HeldOutHashes(Struct):
+class HeldOutHashes:
     """Hashes of held-out documents, and which of them training documents share.
 
     ``text_hash`` goes by the fields that a source is told apart by; a document's whole content is
     compared besides, and what each learned turn of a training chat answers, as a chat may go on
     where a held-out one ends. Only where questions are equal can contents and answers be.
-    ``last_words`` are the ends of held-out questions: few others need to be put together.
     """
 
-    texts: set[str] = field(default_factory=set)
-    questions: set[str] = field(default_factory=set)
-    last_words: set[str] = field(default_factory=set)
-    seen_texts: set[str] = field(default_factory=set)
-    seen_contents: set[str] = field(default_factory=set)
-    seen_questions: set[str] = field(default_factory=set)
-    seen_answers: set[str] = field(default_factory=set)
-
-    def add(self, document: Document) -> None:
-        self.texts.add(document.text_hash)
-        self.questions.add(_question(document.body))
-        if document.body.turns:
-            said = _said_before(document.body, last_answer(document.body))
-            self.last_words.update(map(normalised, said[-1:]))
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._texts: set[str] = set()
+        self._questions: set[str] = set()
+        # The ends of held-out questions: few others need to be put together.
+        self._last_words: set[str] = set()
+        self._seen: set[str] = set()
+        for document in documents:
+            self._texts.add(document.text_hash)
+            self._questions.add(_question(document.body))
+            if document.body.turns:
+                said = _said_before(document.body, last_answer(document.body))
+                self._last_words.update(map(normalised, said[-1:]))
 
     def saw(self, document: Document) -> bool:
         """Compare a training document; always true, so that it can stand in a pipeline."""
-        if document.text_hash in self.texts:
-            self.seen_texts.add(document.text_hash)
-        if (question := _question(document.body)) in self.questions:
-            self.seen_questions.add(question)
-            self.seen_contents.add(_content(document.body))
+        if document.text_hash in self._texts:
+            self._seen.add(document.text_hash)
+        if (question := _question(document.body)) in self._questions:
+            self._seen |= {question, _content(document.body)}
         for question, answer in self._answered(document.body):
-            self.seen_questions.add(question)
-            self.seen_answers.add(answer)
+            self._seen |= {question, answer}
         return True
 
     def _answered(self, body: Body) -> Iterator[tuple[str, str]]:
         """Yield held-out questions that a chat answers in any learned turn, with the answers."""
         last = ""
         for i, turn in enumerate(body.turns):
-            if turn.learned and last in self.last_words:
-                question = _hash_of("\n".join(_said_before(body, i)))
-                if question in self.questions:
+            if turn.learned and last in self._last_words:
+                question = sha256_text(normalised("\n".join(_said_before(body, i))))
+                if question in self._questions:
                     yield question, _answer(question, body, i)
             last = normalised(turn.content) or last
 
     def shares_text(self, held_out: Document) -> bool:
-        if held_out.text_hash in self.seen_texts:
+        body, question = held_out.body, _question(held_out.body)
+        if held_out.text_hash in self._seen:
             return True
-        if not self.shares_question(held_out):
+        if question not in self._seen:
             return False
-        body = held_out.body
-        if _content(body) in self.seen_contents:
-            return True
         # Or a chat was trained on that answers the same and goes on.
-        question = _question(body)
-        return body.text is None and _answer(question, body, last_answer(body)) in self.seen_answers
+        return _content(body) in self._seen or (
+            body.text is None and _answer(question, body, last_answer(body)) in self._seen
+        )
 
     def shares_question(self, held_out: Document) -> bool:
-        return _question(held_out.body) in self.seen_questions
+        return _question(held_out.body) in self._seen
 
 
 def _question(body: Body) -> str:
-    return _hash_of(question_text(body))
-
-
-def _hash_of(text: str) -> str:
-    return sha256_text(normalised(text))
+    return sha256_text(normalised(question_text(body)))
 
 
 def _said_before(body: Body, turn: int) -> list[str]:

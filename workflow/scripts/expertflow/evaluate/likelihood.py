@@ -38,8 +38,7 @@ class DocumentLosses(Record, frozen=True):
 def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> DocumentLosses:
     """Take the loss of every document in ``rows``.
 
-    The sums agree with ``held_out_loss``, and the losses with those of documents one by one. Only
-    some rows of logits exist at a time.
+    The sums agree with ``held_out_loss``, and the losses with those of documents one by one.
     """
     lm = causal_lm(model)
     training = model.training
@@ -65,7 +64,6 @@ def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> D
 def _target_nats(
     lm: Any, batch: Batch, positions_T: torch.Tensor, targets_T: torch.Tensor
 ) -> NDArray[np.float64]:
-    """Return the loss of every target of a batch, in nats."""
     head_VH = head_weight(lm)
     device = head_VH.device
     hidden_TH = hidden_states(lm, batch).flatten(0, 1).index_select(0, positions_T.to(device))
@@ -105,41 +103,33 @@ def log_likelihoods(
     n_positions = positions_of(causal_lm(model).config)
     lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
     fits = [i for i, n in enumerate(lengths) if n_positions is None or n <= n_positions]
+    found = [(-math.inf, len(continuation)) for _prompt, continuation in pairs]
     if len(fits) < len(pairs):
         log.warning(
             "%d of %d texts are longer than the model's %d positions; their likelihood is 0",
             len(pairs) - len(fits), len(pairs), n_positions,
         )  # fmt: skip
-    found = [(-math.inf, len(continuation)) for _prompt, continuation in pairs]
-    sums = _sums(model, [pairs[i] for i in fits], pad_id, batch_size)
-    for i, pair_sum in zip(fits, sums, strict=True):
-        found[i] = pair_sum
-    return found
-
-
-def _sums(model: Any, pairs: list[Pair], pad_id: int, batch_size: int) -> list[tuple[float, int]]:
-    if not pairs:
-        return []
-    rows = _rows(pairs, pad_id)
-    while True:
+    if not fits:
+        return found
+    rows, losses = _rows([pairs[i] for i in fits], pad_id), None
+    while losses is None:
         try:
             losses = document_losses(model, rows, micro_batch_size=batch_size)
-            break
         except RuntimeError as error:
-            batch_size = halved(min(batch_size, len(pairs)), error)
-    counts = losses.n_targets_D.tolist()
-    return [(-nats, n) for nats, n in zip(losses.nats_D.tolist(), counts, strict=True)]
+            batch_size = halved(min(batch_size, len(fits)), error)
+    sums = zip(fits, losses.nats_D.tolist(), losses.n_targets_D.tolist(), strict=True)
+    for i, nats, n in sums:
+        found[i] = -nats, n
+    return found
 
 
 def _rows(pairs: Sequence[Pair], pad_id: int) -> PackedRows:
     lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
     ids = np.full((len(pairs), max(lengths)), pad_id, np.int32)
-    for row, (prompt, continuation) in zip(ids, pairs, strict=True):
-        row[: len(prompt) + len(continuation)] = prompt + continuation
-    spans = [
-        [len(prompt), n] if continuation else []
-        for (prompt, continuation), n in zip(pairs, lengths, strict=True)
-    ]
+    spans: list[list[int]] = []
+    for row, (prompt, continuation), n in zip(ids, pairs, lengths, strict=True):
+        row[:n] = prompt + continuation
+        spans.append([len(prompt), n] if continuation else [])
     return packed_rows(ids, [[n] for n in lengths], spans)
 
 
@@ -154,17 +144,13 @@ def choose_options(
     """
     pairs = [pair for one in asked for pair in one.options.values()]
     found = iter(log_likelihoods(model, pairs, pad_id=pad_id, batch_size=batch_size))
-    return [
-        _chosen(one.options, [nats / n for nats, n in (next(found) for _ in one.options)])
-        for one in asked
-    ]
-
-
-def _chosen(options: dict[str, Pair], means: list[float]) -> Answer:
-    if -math.inf in means:
-        longest = max(len(given) + len(option) for given, option in options.values())
-        why = (
-            f"the {longest} tokens of the prompt with an option are more than the model's positions"
-        )
-        return Answer("", 0, ended=True, not_asked=why)
-    return Answer(list(options)[int(np.argmax(means))], 0, ended=True)
+    answers = []
+    for one in asked:
+        means = [nats / n for nats, n in (next(found) for _ in one.options)]
+        text, why = list(one.options)[int(np.argmax(means))], None
+        if -math.inf in means:
+            n = max(len(given) + len(option) for given, option in one.options.values())
+            why = f"the {n} tokens of the prompt with an option are more than the model's positions"
+            text = ""
+        answers.append(Answer(text, 0, ended=True, not_asked=why))
+    return answers

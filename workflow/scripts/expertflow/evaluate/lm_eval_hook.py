@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.generate import end_ids, generating, halved
@@ -32,15 +32,8 @@ SWITCHES = {
 }
 
 
-class Figure(NamedTuple):
-    """What one model scores on a metric of a task, and its standard error where it is known."""
-
-    value: float | None
-    stderr: float | None
-
-
-# By task and metric.
-Figures = dict[tuple[str, str], Figure]
+# What one model scores on a metric of a task, with its standard error, by task and metric.
+Figures = dict[tuple[str, str], tuple[float | None, float | None]]
 
 
 def unavailable_reason() -> str | None:
@@ -50,18 +43,16 @@ def unavailable_reason() -> str | None:
 
 
 def paired(before: Figures, after: Figures) -> list[LmEvalScore]:
-    nothing = Figure(None, None)
-    return [
-        LmEvalScore(
-            task=task,
-            metric=metric,
-            before=before.get((task, metric), nothing).value,
-            after=after.get((task, metric), nothing).value,
-            before_stderr=before.get((task, metric), nothing).stderr,
-            after_stderr=after.get((task, metric), nothing).stderr,
+    scores = []
+    for key in sorted(before.keys() | after.keys()):
+        (value, stderr), (new, new_stderr) = (
+            side.get(key, (None, None)) for side in (before, after)
         )
-        for task, metric in sorted(before.keys() | after.keys())
-    ]
+        scores.append(LmEvalScore(
+            task=key[0], metric=key[1], before=value, after=new, before_stderr=stderr,
+            after_stderr=new_stderr,
+        ))  # fmt: skip
+    return scores
 
 
 def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
@@ -126,7 +117,7 @@ def figures(results: dict[str, dict[str, Any]], names: list[str]) -> Figures:
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             name = metric if how == "none" else f"{metric} ({how})"
-            found[task, name] = Figure(_known(value), _known(values.get(f"{metric}_stderr,{how}")))
+            found[task, name] = _known(value), _known(values.get(f"{metric}_stderr,{how}"))
     return found
 
 
@@ -135,7 +126,6 @@ def _known(value: Any) -> float | None:
 
 
 def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
-    """Return what finds the tasks, and their names, of which a YAML file needs one."""
     import yaml
 
     tasks: Any = importlib.import_module("lm_eval.tasks")

@@ -30,8 +30,6 @@ MAX_UNUSABLE_FRACTION = 0.2
 N_ALWAYS_BORNE = 2
 # If none of so many can be judged, no more are tried.
 N_FIRST = 10
-# Documents that are laid out at a time: a chat template is read once for them.
-N_LAID_OUT = 100
 
 Pair = tuple[list[int], list[int]]
 Judge = Callable[[Sequence[Example], Sequence[str]], list[Verdict]]
@@ -54,55 +52,41 @@ class EvalExample(Record, frozen=True):
 
 
 class Questions(Record, frozen=True):
-    """Those that are reported, and those that only choose among checkpoints."""
+    """Those that are reported, and those that only choose among checkpoints.
+
+    ``unusable`` are the reasons why others were left out: their references cannot be judged.
+    """
 
     reported: list[EvalExample]
     selection: list[EvalExample]
-
-
-class RenderedExample(Record, frozen=True):
-    """A question with its answer, any answer and the options, each as training would lay it out."""
-
-    example: Example
-    prompt: tuple[Segment, ...]
-    reference: tuple[Segment, ...]
-    any_answer: tuple[Segment, ...]
-    options: dict[str, tuple[Segment, ...]]
-
-    @property
-    def layouts(self) -> list[tuple[Segment, ...]]:
-        return [self.prompt, self.reference, self.any_answer, *self.options.values()]
-
-    @property
-    def preamble(self) -> str:
-        """What the template writes itself before an answer, and training learns."""
-        learned = "".join(s.text[a:b] for s in self.any_answer for a, b in s.learned)
-        before, found, _after = learned.partition(ANY_ANSWER)
-        return before if found else ""
+    unusable: list[str]
 
 
 def choose_questions(
-    documents: Iterable[Document], spec: EvaluationSpec, engine: Engine, layout: Layout
+    documents: Iterable[Document],
+    spec: EvaluationSpec,
+    engine: Engine,
+    layout: Layout,
+    judge: Judge,
 ) -> Questions:
     """Choose the questions by a seeded hash and tokenize them as training saw them.
 
     The first ``max_examples`` are reported and the next ``n_selection_examples`` are for choosing,
     so how many are asked to choose by changes nothing that is reported. Where there are fewer, both
-    have a share. What the model's chat template cannot write is no question, as it was no training
-    document.
+    have a share. References are judged first, before a model is paid to answer, and those that
+    cannot be make room for others. What the model's chat template cannot write is no question, as
+    it was no training document.
 
     Raises:
-        EvaluationError: the template writes a stop text before every answer, or a record's options
-            cannot be read.
+        EvaluationError: more than a fifth of the references that were tried cannot be judged, the
+            template writes a stop text before every answer, or a record's options cannot be read.
     """
+    renderer = Renderer(layout)
     ordered = sorted(documents, key=seeded_key(spec.seed))
-    n_wanted = spec.max_examples + spec.n_selection_examples
-    rendered = list(islice(_rendered(ordered, spec, layout), n_wanted))
-    batch = tokenize([segments for one in rendered for segments in one.layouts], engine)
-    tokenised = zip(batch.ids.tolist(), batch.spans.tolist(), strict=True)
-    found = [_eval_example(one, list(islice(tokenised, len(one.layouts)))) for one in rendered]
+    kept, reasons = _choose_judgeable(ordered, renderer, spec, judge)
+    found = list(_made(lambda one: _eval_example(renderer, one, spec, engine), kept))
     n_reported = n_to_report(len(found), spec)
-    return Questions(found[:n_reported], found[n_reported:])
+    return Questions(found[:n_reported], found[n_reported:], reasons)
 
 
 def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
@@ -111,18 +95,12 @@ def examples(documents: Iterable[Document], layout: Layout) -> list[Example]:
     return list(_made(lambda one: _example(renderer, one)[0], documents))
 
 
-def choose_judgeable(
-    documents: Iterable[Document], spec: EvaluationSpec, layout: Layout, judge: Judge
+def _choose_judgeable(
+    ordered: Iterable[Document], renderer: Renderer, spec: EvaluationSpec, judge: Judge
 ) -> tuple[list[Document], list[str]]:
-    """Take as many documents as an evaluation asks, in its order, whose references can be judged.
-
-    Done before a model is paid to answer them. Return why others were left out, too.
-
-    Raises:
-        EvaluationError: more than a fifth of those that were tried cannot be.
-    """
+    """Take the first documents whose references can be judged; return why others cannot, too."""
     n_wanted = spec.max_examples + spec.n_selection_examples
-    questions = _in_chunks(sorted(documents, key=seeded_key(spec.seed)), layout)
+    questions = _made(lambda one: (one, _example(renderer, one)[0]), ordered)
     kept: list[Document] = []
     reasons: list[str] = []
     n_next = min(N_FIRST, n_wanted)
@@ -162,15 +140,6 @@ def unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
     return {}
 
 
-def _in_chunks(documents: Iterable[Document], layout: Layout) -> Iterator[tuple[Document, Example]]:
-    left = iter(documents)
-    while some := list(islice(left, N_LAID_OUT)):
-        found = {example.document_id: example for example in examples(some, layout)}
-        for document in some:
-            if document.document_id in found:
-                yield document, found[document.document_id]
-
-
 def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Iterator[T]:
     """Make something of each document but plain texts, and those that cannot be written."""
     for document in documents:
@@ -181,32 +150,6 @@ def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Itera
             yield make(document)
         except Reject as reject:
             log.warning("%s is not asked: %s", document.document_id, reject)
-
-
-def _rendered(
-    documents: Iterable[Document], spec: EvaluationSpec, layout: Layout
-) -> Iterator[RenderedExample]:
-    renderer = Renderer(layout)
-
-    def render(document: Document) -> RenderedExample:
-        example, prompt = _example(renderer, document)
-        texts = wordings(example, spec.fields) if spec.task == "multiple_choice" else []
-        return RenderedExample(
-            example,
-            prompt,
-            reference=answered(renderer, document.body),
-            any_answer=answered(renderer, document.body, ANY_ANSWER),
-            options={text: answered(renderer, document.body, text) for text in texts},
-        )
-
-    for rendered in _made(render, documents):
-        for stop in spec.decoding.stop:
-            if stop in rendered.preamble:
-                raise EvaluationError(
-                    f"decoding.stop: the model's chat template writes {stop!r} itself before every"
-                    " answer, so that all would be empty; leave it out"
-                )
-        yield rendered
 
 
 def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Segment, ...]]:
@@ -221,21 +164,46 @@ def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Seg
 
 
 def _eval_example(
-    rendered: RenderedExample, tokenised: list[tuple[list[int], list[int]]]
+    renderer: Renderer, document: Document, spec: EvaluationSpec, engine: Engine
 ) -> EvalExample:
-    """Assemble a question from the ids and learned spans of all its layouts."""
-    (prompt, _none), *learned = tokenised
-    # What follows the last learned token, e.g. a line end, nobody writes.
-    wholes = [(ids[: spans[-1]], spans[0]) for ids, spans in learned]
-    (reference, start), (any_answer, _start), *options = wholes
-    n_given = min((_n_shared(any_answer, ids) for ids, _start in options), default=0)
-    pairs = [(ids[:n_given], ids[n_given:]) for ids, _start in options]
-    return EvalExample(
-        rendered.example,
-        prompt,
-        (reference[:start], reference[start:]),
-        dict(zip(rendered.options, pairs, strict=True)),
+    """Lay a question out with its answer, any answer and each option, as training would."""
+    example, prompt = _example(renderer, document)
+    texts = wordings(example, spec.fields) if spec.task == "multiple_choice" else []
+    any_answer = answered(renderer, document.body, ANY_ANSWER)
+    _check_stops(any_answer, spec)
+    batch = tokenize(
+        [
+            prompt,
+            answered(renderer, document.body),
+            any_answer,
+            *(answered(renderer, document.body, text) for text in texts),
+        ],
+        engine,
     )
+    (prompt_ids, *learned), (_none, *spans) = batch.ids.tolist(), batch.spans.tolist()
+    # What follows the last learned token, e.g. a line end, nobody writes.
+    reference, around, *options = (ids[: s[-1]] for ids, s in zip(learned, spans, strict=True))
+    start = spans[0][0]
+    n_given = min((_n_shared(around, ids) for ids in options), default=0)
+    pairs = [(ids[:n_given], ids[n_given:]) for ids in options]
+    return EvalExample(
+        example,
+        prompt_ids,
+        (reference[:start], reference[start:]),
+        dict(zip(texts, pairs, strict=True)),
+    )
+
+
+def _check_stops(any_answer: Sequence[Segment], spec: EvaluationSpec) -> None:
+    """Refuse stop texts that the template writes itself before an answer, and training learns."""
+    learned = "".join(s.text[a:b] for s in any_answer for a, b in s.learned)
+    before, found, _after = learned.partition(ANY_ANSWER)
+    for stop in spec.decoding.stop:
+        if found and stop in before:
+            raise EvaluationError(
+                f"decoding.stop: the model's chat template writes {stop!r} itself before every"
+                " answer, so that all would be empty; leave it out"
+            )
 
 
 def _n_shared(a: list[int], b: list[int]) -> int:

@@ -51,8 +51,6 @@ class JudgeSpec(Record, frozen=True, kw_only=True):
 
 
 class LmEvalSpec(Record, frozen=True, kw_only=True):
-    """Tasks of lm-evaluation-harness, run on both models where it is installed."""
-
     tasks: tuple[str, ...]
     n_shots: int
     limit: int | None
@@ -92,16 +90,15 @@ class Example(Record, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-class Verdict(Record, frozen=True, kw_only=True):
+class Verdict(Record, frozen=True):
     """How one prediction was judged. ``kind`` is ``correct`` or the kind of error."""
 
-    correct: bool
     kind: str
     detail: str = ""
 
-
-def wrong_verdict(kind: str, detail: str = "") -> Verdict:
-    return Verdict(correct=False, kind=kind, detail=detail)
+    @property
+    def correct(self) -> bool:
+        return self.kind == "correct"
 
 
 class TaskScore(Record, frozen=True, kw_only=True):
@@ -224,8 +221,6 @@ class JudgeResult(Record, frozen=True, kw_only=True):
 
 
 class LmEvalScore(Record, frozen=True, kw_only=True):
-    """One metric of a task of lm-evaluation-harness, with its standard error."""
-
     task: str
     metric: str
     before: float | None

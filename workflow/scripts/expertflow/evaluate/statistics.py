@@ -4,7 +4,7 @@ Bootstrap intervals are seeded and vectorized.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 import numpy as np
@@ -53,13 +53,12 @@ def paired_change(
         raise ValueError(f"{quantity}: {len(differences)} pairs and {len(weights_N)} weights")
     total = float((differences * weights_N).sum() / weights_N.sum())
     low, high = _interval(differences * weights_N, weights_N, seed)
+    change: Change = "no measurable change"
     told = np.count_nonzero(differences * weights_N) >= MIN_DIFFERING
+    if told and not low <= 0 <= high:
+        change = "better" if (low > 0) == higher_is_better else "worse"
     return PairedChange(
-        quantity=quantity,
-        difference=total,
-        ci95=(low, high),
-        n=len(differences),
-        change=_word(low, high, higher_is_better) if told else "no measurable change",
+        quantity=quantity, difference=total, ci95=(low, high), n=len(differences), change=change
     )
 
 
@@ -72,12 +71,6 @@ def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float,
     return _interval(sums_N[there], counts_N[there], seed)
 
 
-def _word(low: float, high: float, higher_is_better: bool) -> Change:
-    if low <= 0 <= high:
-        return "no measurable change"
-    return "better" if (low > 0) == higher_is_better else "worse"
-
-
 def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float]:
     """Resample pairs of a sum and a count; return the percentiles of the sum of one by the other's.
 
@@ -88,34 +81,27 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
     units = np.stack((sums_N, counts_N), axis=1)
     kinds_K2, n_K = np.unique(units, axis=0, return_counts=True)
     if len(kinds_K2) > MAX_UNITS:
-        kinds_K2, n_K = _blocks(units, rng)
-    ratios = np.concatenate(list(_ratios(kinds_K2, n_K, rng)))
-    low, high = np.quantile(ratios, TAILS).tolist()
-    return low, high
-
-
-def _ratios(kinds_K2: Floats, n_K: NDArray[np.int64], rng: np.random.Generator) -> Iterator[Floats]:
+        blocks = np.array_split(rng.permutation(len(units)), MAX_UNITS)
+        kinds_K2 = np.stack([units[block].sum(axis=0) for block in blocks])
+        n_K = np.ones(MAX_UNITS, np.int64)
     n_units = int(n_K.sum())
     step = max(1, CHUNK // len(n_K))
+    ratios = []
     for start in range(0, N_RESAMPLES, step):
         n_drawn = min(step, N_RESAMPLES - start)
         drawn_RK = rng.multinomial(n_units, n_K / n_units, size=n_drawn)
         # Products one by one: a library's matrix product may round otherwise on another machine.
         sums_R = (drawn_RK * kinds_K2[:, 0]).sum(axis=1)
-        counts_R = (drawn_RK * kinds_K2[:, 1]).sum(axis=1)
-        yield sums_R / counts_R
-
-
-def _blocks(units: Floats, rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
-    parts: Sequence[NDArray[np.int64]] = np.array_split(rng.permutation(len(units)), MAX_UNITS)
-    return np.stack([units[part].sum(axis=0) for part in parts]), np.ones(MAX_UNITS, np.int64)
+        ratios.append(sums_R / (drawn_RK * kinds_K2[:, 1]).sum(axis=1))
+    low, high = np.quantile(np.concatenate(ratios), TAILS).tolist()
+    return low, high
 
 
 def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a proportion, as fractions.
+    """Return the 95 % Wilson score interval of a proportion (JASA 22 (1927) 209-212).
 
-    Unlike the textbook interval it stays inside 0-1 and keeps a width at 0 and n correct, which
-    small held-out sets reach: 0 of 10 is (0, 0.28), not (0, 0). Wilson, JASA 22 (1927) 209-212.
+    Unlike the textbook interval it keeps a width at 0 and n correct, which small held-out sets
+    reach: 0 of 10 is (0, 0.28), not (0, 0).
     """
     if not 0 <= n_correct <= n or n == 0:
         raise ValueError(f"no proportion: {n_correct} correct of {n}")
@@ -132,7 +118,6 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
 def summarise(
     metric: str, verdicts: Sequence[Verdict], *, empty_reason: str = NO_EXAMPLES
 ) -> TaskScore:
-    """Count verdicts; without any there is no value, and the score says why."""
     n, n_correct = len(verdicts), sum(verdict.correct for verdict in verdicts)
     counts = Counter(verdict.kind for verdict in verdicts)
     return TaskScore(

@@ -43,8 +43,6 @@ class Markdown(str):
 
 
 class CardInputs(Record, frozen=True, kw_only=True):
-    """The records of one run; ``code`` is the digest of the code that exports."""
-
     spec: ExportSpec
     datasets: DatasetManifest
     model: ModelRecord
@@ -65,16 +63,13 @@ class CardInputs(Record, frozen=True, kw_only=True):
         return self.datasets.preset == "demo"
 
 
-class Exported(Record, frozen=True):
-    """What the export itself did. ``licence_files`` are the base's own, beside the weights."""
-
-    record: ExportRecord
-    comparison: MergeComparison
-    licence_files: tuple[str, ...] = ()
-
-
-def model_card(inputs: CardInputs, exported: Exported) -> str:
-    """Render a card, with YAML front matter, from the records of a run."""
+def model_card(
+    inputs: CardInputs,
+    record: ExportRecord,
+    comparison: MergeComparison,
+    licence_files: tuple[str, ...] = (),
+) -> str:
+    """Render a card, with YAML front matter; ``licence_files`` are the base's own."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         undefined=StrictUndefined,
@@ -89,15 +84,19 @@ def model_card(inputs: CardInputs, exported: Exported) -> str:
         "markdown": Markdown,
         "paragraph": paragraph,
     }
-    body = environment.get_template(TEMPLATE.name).render(_context(inputs, exported))
-    front = front_matter(inputs, exported.licence_files)
+    body = environment.get_template(TEMPLATE.name).render(
+        **_context(inputs), record=record, comparison=comparison
+    )
+    front = front_matter(inputs, licence_files)
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
 def plain(value: object) -> Markdown:
-    """Return a value as one line of Markdown that shows it as it is."""
-    line = show_hidden(" ".join(str(value).split()))
-    return Markdown(_MARKUP.sub(r"\\\1", html.escape(line, quote=False)))
+    return Markdown(_MARKUP.sub(r"\\\1", html.escape(_one_line(value), quote=False)))
+
+
+def _one_line(value: object) -> str:
+    return show_hidden(" ".join(str(value).split()))
 
 
 def paragraph(value: object) -> Markdown:
@@ -106,8 +105,7 @@ def paragraph(value: object) -> Markdown:
 
 
 def code(value: object) -> Markdown:
-    """Return a value as inline code, in as many backticks as it needs."""
-    line = show_hidden(" ".join(str(value).split()))
+    line = _one_line(value)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
     # A bar ends a cell of a table even within code.
@@ -115,7 +113,6 @@ def code(value: object) -> Markdown:
 
 
 def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
-    """Return vLLM's sampling settings for some decoding; a temperature of 0 is greedy."""
     if decoding.temperature == 0:
         return {"temperature": 0}
     settings = {"temperature": decoding.temperature, "top_p": decoding.top_p}
@@ -151,12 +148,10 @@ def front_matter(inputs: CardInputs, licence_files: tuple[str, ...]) -> str:
 
 def _eval_results(inputs: CardInputs) -> list[EvalResult]:
     side, expert = inputs.evaluation.after, inputs.spec.expert
-    found: list[tuple[str, float, tuple[float, float] | None, dict[str, int]]] = []
-    if side.score is not None and side.score.value_fraction is not None:
-        counts = {"n_questions": side.score.n_examples}
-        found.append((side.score.metric, side.score.value_fraction, side.score.ci95, counts))
-    counts = {"n_documents": side.n_documents}
-    found.append(("perplexity", side.perplexity, side.perplexity_ci95, counts))
+    found = [("perplexity", side.perplexity, side.perplexity_ci95, "documents", side.n_documents)]
+    if (score := side.score) is not None and score.value_fraction is not None:
+        own = (score.metric, score.value_fraction, score.ci95, "questions", score.n_examples)
+        found.insert(0, own)
     return [
         EvalResult(
             task_type="text-generation",
@@ -167,32 +162,27 @@ def _eval_results(inputs: CardInputs) -> list[EvalResult]:
             metric_name=metric.replace("_", " "),
             metric_value=round(value, 6),
             # The hub has no field for an interval.
-            metric_args={"ci95": [round(bound, 6) for bound in ci95], **counts} if ci95 else counts,
+            metric_args={"ci95": [round(bound, 6) for bound in ci95]}
+            if ci95
+            else {} | {f"n_{what}": n},
         )
-        for metric, value, ci95, counts in found
+        for metric, value, ci95, what, n in found
     ]
 
 
-def _context(inputs: CardInputs, exported: Exported) -> dict[str, Any]:
-    training, evaluation, cost = inputs.training, inputs.evaluation, inputs.plan.cost
+def _context(inputs: CardInputs) -> dict[str, Any]:
+    training, cost = inputs.training, inputs.plan.cost
     hours = training.time.wall_s / 3600
     energy = "energy_all_j" if training.world_size > 1 else "energy_j"
     return {
         **asdict(inputs),
-        **asdict(exported),
         "is_demo": inputs.is_demo,
         "conflicts": conflicts(inputs.made_from),
         "remarks": remarks(inputs.made_from),
-        "decoding": inputs.spec.decoding,
         "vllm_settings": vllm_settings(inputs.spec.decoding),
-        "sources": inputs.datasets.sources,
-        "before": evaluation.before,
-        "after": evaluation.after,
-        "published": evaluation.published,
         "hours": hours,
         "energy_j": getattr(inputs.monitor, energy),
         "energy_reason": inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
-        "price": cost.price_usd_per_hour,
         "billed_hours": billed_hours(hours, cost.billing_minutes),
         **_question(inputs),
     }

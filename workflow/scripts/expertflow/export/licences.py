@@ -125,7 +125,6 @@ def hub_licence(made_from: list[Licensed]) -> str | None:
 
 
 def only_licence(made_from: list[Licensed]) -> str | None:
-    """Return the base's licence where it has one, which the data's leave as it is."""
     base = next(item for item in made_from if item.is_base)
     data = [part for item in made_from if not item.is_base for part in item.parts]
     clear = all(item.parts for item in made_from) and set(data) <= PERMISSIVE | set(base.parts)

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import replacing, sha256_file, sha256_json
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
+from expertflow.evaluate.generate import PromptCodec
 from expertflow.evaluate.records import Published
 from expertflow.export.model_files import (
     cast,
@@ -23,7 +24,7 @@ from expertflow.export.model_files import (
     write_system_prompt,
     written_dtype,
 )
-from expertflow.export.records import ExportRecord, ExportSpec
+from expertflow.export.records import ExportRecord, ExportSpec, MergedInto
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.train.model.base import weight_files
@@ -32,7 +33,6 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 log = logging.getLogger(__name__)
 
-MergedInto = Literal["base", "dequantised base"] | None
 # Larger models are written as several files, which can be copied and read one by one.
 MAX_SHARD = "5GB"
 # Attention of the comparison: it takes plain text as well as packed rows.
@@ -55,8 +55,6 @@ HALF_TYPES = ("bfloat16", "float16")
 
 
 class Trained(Record, frozen=True, kw_only=True):
-    """The weights to export and what they were trained on; ``rows`` are held out."""
-
     folder: Path
     published: Published
     base: Path
@@ -64,16 +62,6 @@ class Trained(Record, frozen=True, kw_only=True):
     rows: PackedRows
     method: str
     precision: str
-
-    def load(self) -> Any:
-        """Load the model in fp32 as training had it."""
-        return load_for_export(
-            self.folder,
-            base=str(self.base),
-            method=self.method,
-            precision=self.precision,
-            attention_name=ATTENTION,
-        )
 
 
 class RowOutputs(Record, frozen=True):
@@ -102,10 +90,8 @@ class MergeComparison(Record, frozen=True, kw_only=True):
     def holds(self) -> bool:
         """Whether both stay within their bounds; what is not a number does not."""
         moved = abs(self.loss_after - self.loss_before)
-        return (
-            moved <= self.allowed_loss_difference
-            and self.max_logit_difference <= self.allowed_logit_difference
-        )
+        same_loss = moved <= self.allowed_loss_difference
+        return same_loss and self.max_logit_difference <= self.allowed_logit_difference
 
 
 @torch.no_grad()
@@ -118,8 +104,7 @@ def export_model(
 ) -> ExportRecord:
     """Merge, write weights, tokenizer and card, and compare the files with the trained model.
 
-    The trained model is let go before the files are loaded. ``card`` writes the model card; it is
-    given the names of the base's licence files, too.
+    ``card`` writes the model card; it is given the names of the base's licence files, too.
 
     Raises:
         TrainingError: these are not the weights that were scored, or merging moved the loss or the
@@ -153,21 +138,24 @@ def _write_weights(
     spec: ExportSpec, trained: Trained, dtype: torch.dtype, folder: Path
 ) -> tuple[MergedInto, MergeComparison]:
     sample = sample_rows(trained.rows)
-    model = trained.load()
+    model = load_for_export(
+        trained.folder,
+        base=str(trained.base),
+        method=trained.method,
+        precision=trained.precision,
+        attention_name=ATTENTION,
+    )
     check_weights(model, trained.published, trained.folder)
     before = ask(model, sample)
     merged_into: MergedInto = None
     if hasattr(model, "merge_and_unload"):
-        whole = mergeable(model, trained.folder)
-        merged_into = "base" if whole is model else "dequantised base"
-        plain = whole.merge_and_unload()
-        del whole
+        plain = mergeable(model, trained.folder)
+        merged_into = "base" if plain is model else "dequantised base"
+        plain = plain.merge_and_unload()
     else:
         plain = causal_lm(model)
-    engine, layout = Engine(trained.base), trained.layout
-    text_end_id = engine.special_id(layout.text_end)
-    end_id = engine.special_id(layout.turn_end or layout.text_end)
-    set_decoding(plain, spec.decoding, end_id=end_id, text_end_id=text_end_id)
+    codec = PromptCodec(Engine(trained.base), trained.layout)
+    set_decoding(plain, spec.decoding, end_id=codec.end_id, text_end_id=codec.pad_id)
     cast(plain, dtype)
     plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
     # Only one of the two models is in memory at a time.
@@ -178,7 +166,14 @@ def _write_weights(
     after = ask(written, sample)
     name = str(dtype).removeprefix("torch.")
     comparison = compare(before, after, n_rows=len(sample), dtype=name)
-    check(spec.expert, comparison, checkpoint=str(trained.folder))
+    if not comparison.holds:
+        raise TrainingError(
+            f"{spec.expert}: merging moved the held-out loss from {comparison.loss_before:.6g} to"
+            f" {comparison.loss_after:.6g} ({comparison.allowed_loss_difference:.2g} allowed) and"
+            f" the logits by {comparison.max_logit_difference:.3g}"
+            f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 rounds"
+            f" nothing, and the adapter stays unmerged in {trained.folder}"
+        )
     log.info(
         "held-out loss of the trained model %.6g, of the %s files %.6g (%d rows)",
         comparison.loss_before, name, comparison.loss_after, comparison.n_rows,
@@ -187,7 +182,6 @@ def _write_weights(
 
 
 def sample_rows(rows: PackedRows) -> PackedRows:
-    """Take the first rows that hold something to predict, up to the bounds of the sample."""
     n = min(MAX_ROWS, max(1, MAX_TOKENS // rows.length))
     chosen = np.flatnonzero(rows.spans.lengths)[:n]
     return PackedRows(
@@ -224,38 +218,20 @@ def ask(model: Any, rows: PackedRows) -> RowOutputs:
 def compare(
     trained: RowOutputs, written: RowOutputs, *, n_rows: int, dtype: str
 ) -> MergeComparison:
-    half = dtype in HALF_TYPES
     loss, logits = MAX_LOSS_DIFFERENCE, MAX_LOGIT_DIFFERENCE
+    if dtype in HALF_TYPES:
+        loss += ROUNDING_SPREAD / math.sqrt(trained.n_targets)
+        logits = ROUNDING_LOGIT_DIFFERENCE
     largest = max(float(said.abs().max()) for said in trained.logits)
-    differences = [
-        (now - then).abs().max() for then, now in zip(trained.logits, written.logits, strict=True)
-    ]
+    pairs = zip(trained.logits, written.logits, strict=True)
+    differences = [(now - then).abs().max() for then, now in pairs]
     return MergeComparison(
         loss_before=trained.loss,
         loss_after=written.loss,
         n_rows=n_rows,
         n_targets=trained.n_targets,
-        allowed_loss_difference=loss
-        + (ROUNDING_SPREAD / math.sqrt(trained.n_targets) if half else 0.0),
+        allowed_loss_difference=loss,
         # torch's maximum keeps what is not a number, Python's may lose it.
         max_logit_difference=float(torch.stack(differences).max()),
-        allowed_logit_difference=(ROUNDING_LOGIT_DIFFERENCE if half else logits)
-        * max(1.0, largest),
-    )
-
-
-def check(expert: str, comparison: MergeComparison, *, checkpoint: str) -> None:
-    """Refuse files that do not say what the trained model says.
-
-    Raises:
-        TrainingError: loss or logits moved by more than rounding moves them.
-    """
-    if comparison.holds:
-        return
-    raise TrainingError(
-        f"{expert}: merging moved the held-out loss from {comparison.loss_before:.6g} to"
-        f" {comparison.loss_after:.6g} ({comparison.allowed_loss_difference:.2g} allowed) and the"
-        f" logits by {comparison.max_logit_difference:.3g}"
-        f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 rounds nothing,"
-        f" and the adapter stays unmerged in {checkpoint}"
+        allowed_logit_difference=logits * max(1.0, largest),
     )

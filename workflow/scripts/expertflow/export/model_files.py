@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.data.records import Layout
+from expertflow.evaluate.generate import end_ids
 from expertflow.evaluate.records import Decoding, Published
 from expertflow.train.model.base import LICENCE_FILES, weight_files
 from expertflow.train.model.load import DTYPES
@@ -29,8 +30,7 @@ STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 def hide_cards() -> None:
     """Keep this process off the cards, before CUDA starts: all of an export is done on the CPU.
 
-    Libraries take up a card that they see: peft reads adapters onto it, bitsandbytes starts CUDA
-    there. It may be full of another expert's training.
+    peft reads adapters onto a card that it sees, which another expert's training may fill.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -49,8 +49,7 @@ def published_folder(checkpoint: Path, published: Published, training: TrainingR
             " evaluate_expert again"
         )
     folder = checkpoint / published.path
-    inside = folder.resolve().is_relative_to(checkpoint.resolve())
-    if not inside or not folder.is_dir():
+    if not folder.resolve().is_relative_to(checkpoint.resolve()) or not folder.is_dir():
         raise TrainingError(f"{folder}: no such weights below {checkpoint}; run train_expert again")
     return folder
 
@@ -104,16 +103,12 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 
 
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
-    """Copy tokenizer, chat template and the base's licence beside the weights.
-
-    Return the names of the licence's files.
-    """
-    for pattern in (*TOKENIZER_FILES, *LICENCE_FILES):
-        for path in sorted(tokenizer.glob(pattern)):
-            if path.is_file():
-                target = folder / path.relative_to(tokenizer)
-                target.parent.mkdir(exist_ok=True)
-                target.write_bytes(path.read_bytes())
+    """Copy tokenizer, chat template and licence; return the names of the licence's files."""
+    found = (path for name in (*TOKENIZER_FILES, *LICENCE_FILES) for path in tokenizer.glob(name))
+    for path in filter(Path.is_file, found):
+        target = folder / path.relative_to(tokenizer)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(path.read_bytes())
     if layout.chat_template is not None:
         # The template of training, which a manifest may have set; it wins over the settings'.
         (folder / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
@@ -122,13 +117,11 @@ def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, .
 
 
 def write_system_prompt(folder: Path, system_prompt: str | None) -> None:
-    """Write the system prompt of training beside the weights, byte for byte."""
     if system_prompt is not None:
         (folder / SYSTEM_PROMPT).write_bytes(system_prompt.encode())
 
 
 def read_system_prompt(folder: Path) -> str | None:
-    """Return the system prompt that a model was trained with, if there was one."""
     path = folder / SYSTEM_PROMPT
     try:
         return path.read_bytes().decode() if path.is_file() else None
@@ -136,9 +129,7 @@ def read_system_prompt(folder: Path) -> str | None:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; export it again") from error
 
 
-def set_decoding(
-    model: Any, decoding: Decoding, *, end_id: int, text_end_id: int | None = None
-) -> None:
+def set_decoding(model: Any, decoding: Decoding, *, end_id: int, text_end_id: int) -> None:
     """Write how answers are decoded into the model's generation config; temperature 0 is greedy.
 
     They replace the base model's settings: sampling settings are not valid beside a greedy one, and
@@ -146,12 +137,9 @@ def set_decoding(
     Stop texts are obeyed where ``generate`` is given the tokenizer.
     """
     own = model.generation_config
-    ends = sorted({end_id} | end_ids(own) | ({text_end_id} if text_end_id is not None else set()))
-    sampled: dict[str, Any] = {}
-    if decoding.temperature > 0:
-        sampled = {
-            "temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k
-        }  # fmt: skip
+    ends = sorted(end_ids(own, end_id, text_end_id))
+    names = ("temperature", "top_p", "top_k") if decoding.temperature > 0 else ()
+    sampled: dict[str, Any] = {name: getattr(decoding, name) for name in names}
     model.generation_config = GenerationConfig(
         bos_token_id=own.bos_token_id,
         eos_token_id=ends[0] if len(ends) == 1 else ends,
@@ -160,9 +148,3 @@ def set_decoding(
         stop_strings=list(decoding.stop) or None,
         **sampled,
     )
-
-
-def end_ids(config: Any) -> set[int]:
-    """Return the tokens that end a text by a generation config: none, one, or several."""
-    ends = config.eos_token_id
-    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)

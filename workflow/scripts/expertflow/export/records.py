@@ -7,6 +7,8 @@ from msgspec import field
 from expertflow.core.records import Record
 from expertflow.evaluate.records import Decoding
 
+MergedInto = Literal["base", "dequantised base"] | None
+
 
 class ExportSpec(Record, frozen=True, kw_only=True):
     """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
@@ -34,7 +36,7 @@ class ExportRecord(Record, frozen=True, kw_only=True):
     path: str
     published_step: int
     dtype: str
-    merged_into: Literal["base", "dequantised base"] | None
+    merged_into: MergedInto
     loss_before_merge: float
     loss_after_merge: float
     n_rows_compared: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from expertflow.core.errors import ConfigError
@@ -17,7 +17,8 @@ from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, question_of
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
-from expertflow.export.model_files import end_ids, read_system_prompt
+from expertflow.evaluate.generate import end_ids, positions_of
+from expertflow.export.model_files import read_system_prompt
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base
@@ -30,8 +31,6 @@ Show = Callable[[str], None]
 
 
 class Expert(Record, frozen=True):
-    """A model with what it needs to answer, and the system prompt of its training."""
-
     name: str
     model: PreTrainedModel
     engine: Engine
@@ -68,7 +67,7 @@ class Expert(Record, frozen=True):
         """
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.model.generation_config)
-        n_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        n_positions = positions_of(self.model.config)
         if n_positions is not None:
             settings.max_new_tokens = min(settings.max_new_tokens, n_positions - len(ids))
             if settings.max_new_tokens <= 0:
@@ -76,7 +75,7 @@ class Expert(Record, frozen=True):
                     f"the prompt has {len(ids)} tokens and the model {n_positions} positions;"
                     " shorten it, or begin anew with /reset"
                 )
-        stream = Stream(self.engine, end_ids(settings), tuple(settings.stop_strings or ()), show)
+        stream = Stream(self.engine, settings, show)
         prompt = torch.tensor([ids], device=self.model.device)
         try:
             with suppress(KeyboardInterrupt), torch.inference_mode():
@@ -101,9 +100,10 @@ class Stream(BaseStreamer):  # type: ignore[misc]
     of some tokenizers.
     """
 
-    def __init__(self, engine: Engine, ends: set[int], stops: tuple[str, ...], show: Show) -> None:
+    def __init__(self, engine: Engine, settings: GenerationConfig, show: Show) -> None:
         self.shown = ""
-        self._engine, self._ends, self._stops, self._show = engine, ends, stops, show
+        self._engine, self._ends, self._show = engine, end_ids(settings), show
+        self._stops = tuple(settings.stop_strings or ())
         self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
@@ -143,7 +143,7 @@ def visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
 
 
 def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
-    """Load an expert's exported model: on a card if there is one, without a network.
+    """Load an exported model: on a card if there is one, without a network.
 
     Raises:
         ConfigError: there is no model in the folder, or no token may be written.
@@ -167,7 +167,6 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> Expert:
 
 
 def find_model(folder: Path) -> Path:
-    """Return the folder of weights: an expert's exported model, or the folder itself."""
     for place in (folder / "merged", folder):
         if (place / "config.json").is_file():
             return place
@@ -180,11 +179,6 @@ def find_model(folder: Path) -> Path:
 
 
 def answer_once(expert: Expert, system: str | None, text: str, show: Show) -> None:
-    """Answer one question.
-
-    Raises:
-        ConfigError: it is empty, or leaves the model no position.
-    """
     if not text.strip():
         raise ConfigError("nothing to answer: give --prompt, or text on standard input")
     turns = [*_opening(expert, system), Turn(role="user", content=text, learned=False)]

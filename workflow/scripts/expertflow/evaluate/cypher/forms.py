@@ -13,10 +13,11 @@ With ``*`` as a projection nothing is changed, since each variable is part of th
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from expertflow.evaluate.cypher.tokens import (
     VARIABLES,
+    Entity,
     Path,
     Token,
     at,
@@ -30,7 +31,7 @@ from expertflow.evaluate.cypher.tokens import (
 
 Tokens = list[Token]
 
-COMMA = Token("operator", ",")
+_COMMA = Token("operator", ",")
 _AND, _AS, _BY, _DISTINCT, _MATCH, _RETURN, _UNION, _WHERE = (
     Token("keyword", word)
     for word in ("AND", "AS", "BY", "DISTINCT", "MATCH", "RETURN", "UNION", "WHERE")
@@ -44,13 +45,12 @@ _CLAUSE_WORDS = frozenset(_CLAUSES.split())
 # Where one of these stands, AND does not simply join conditions.
 _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "END"})
 _VALUES = frozenset({"string", "number", "parameter", "variable"})
-_LITERALS = frozenset({"TRUE", "FALSE"})
+_LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
 # Two calls of these are two values.
 _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 
 
 def common_form(tokens: Sequence[Token]) -> Tokens:
-    """Return the form of a legal query whose words ``classify`` has named."""
     result = list(tokens)
     if not _projects_all(result):
         result = _without_column_names(result)
@@ -63,12 +63,8 @@ def common_form(tokens: Sequence[Token]) -> Tokens:
 
 
 def _projects_all(tokens: Tokens) -> bool:
-    return any(
-        is_operator(token, "*")
-        and at(tokens, index - 1).kind == "keyword"
-        and at(tokens, index - 1).text in ("RETURN", "WITH", "DISTINCT")
-        for index, token in enumerate(tokens)
-    )
+    before = [Token("keyword", word) for word in ("RETURN", "WITH", "DISTINCT")]
+    return any(is_operator(t, "*") and at(tokens, i - 1) in before for i, t in enumerate(tokens))
 
 
 def _with_conditions_outside(tokens: Tokens) -> Tokens:
@@ -92,9 +88,7 @@ def _with_conditions_outside(tokens: Tokens) -> Tokens:
 
 
 def _where(conditions: list[Tokens]) -> Tokens:
-    if not conditions:
-        return []
-    return [_WHERE, *_join(conditions, _AND)]
+    return [_WHERE, *_join(conditions, _AND)] if conditions else []
 
 
 def _all_paths(tokens: Tokens) -> list[Path] | None:
@@ -104,19 +98,22 @@ def _all_paths(tokens: Tokens) -> list[Path] | None:
         if tokens[index].kind in VARIABLES and is_operator(at(tokens, index + 1), "="):
             index += 2
         path = read_path(tokens, index, closes)
-        if path is None or (path.end < len(tokens) and tokens[path.end] != COMMA):
+        if path is None or (path.end < len(tokens) and tokens[path.end] != _COMMA):
             return None
         paths.append(path)
         index = path.end + 1
     return paths
 
 
+def _entities(paths: list[Path]) -> list[Entity]:
+    return [entity for path in paths for entity in (*path.nodes, *path.relationships)]
+
+
 def _split_maps(tokens: Tokens, paths: list[Path], n_new: int) -> tuple[Tokens, list[Tokens], int]:
     pattern: Tokens = []
     conditions: list[Tokens] = []
     position = 0
-    entities = [e for path in paths for e in (*path.nodes, *path.relationships)]
-    for entity in sorted(entities, key=lambda entity: entity.start):
+    for entity in sorted(_entities(paths), key=lambda entity: entity.start):
         pairs = None if entity.has_length else _pairs(tokens, entity.keys)
         if pairs is None or entity.keys is None:
             continue
@@ -138,11 +135,10 @@ def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, To
     if keys is None:
         return None
     pairs = []
-    for item in _split(tokens[keys[0] + 1 : keys[1] - 1], COMMA):
+    for item in _split(tokens[keys[0] + 1 : keys[1] - 1], _COMMA):
         if len(item) != 3 or item[0].kind != "name" or not is_operator(item[1], ":"):
             return None
-        is_literal = item[2].kind == "keyword" and item[2].text in _LITERALS
-        if item[2].kind not in _VALUES and not is_literal:
+        if item[2].kind not in _VALUES and item[2] not in _LITERALS:
             return None
         pairs.append((item[0], item[2:]))
     return pairs
@@ -150,13 +146,11 @@ def _pairs(tokens: Tokens, keys: tuple[int, int] | None) -> list[tuple[Token, To
 
 def _conjunction(tokens: Sequence[Token]) -> list[Tokens] | None:
     """Split at AND; nothing where the words are no plain conjunction."""
-    if any(t.kind == "keyword" and t.text in _NOT_A_CONJUNCTION for t in _outside(tokens)):
-        return None
-    return _split(tokens, _AND)
+    others = (Token("keyword", word) for word in _NOT_A_CONJUNCTION)
+    return None if any(len(_split(tokens, word)) > 1 for word in others) else _split(tokens, _AND)
 
 
 def _masked(tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    """Return what sorting looks at: everything but the names of variables."""
     return [(t.kind, "") if t.kind in VARIABLES else (t.kind, t.text) for t in tokens]
 
 
@@ -174,12 +168,11 @@ def _sort_conditions(tokens: Tokens) -> Tokens:
 
 def _sort_keys(tokens: Tokens) -> Tokens:
     result = list(tokens)
-    for path in find_paths(tokens):
-        for entity in (*path.nodes, *path.relationships):
-            if entity.keys is not None:
-                first, last = entity.keys[0] + 1, entity.keys[1] - 1
-                parts = sorted(_split(tokens[first:last], COMMA), key=_masked)
-                result[first:last] = _join(parts, COMMA)
+    for entity in _entities(find_paths(tokens)):
+        if entity.keys is not None:
+            first, last = entity.keys[0] + 1, entity.keys[1] - 1
+            parts = sorted(_split(tokens[first:last], _COMMA), key=_masked)
+            result[first:last] = _join(parts, _COMMA)
     return result
 
 
@@ -193,8 +186,7 @@ def _without_unused_variables(tokens: Tokens) -> Tokens:
     }
     unused = {
         entity.body[0]
-        for path in find_paths(tokens)
-        for entity in (*path.nodes, *path.relationships)
+        for entity in _entities(find_paths(tokens))
         if entity.variable is not None and counts[entity.variable] == 1
     }
     return [token for index, token in enumerate(tokens) if index not in unused & matched]
@@ -242,7 +234,7 @@ def _without_column_names(tokens: Tokens) -> Tokens:
     start = returns[-1] + 1
     start += at(tokens, start) == _DISTINCT
     end = _end_of_clause(tokens, start)
-    items = _split(tokens[start:end], COMMA)
+    items = _split(tokens[start:end], _COMMA)
     others = [*tokens[: returns[-1]], *(token for item in items for token in item[:-1])]
     known = {token.text for token in others if token.kind in VARIABLES}
     stands_for: dict[str, Tokens] = {}
@@ -254,7 +246,7 @@ def _without_column_names(tokens: Tokens) -> Tokens:
     if tail is None or repeated or known & set(stands_for):
         return tokens
     short = [item[:-2] if len(item) > 2 and item[-2] == _AS else item for item in items]
-    return [*tokens[:start], *_join(short, COMMA), *tail]
+    return [*tokens[:start], *_join(short, _COMMA), *tail]
 
 
 def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
@@ -263,46 +255,30 @@ def _put_in_order(tail: Tokens, stands_for: dict[str, Tokens]) -> Tokens | None:
         return None if any(t.text in stands_for and t.kind in VARIABLES for t in tail) else tail
     end = _end_of_clause(tail, 2)
     result = tail[:2]
-    for index, item in enumerate(_split(tail[2:end], COMMA)):
+    for index, item in enumerate(_split(tail[2:end], _COMMA)):
         head, rest = item[:1], item[1:]
         is_alias = bool(head) and head[0].kind in VARIABLES and head[0].text in stands_for
         if is_alias and not all(t.kind == "keyword" for t in rest):
             return None
         if any(t.kind in VARIABLES and t.text in stands_for for t in rest):
             return None
-        result += [COMMA] if index else []
+        result += [_COMMA] if index else []
         result += [*stands_for[head[0].text], *rest] if is_alias else item
     return result + tail[end:]
 
 
 def _end_of_clause(tokens: Tokens, start: int) -> int:
-    """Find where the words of a clause end: at the next one, at WHERE, or at its bracket."""
     level = 0
     for index in range(start, len(tokens)):
         level += nesting(tokens[index])
         if level < 0:
             return index
-        if level == 0 and (_opens_clause(tokens, index) or is_operator(tokens[index], ";")):
+        token, before = tokens[index], at(tokens, index - 1)
+        opens_clause = token.kind == "keyword" and token.text in _CLAUSE_WORDS
+        opens_clause &= token.text != "WITH" or before.text not in ("STARTS", "ENDS")
+        if level == 0 and (opens_clause or is_operator(token, ";")):
             return index
     return len(tokens)
-
-
-def _opens_clause(tokens: Tokens, index: int) -> bool:
-    word = tokens[index].text
-    if tokens[index].kind != "keyword":
-        return False
-    if word == "WITH":  # STARTS WITH, ENDS WITH
-        return at(tokens, index - 1).text not in ("STARTS", "ENDS")
-    return word in _CLAUSE_WORDS
-
-
-def _outside(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Yield the tokens that stand in no bracket, and those that close one."""
-    level = 0
-    for token in tokens:
-        level += nesting(token)
-        if level == 0:
-            yield token
 
 
 def _split(tokens: Sequence[Token], separator: Token) -> list[Tokens]:

@@ -25,7 +25,7 @@ from expertflow.evaluate.cypher.tokens import (
     is_operator,
     nesting,
 )
-from expertflow.evaluate.records import Verdict, wrong_verdict
+from expertflow.evaluate.records import Verdict
 
 # The properties of a label or type; nothing where the text names none, which proves nothing.
 Properties = dict[str, set[str] | None]
@@ -59,7 +59,6 @@ class GraphSchema(Struct):
 
 @lru_cache(maxsize=64)
 def read_schema(text: str) -> GraphSchema | None:
-    """Read a schema, or nothing where the text has none of the known forms."""
     if len(text) > MAX_CHARS:
         return None
     schema = _from_json(text) if text.lstrip().startswith("{") else None
@@ -121,29 +120,28 @@ def _from_json(text: str) -> GraphSchema | None:
     if not isinstance(entries, dict):
         return None
     schema = GraphSchema()
-    for name, entry in entries.items():
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        if kind == "node":
-            _add(schema.nodes, name, _json_keys(entry))
-            _add_json_ends(schema, name, entry.get("relationships"))
-        elif kind == "relationship":
+    for name, entry in _objects(entries):
+        if entry.get("type") == "relationship":
             _add(schema.types, name, _json_keys(entry))
+        if entry.get("type") != "node":
+            continue
+        _add(schema.nodes, name, _json_keys(entry))
+        for kind, relation in _objects(entry.get("relationships")):
+            _add(schema.types, kind, _json_keys(relation))
+            for other in relation.get("labels", ()):
+                is_out = relation.get("direction") == "out"
+                schema.ends.add((name, kind, other) if is_out else (other, kind, name))
     return schema
+
+
+def _objects(value: object) -> list[tuple[str, dict[str, Any]]]:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return [(name, entry) for name, entry in pairs if isinstance(entry, dict)]
 
 
 def _json_keys(entry: Mapping[str, Any]) -> set[str] | None:
     properties = entry.get("properties")
     return set(properties) if isinstance(properties, dict) else None
-
-
-def _add_json_ends(schema: GraphSchema, label: str, relationships: object) -> None:
-    for kind, relation in relationships.items() if isinstance(relationships, dict) else ():
-        if not isinstance(relation, dict):
-            continue
-        _add(schema.types, kind, _json_keys(relation))
-        for other in relation.get("labels", ()):
-            is_out = relation.get("direction") == "out"
-            schema.ends.add((label, kind, other) if is_out else (other, kind, label))
 
 
 def _name(text: str) -> str:
@@ -185,11 +183,10 @@ class _Names:
             for name in (name for node in path.nodes for name in node.names):
                 # `(r:R)` may be a condition on a relationship.
                 if name not in nodes and not (name in types and not path.relationships):
-                    yield wrong_verdict("unknown_label", f":{name}")
-        for path in self._paths:
-            for name in (name for r in path.relationships for name in r.names):
-                if types and name not in types:
-                    yield wrong_verdict("unknown_relationship", f":{name}")
+                    yield Verdict("unknown_label", f":{name}")
+        for name in (n for path in self._paths for r in path.relationships for n in r.names):
+            if types and name not in types:
+                yield Verdict("unknown_relationship", f":{name}")
         yield from self._of_properties()
         for path in self._paths:
             yield from self._of_directions(path)
@@ -210,7 +207,9 @@ class _Names:
             both = (path.nodes, path.relationships)
             for entities, (bound, known) in zip(both, self._sides, strict=True):
                 for entity in entities:
-                    yield from self._of_keys(entity, _names_of(entity, bound), known)
+                    names = _names_of(entity, bound)
+                    if entity.keys is not None and names is not None:
+                        yield from self._of_keys(entity.keys, names, known)
         for index, token in enumerate(self._tokens):
             key = at(self._tokens, index + 2)
             is_property = is_operator(at(self._tokens, index + 1), ".") and key.kind == "name"
@@ -220,12 +219,10 @@ class _Names:
                         yield from _unless_known(key.text, names, known)
 
     def _of_keys(
-        self, entity: Entity, names: set[str] | None, known: Properties
+        self, keys: tuple[int, int], names: set[str], known: Properties
     ) -> Iterator[Verdict]:
-        if entity.keys is None or names is None:
-            return
         level = 0
-        for index in range(*entity.keys):
+        for index in range(*keys):
             token = self._tokens[index]
             level += nesting(token)
             is_key = token.kind == "name" and is_operator(at(self._tokens, index - 1), "{", ",")
@@ -246,7 +243,7 @@ class _Names:
             for start, kind, end in triples:
                 if (end, kind, start) in known:
                     detail = f"it is (:{end})-[:{kind}]->(:{start})"
-                    yield wrong_verdict("wrong_direction", detail)
+                    yield Verdict("wrong_direction", detail)
 
 
 def _names_of(entity: Entity, bound: dict[str, set[str] | None]) -> set[str] | None:
@@ -272,4 +269,4 @@ def _unless_known(key: str, names: set[str], properties: Properties) -> Iterator
     known = [properties.get(name) for name in owners]
     if known and all(keys is not None and key not in keys for keys in known):
         where = ", ".join(f":{name}" for name in sorted(names)) or "no label or type"
-        yield wrong_verdict("unknown_property", f"{key} (of {where})"[:200])
+        yield Verdict("unknown_property", f"{key} (of {where})"[:200])

@@ -56,18 +56,14 @@ def tokenise(query: str) -> list[Token] | None:
         if found is None or found.lastgroup == "unclosed":
             return None
         position = found.end()
-        if found.lastgroup != "blank":
-            tokens.append(_token(found.lastgroup or "", found[0]))
+        kind, text = found.lastgroup or "", found[0]
+        if kind == "string":
+            text = _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1])
+        elif kind == "quoted":
+            text = text[1:-1].replace("``", "`")
+        if kind != "blank":
+            tokens.append(Token(kind, text))
     return tokens
-
-
-def _token(kind: str, text: str) -> Token:
-    if kind == "string":
-        unescaped = _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text[1:-1])
-        return Token(kind, unescaped)
-    if kind == "quoted":
-        return Token(kind, text[1:-1].replace("``", "`"))
-    return Token(kind, text)
 
 
 def classify(tokens: Sequence[Token]) -> list[Token]:
@@ -83,7 +79,9 @@ def classify(tokens: Sequence[Token]) -> list[Token]:
                 in_yield = token.text.upper() == "YIELD" or (in_yield and says(token, "AS"))
             elif kind == "variable" and in_yield and not says(at(tokens, index - 1), "AS"):
                 kind = "yielded"
-            token = _fold_case(Token(kind, token.text))
+            # Cypher reads these in any case; functions of plug-ins (``apoc.…``) keep theirs.
+            text = token.text.upper() if kind in ("keyword", "command") else token.text
+            token = Token(kind, text.lower() if kind == "function" else text)
         result.append(token)
     return result
 
@@ -97,16 +95,9 @@ def _kind(tokens: Sequence[Token], index: int, called: set[int]) -> str:
     if index in called or says(before, "CALL"):
         return "function" if is_operator(at(tokens, index + 1), "(", "{") else "plugin"
     # Two plain words in a row (`SHOW INDEXES`, `LOAD CSV`) are a command: nothing to rename.
-    if any(_is_plain(at(tokens, neighbour)) for neighbour in (index - 1, index + 1)):
-        return "command"
-    return "variable"
-
-
-def _fold_case(token: Token) -> Token:
-    """Fold what Cypher reads in any case; functions of plug-ins (``apoc.…``) keep theirs."""
-    if token.kind in ("keyword", "command"):
-        return Token(token.kind, token.text.upper())
-    return Token(token.kind, token.text.lower()) if token.kind == "function" else token
+    around = (before, at(tokens, index + 1))
+    is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in around)
+    return "command" if is_command else "variable"
 
 
 def _map_keys(tokens: Sequence[Token]) -> set[int]:
@@ -181,7 +172,6 @@ def is_operator(token: Token, *operators: str) -> bool:
 
 
 def nesting(token: Token) -> int:
-    """Return 1 for an opening bracket, -1 for a closing one, else 0."""
     return is_operator(token, "(", "[", "{") - is_operator(token, ")", "]", "}")
 
 
@@ -191,10 +181,6 @@ def says(token: Token, keyword: str) -> bool:
 
 def _is_keyword(token: Token) -> bool:
     return token.kind == "word" and token.text.upper() in KEYWORDS
-
-
-def _is_plain(token: Token) -> bool:
-    return token.kind in _WORDS and not _is_keyword(token)
 
 
 class Entity(Record, frozen=True, kw_only=True):
@@ -258,16 +244,13 @@ def find_paths(tokens: Sequence[Token]) -> list[Path]:
         before = at(tokens, index - 1)
         is_start = is_operator(tokens[index], "(") and before.kind not in _CALLED
         path = read_path(tokens, index, closes) if is_start else None
-        if path is not None and (
-            path.relationships
-            or path.nodes[0].names
-            or path.nodes[0].keys
-            or before == Token("keyword", "MATCH")
-        ):
+        index += 1
+        if path is None:
+            continue
+        first, in_match = path.nodes[0], before == Token("keyword", "MATCH")
+        if path.relationships or first.names or first.keys or in_match:
             paths.append(path)
             index = path.end
-        else:
-            index += 1
     return paths
 
 
@@ -333,7 +316,9 @@ def _entity(
             plain &= not is_operator(tokens[index], "!", "%")
             index += 1
     has_length = index < end and is_operator(tokens[index], "*")
-    while has_length and index < end and _is_length(tokens[index]):
+    while has_length and index < end:
+        if tokens[index].kind != "number" and not is_operator(tokens[index], "*", ".."):
+            break
         index += 1
     keys = None
     if index < end and is_operator(tokens[index], "{") and index in closes:
@@ -352,7 +337,3 @@ def _entity(
         has_length=has_length,
         direction=direction,
     )
-
-
-def _is_length(token: Token) -> bool:
-    return token.kind == "number" or is_operator(token, "*", "..")

@@ -1,4 +1,4 @@
-"""Run untrusted Cypher on a small graph; started by ``tasks.graph`` as a process of its own.
+"""Run untrusted Cypher on a small graph, in a worker's process.
 
 The engine is graphqlite, an extension of SQLite, in apsw's SQLite. The graph is built in memory
 from a file of statements; after that nothing can be written, and no file can be opened, since the
@@ -12,13 +12,9 @@ import importlib.util
 import json
 import os
 import resource
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # started isolated, it does not find the project by itself
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
 from expertflow.evaluate.isolation.worker import Reply, allow_processor_time, serve, set_limit
@@ -47,23 +43,18 @@ class _Graph:
         self._connection.enable_load_extension(True)
         self._connection.load_extension(str(Path(engine.origin).with_name("graphqlite")))
         self._connection.enable_load_extension(False)
-        self._build(script.read_text(encoding="utf-8"))
-        self._connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
-        self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
-        self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, RESULT_BYTES)
-        self._connection.set_authorizer(_authorize)
-        self._connection.set_progress_handler(self._is_spent, _INSTRUCTIONS_PER_CHECK)
-
-    def _build(self, script: str) -> None:
-        import apsw
-
-        for number, line in enumerate(script.split("\n"), start=1):
+        for number, line in enumerate(script.read_text(encoding="utf-8").split("\n"), start=1):
             statement = line.strip().rstrip(";")
             if statement and not statement.startswith("//"):
                 try:
                     self._run(statement)
                 except apsw.Error as error:
                     raise ValueError(f"line {number}: {_message(error)}") from error
+        self._connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+        self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+        self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, RESULT_BYTES)
+        self._connection.set_authorizer(_authorize)
+        self._connection.set_progress_handler(self._is_spent, _INSTRUCTIONS_PER_CHECK)
 
     def _run(self, query: str) -> Any:
         [[answer]] = self._connection.execute("SELECT cypher(?)", (query,))
@@ -111,7 +102,6 @@ def _is_object(value: Any) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """Make objects of pairs again."""
     if isinstance(value, list) and value:
         if _is_object(value):
             return {key: _value(item) for key, item in value}
@@ -132,8 +122,7 @@ def _message(error: Exception) -> str:
     return NO_TEXT.sub("?", one_line(text))
 
 
-def main() -> None:
-    script = Path(json.loads(sys.argv[2])["script"])
+def main(options: dict[str, str]) -> None:
     graph: _Graph | None = None
 
     def answer(message: dict[str, str], reply: Reply) -> None:
@@ -143,7 +132,7 @@ def main() -> None:
 
             allow_processor_time(BUILD_CPU_S)
             try:
-                graph = _Graph(script)
+                graph = _Graph(Path(options["script"]))
             except (apsw.Error, OSError, ValueError, MemoryError) as error:
                 reply("failed", str(error))
                 return
@@ -156,7 +145,3 @@ def main() -> None:
         reply(*graph.ask(message["query"]))
 
     serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=CPU_S)
-
-
-if __name__ == "__main__":
-    main()

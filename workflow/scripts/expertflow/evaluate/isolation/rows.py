@@ -18,7 +18,7 @@ NO_TEXT = re.compile("[\0\ud800-\udfff]")
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class QueryAnswer:
     """What a query came to: kind ``rows``, or the kind of failure."""
 

@@ -15,9 +15,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
@@ -45,8 +45,6 @@ class SandboxLimits(Record, frozen=True, kw_only=True):
 
 
 class Ended(Record, frozen=True, kw_only=True):
-    """How a program ended, and what it wrote to stdout and stderr until then."""
-
     how: Literal["exited", "timed_out", "too_much_output"]
     exit_code: int | None
     output: bytes
@@ -61,7 +59,7 @@ class Sandbox:
         with ExitStack() as undo:
             undo.callback(self.close)
             program = self._reachable(program.resolve())
-            self._command = _bwrap(limits) + _root(program) + _prlimit(limits)
+            self._command = _command(program, limits)
             undo.pop_all()
 
     def close(self) -> None:
@@ -70,7 +68,6 @@ class Sandbox:
             self._scratch = None
 
     def run(self, arguments: Sequence[str], given: bytes) -> Ended:
-        """Run the program on ``given`` as its stdin, to its end or to that of its limits."""
         process = subprocess.Popen(
             [*self._command, _INSIDE, *arguments],
             stdin=subprocess.PIPE,
@@ -106,7 +103,6 @@ class Sandbox:
 
 
 def find_tool(name: str, package: str) -> str:
-    """Return the path of a tool of the system; where it is missing, an error names its package."""
     if (path := shutil.which(name)) is None:
         raise EvaluationError(f"{name} is not on PATH; install the system's package {package}")
     return path
@@ -122,33 +118,26 @@ def _is_root() -> bool:
     return os.geteuid() == 0
 
 
-def _bwrap(limits: SandboxLimits) -> list[str]:
+def _command(program: Path, limits: SandboxLimits) -> list[str]:
+    bwrap = find_tool("bwrap", "bubblewrap")
+    prlimit = Path(find_tool("prlimit", "util-linux")).resolve()
+    # A root of two programs and their libraries.
+    files = {_INSIDE: program, "/prlimit": prlimit}
+    files |= {name: Path(name).resolve() for name in _libraries(program) | _libraries(prlimit)}
+    # Kernels before 5.14 count all processes of the user's, so those of today come on top.
+    n_processes = limits.n_processes + _n_threads_of(NOBODY if _is_root() else os.geteuid())
     return [
-        find_tool("bwrap", "bubblewrap"),
+        bwrap,
         *("--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup"),
         *("--unshare-uts", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"),
         # A new session, so that nothing can be typed into the caller's terminal.
         *("--new-session", "--die-with-parent"),
         *("--size", str(limits.tmp_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-    ]
-
-
-def _root(program: Path) -> list[str]:
-    """Make a root of two programs and their libraries, and seal it."""
-    prlimit = Path(find_tool("prlimit", "util-linux")).resolve()
-    files = {_INSIDE: program, "/prlimit": prlimit}
-    files |= {name: Path(name).resolve() for name in _libraries(program) | _libraries(prlimit)}
-    binds = [part for name in sorted(files) for part in ("--ro-bind", str(files[name]), name)]
-    return [*binds, "--remount-ro", "/"]
-
-
-def _prlimit(limits: SandboxLimits) -> list[str]:
-    # Set inside, where the kernel counts the processes of the sandbox alone. Kernels before 5.14
-    # count all of the user's, so those of today come on top.
-    n_processes = limits.n_processes + _n_threads_of(NOBODY if _is_root() else os.geteuid())
-    return [
-        # At its soft limit a program is told, at its hard one, a second later, it is killed.
+        *(part for name in sorted(files) for part in ("--ro-bind", str(files[name]), name)),
+        *("--remount-ro", "/"),
+        # Set inside, where the kernel counts the processes of the sandbox alone. At its soft limit
+        # a program is told, at its hard one, a second later, it is killed.
         *("--", "/prlimit", "--core=0", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"),
         f"--data={limits.data_bytes}",
         *(f"--fsize={limits.file_bytes}", f"--nofile={limits.n_open_files}"),
@@ -168,7 +157,6 @@ def _n_threads_of(uid: int) -> int:
 
 
 def _libraries(program: Path) -> set[str]:
-    """List what the dynamic linker would load, itself included."""
     command = [find_tool("ldd", "libc-bin"), str(program)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     words = (line.replace("=>", " ").split() for line in said.stdout.splitlines())
@@ -181,7 +169,6 @@ def _libraries(program: Path) -> set[str]:
 def _converse(
     process: subprocess.Popen[bytes], given: bytes, limits: SandboxLimits
 ) -> tuple[Literal["exited", "timed_out", "too_much_output"], bytes]:
-    """Feed stdin and collect output until the other side closes it or a limit is reached."""
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None and stdout is not None
     deadline = time.monotonic() + limits.wall_s
@@ -193,7 +180,10 @@ def _converse(
         while (rest_s := deadline - time.monotonic()) > 0:
             for key, _ in ready.select(rest_s):
                 if key.fileobj is stdin:
-                    left = _feed(stdin, left)
+                    try:
+                        left = left[os.write(stdin.fileno(), left) :]
+                    except BrokenPipeError:
+                        left = left[:0]
                     if not left:
                         ready.unregister(stdin)
                         stdin.close()
@@ -203,21 +193,9 @@ def _converse(
                 if len(output) > limits.output_bytes:
                     return "too_much_output", bytes(output[: limits.output_bytes])
                 if not chunk:
-                    return _exited(process, deadline), bytes(output)
+                    # It has closed its output, and may go on in silence.
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, deadline - time.monotonic()))
+                        return "exited", bytes(output)
+                    return "timed_out", bytes(output)
     return "timed_out", bytes(output)
-
-
-def _feed(stdin: IO[bytes], left: memoryview) -> memoryview:
-    try:
-        return left[os.write(stdin.fileno(), left) :]
-    except BrokenPipeError:
-        return left[:0]
-
-
-def _exited(process: subprocess.Popen[bytes], deadline: float) -> Literal["exited", "timed_out"]:
-    """Wait for a program that has closed its output: it may go on in silence."""
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return "timed_out"
-    return "exited"

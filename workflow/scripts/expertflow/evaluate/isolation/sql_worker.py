@@ -1,4 +1,4 @@
-"""Run untrusted SQL; started by ``tasks.sql`` as a process of its own.
+"""Run untrusted SQL, in a worker's process.
 
 A query sees one SQLite database, opened read-only and immutable. An authorizer refuses everything
 but SELECT, extensions stay off, files cannot be written, and a budget of instructions, rows, bytes,
@@ -6,7 +6,6 @@ memory and processor time ends what runs too long. Beside two modules of this fo
 standard library is imported: the process starts quickly and holds nothing worth reaching.
 """
 
-import json
 import re
 import sqlite3
 import sys
@@ -14,9 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-
-if __name__ == "__main__":  # started isolated, it does not find the project by itself
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from typing import Any
 
 from expertflow.evaluate.isolation.rows import (
     NO_TEXT,
@@ -87,7 +84,7 @@ class Reader:
         limits = self._limits
         if len(query) > limits.n_query_chars:
             detail = f"longer than {limits.n_query_chars} characters"
-            return QueryAnswer(kind="syntax_error", detail=detail)
+            return QueryAnswer("syntax_error", detail)
         query = clean_query(query)
         if (refusal := _refuse(query)) is not None:
             return refusal
@@ -100,9 +97,7 @@ class Reader:
                 answer = _fetch(cursor.execute(query), limits)
             is_harmless = answer.kind == "rows"
         except MemoryError:
-            answer = QueryAnswer(
-                kind="timed_out", detail=f"more than {limits.heap_bytes >> 20} MiB"
-            )
+            answer = QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB")
         except sqlite3.Error as error:
             answer = _failure(error, denied)
             # An unknown name, say: common, and of no consequence.
@@ -131,7 +126,6 @@ def clean_query(query: str) -> str:
 
 
 def is_ordered(query: str) -> bool:
-    """Return whether the outermost SELECT has an ORDER BY; those in parentheses do not count."""
     level, previous = 0, ""
     for found in _TOKEN.finditer(query):
         text = found[0].upper()
@@ -145,14 +139,14 @@ def is_ordered(query: str) -> bool:
 
 def _refuse(query: str) -> QueryAnswer | None:
     if not query:
-        return QueryAnswer(kind="empty")
+        return QueryAnswer("empty")
     if NO_TEXT.search(query):
-        return QueryAnswer(kind="syntax_error", detail="holds a character that no text may hold")
+        return QueryAnswer("syntax_error", "holds a character that no text may hold")
     tokens = [found[0].upper() for found in _TOKEN.finditer(query)]
     if ";" in tokens:
-        return QueryAnswer(kind="not_a_query", detail="several statements")
+        return QueryAnswer("not_a_query", "several statements")
     if tokens[0] in _OTHER_COMMANDS:
-        return QueryAnswer(kind="not_a_query", detail=f"{tokens[0]} is not allowed")
+        return QueryAnswer("not_a_query", f"{tokens[0]} is not allowed")
     return None
 
 
@@ -192,28 +186,24 @@ def _fetch(cursor: sqlite3.Cursor, limits: Limits) -> QueryAnswer:
         rows.append(row)
         n_bytes += sum(map(sys.getsizeof, row))
         if len(rows) > limits.n_rows:
-            return QueryAnswer(kind="too_many_rows", detail=f"more than {limits.n_rows} rows")
+            return QueryAnswer("too_many_rows", f"more than {limits.n_rows} rows")
         if n_bytes > limits.result_bytes:
-            return QueryAnswer(
-                kind="too_many_rows", detail=f"more than {limits.result_bytes} bytes"
-            )
-    return QueryAnswer(kind="rows", n_columns=len(cursor.description or ()), rows=tuple(rows))
+            return QueryAnswer("too_many_rows", f"more than {limits.result_bytes} bytes")
+    return QueryAnswer("rows", n_columns=len(cursor.description or ()), rows=tuple(rows))
 
 
 def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
     code = getattr(error, "sqlite_errorcode", None)
     if denied:
-        return QueryAnswer(kind="not_a_query", detail=f"{denied[0][:100]} is not allowed")
+        return QueryAnswer("not_a_query", f"{denied[0][:100]} is not allowed")
     if code == sqlite3.SQLITE_INTERRUPT:
-        return QueryAnswer(kind="timed_out", detail="ran out of instructions")
+        return QueryAnswer("timed_out", "ran out of instructions")
     too_large = code == sqlite3.SQLITE_TOOBIG
-    return QueryAnswer(
-        kind="too_many_rows" if too_large else "syntax_error", detail=one_line(error)
-    )
+    return QueryAnswer("too_many_rows" if too_large else "syntax_error", one_line(error))
 
 
-def main() -> None:
-    limits = Limits(**json.loads(sys.argv[2]))
+def main(options: dict[str, Any]) -> None:
+    limits = Limits(**options)
     reader = Reader(limits)
 
     def answer(pair: dict[str, str], reply: Reply) -> None:
@@ -233,7 +223,3 @@ def main() -> None:
         reply(kind, found.detail)
 
     serve(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)
-
-
-if __name__ == "__main__":
-    main()

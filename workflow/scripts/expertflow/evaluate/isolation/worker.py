@@ -1,11 +1,12 @@
 """A process of its own for work on untrusted text, fed message by message, killed if it stalls.
 
-``Worker`` is the caller's side. Its script is started by path and isolated (-I): neither the
-caller's script nor the libraries that it has loaded are imported again, and nothing of the
-environment's is at all. The script calls ``serve``, which sets limits and then answers messages
-until the pipe closes. Both need the standard library alone.
+``Worker`` is the caller's side. This file is also the script of the process, started by path and
+isolated (-I): neither the caller's script nor the libraries that it has loaded are imported again,
+and nothing of the environment's is at all. It runs ``main`` of a module, which calls ``serve`` to
+set limits and then to answer messages until the pipe closes.
 """
 
+import importlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from typing import Any
 
 # The environment may hold secrets; some builds of Python need to be told where their library is.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+_SCRIPT = str(Path(__file__).resolve())
 
 Reply = Callable[[str, Any], None]
 
@@ -30,11 +32,10 @@ class Worker:
     """The process, started when it is needed; ``wall_s`` is its time for each answer."""
 
     def __init__(
-        self, script: Path, options: Mapping[str, Any], *, wall_s: float, quiet: bool = False
+        self, module: str, options: Mapping[str, Any], *, wall_s: float, quiet: bool = False
     ) -> None:
-        """Take what the script reads as JSON in ``sys.argv[2]``; ``quiet`` drops its stderr."""
-        self._script = script
-        self._options = json.dumps(dict(options))
+        """Take what ``main`` of the module is given; ``quiet`` drops its stderr."""
+        self._arguments = [module, json.dumps(dict(options))]
         self._wall_s, self._stderr = wall_s, subprocess.DEVNULL if quiet else None
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
 
@@ -74,7 +75,7 @@ class Worker:
             ours, theirs = Pipe()
             descriptor = theirs.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-I", str(self._script.resolve()), str(descriptor), self._options],
+                [sys.executable, "-I", _SCRIPT, str(descriptor), *self._arguments],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -121,3 +122,8 @@ def serve(
             message = json.loads(pipe.recv_bytes())
             allow_processor_time(cpu_s)
             answer(message, reply)
+
+
+if __name__ == "__main__":  # started isolated, it does not find the project by itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]))

@@ -84,8 +84,6 @@ def shown(endpoint: str) -> str:
 
 
 class JudgeClient:
-    """One endpoint, model and key, for the tasks of one event loop."""
-
     def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
         """Check address and key; ``deadline`` is a reading of ``time.monotonic``.
 
@@ -158,7 +156,13 @@ class JudgeClient:
 
     async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply:
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
-        status, retry_after, body = await self._exchange(self._body(messages, style), limit_s)
+        request: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
+        if style == "new":
+            request["max_completion_tokens"] = self._spec.max_tokens
+        else:
+            request |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
+        sent = json.dumps(request).encode("ascii")
+        status, retry_after, body = await self._exchange(sent, limit_s)
         if status == 400 and style == "old" and self._style != "old":
             raise _Refused
         if status in _WORTH_ANOTHER_TRY:
@@ -174,14 +178,6 @@ class JudgeClient:
             )
         self._style = self._style or style
         return _read_reply(body)
-
-    def _body(self, messages: Sequence[dict[str, str]], style: Style) -> bytes:
-        body: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
-        if style == "new":
-            body["max_completion_tokens"] = self._spec.max_tokens
-        else:
-            body |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
-        return json.dumps(body).encode("ascii")
 
     async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
         try:
@@ -201,16 +197,12 @@ class JudgeClient:
         except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
         except (OSError, httpx2.HTTPError) as error:
-            cause = _first_cause(error)
+            cause: BaseException = error
+            while (earlier := cause.__cause__ or cause.__context__) is not None:
+                cause = earlier
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise JudgeError("the certificate is not to be trusted", is_final=True) from None
             raise _Busy(f"no connection ({type(cause).__name__})") from None
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
 
 
 def _read_reply(body: bytes) -> Reply:

@@ -21,7 +21,7 @@ from typing import Literal
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 from expertflow.evaluate.judge.client import JudgeClient, JudgeError, Patience, Reply, shown
-from expertflow.evaluate.records import JudgeResult, JudgeSpec
+from expertflow.evaluate.records import Example, JudgeResult, JudgeSpec
 from expertflow.evaluate.statistics import wilson_interval
 
 LOG = logging.getLogger(__name__)
@@ -38,28 +38,17 @@ holds them. The order of the answers and their length mean nothing. The referenc
 answer; others may be right as well.
 Reply with one JSON object and nothing else: {{"winner": "A"}} or {{"winner": "B"}}, or \
 {{"winner": "tie"}} where neither is better."""
-_WINNERS: dict[str, Winner] = {
-    "a": "A",
-    "b": "B",
-    "tie": "tie",
-    "answer a": "A",
-    "answer b": "B",
-    "neither": "tie",
-    "both": "tie",
-    "draw": "tie",
-}
+_WINNERS: dict[str, Winner] = {"a": "A", "b": "B", "answer a": "A", "answer b": "B"}
+_WINNERS |= dict.fromkeys(("tie", "neither", "both", "draw"), "tie")
 
 
-class JudgedPair(Record, frozen=True, kw_only=True):
-    prompt: str
-    reference: str
+class JudgedPair(Record, frozen=True):
+    example: Example
     before: str
     after: str
 
 
 class _Opinion(Record, frozen=True):
-    """What one request came to: a side, or nothing with the reason."""
-
     side: Side | None
     reply: Reply | None = None
     reason: str | None = None
@@ -78,7 +67,7 @@ def judge_pairs(
     started = time.monotonic()
     patience = patience or Patience()
     chosen = random.Random(seed).sample(list(questions), min(spec.n_examples, len(questions)))
-    opinions: list[tuple[_Opinion, _Opinion]] = []
+    opinions: list[_Opinion] = []
     reason = None
     rounds = math.ceil(2 * len(chosen) / patience.n_at_once)
     try:
@@ -103,9 +92,8 @@ class _Asking:
         self._n_failures = 0
         self._ended: str | None = None
 
-    async def about(
-        self, pairs: Sequence[JudgedPair], seed: int
-    ) -> list[tuple[_Opinion, _Opinion]]:
+    async def about(self, pairs: Sequence[JudgedPair], seed: int) -> list[_Opinion]:
+        """Return two opinions for each pair, one after the other."""
         swaps = random.Random(seed + 1)
         orders = [(first, not first) for first in (swaps.random() < 0.5 for _ in pairs)]
         requests = [
@@ -114,8 +102,7 @@ class _Asking:
             for after_is_a in order
         ]
         async with aclosing(self._client):
-            opinions = await asyncio.gather(*requests)
-        return list(zip(opinions[::2], opinions[1::2], strict=True))
+            return await asyncio.gather(*requests)
 
     async def _ask(self, pair: JudgedPair, after_is_a: bool) -> _Opinion:
         if pair.before.strip() == pair.after.strip():
@@ -124,18 +111,17 @@ class _Asking:
         async with self._slots:
             if self._ended is not None:
                 return _Opinion(None, reason=self._ended)
-            messages = make_messages(
-                criterion=self._spec.criterion,
-                question=pair.prompt,
-                reference=pair.reference,
-                a=a,
-                b=b,
-            )
             try:
+                messages = make_messages(self._spec.criterion, pair.example, a, b)
                 reply = await self._client.ask(messages)
             except JudgeError as error:
-                self._note_failure(str(error), is_final=error.is_final)
-                return _Opinion(None, reason=str(error))
+                reason = str(error)
+                self._n_failures += 1
+                if self._ended is None and error.is_final:
+                    self._ended = reason
+                elif self._ended is None and self._n_failures >= self._patience.n_failures:
+                    self._ended = f"given up after failures in a row: {reason}"
+                return _Opinion(None, reason=reason)
             self._n_failures = 0
         winner = read_verdict(reply.text)
         if winner is None:
@@ -144,27 +130,22 @@ class _Asking:
             return _Opinion("tie", reply)
         return _Opinion("after" if (winner == "A") == after_is_a else "before", reply)
 
-    def _note_failure(self, reason: str, *, is_final: bool) -> None:
-        self._n_failures += 1
-        if self._ended is None and (is_final or self._n_failures >= self._patience.n_failures):
-            self._ended = reason if is_final else f"given up after failures in a row: {reason}"
-
 
 def _count(
     spec: JudgeSpec,
-    opinions: Sequence[tuple[_Opinion, _Opinion]],
+    opinions: Sequence[_Opinion],
     *,
     n_pairs: int,
     reason: str | None,
     started: float,
 ) -> JudgeResult:
-    sides = [(first.side, second.side) for first, second in opinions]
-    judged = [(first, second) for first, second in sides if first and second]
+    sides = [opinion.side for opinion in opinions]
+    pairs = zip(sides[::2], sides[1::2], strict=True)
+    judged = [(first, second) for first, second in pairs if first and second]
     agreed = Counter(first for first, second in judged if first == second)
     n_inconsistent = sum(first != second for first, second in judged)
     n_wins, n_losses, n_ties = agreed["after"], agreed["before"], agreed["tie"] + n_inconsistent
-    requests = [opinion for pair in opinions for opinion in pair]
-    replies = [opinion.reply for opinion in requests if opinion.reply is not None]
+    replies = [opinion.reply for opinion in opinions if opinion.reply is not None]
     unheard = bool(n_pairs - len(judged)) and not replies  # what was sent may still be billed
     n_input = None if unheard else _total([reply.n_input_tokens for reply in replies])
     n_output = None if unheard else _total([reply.n_output_tokens for reply in replies])
@@ -183,7 +164,7 @@ def _count(
         n_output_tokens=n_output,
         usd=_usd(spec, n_input, n_output),
         wall_s=time.monotonic() - started,
-        reason=reason or _commonest([o.reason for o in requests if o.reason is not None]),
+        reason=reason or _commonest([o.reason for o in opinions if o.reason is not None]),
     )
 
 
@@ -203,10 +184,10 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def _usd(spec: JudgeSpec, n_input: int | None, n_output: int | None) -> float | None:
-    prices = spec.usd_per_million_input_tokens, spec.usd_per_million_output_tokens
-    if n_input is None or n_output is None or prices[0] is None or prices[1] is None:
+    price_in, price_out = spec.usd_per_million_input_tokens, spec.usd_per_million_output_tokens
+    if n_input is None or n_output is None or price_in is None or price_out is None:
         return None
-    return (n_input * prices[0] + n_output * prices[1]) / 1e6
+    return (n_input * price_in + n_output * price_out) / 1e6
 
 
 def _commonest(reasons: Sequence[str]) -> str | None:
@@ -217,12 +198,15 @@ def _commonest(reasons: Sequence[str]) -> str | None:
     return f"{reason} ({n} of {len(reasons)} requests that came to nothing)"
 
 
-def make_messages(
-    *, criterion: str, question: str, reference: str, a: str, b: str
-) -> list[dict[str, str]]:
+def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict[str, str]]:
     """Write the chat that asks for one verdict; equal texts give equal chats."""
+    question, reference = example.prompt, example.reference
     texts = {"question": question, "reference": reference, "answer A": a, "answer B": b}
-    mark = _mark(*texts.values())
+    # A mark that no text holds and nobody can guess who does not know all of them.
+    digest = hashlib.sha256("\0".join(texts.values()).encode("utf-8", "surrogatepass"))
+    while any(digest.hexdigest()[:16] in text for text in texts.values()):
+        digest.update(b"again")
+    mark = digest.hexdigest()[:16]
     blocks = (
         f"<<<{name} {mark}>>>\n{_shorten(text)}\n<<<end {mark}>>>" for name, text in texts.items()
     )
@@ -247,14 +231,6 @@ def read_verdict(reply: str) -> Winner | None:
             verdict = _WINNERS.get(winner.strip().lower(), verdict)
         position = text.find("{", end)
     return verdict
-
-
-def _mark(*texts: str) -> str:
-    """Make a mark that no text holds and nobody can guess who does not know all of them."""
-    digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass"))
-    while any(digest.hexdigest()[:16] in text for text in texts):
-        digest.update(b"again")
-    return digest.hexdigest()[:16]
 
 
 def _shorten(text: str) -> str:

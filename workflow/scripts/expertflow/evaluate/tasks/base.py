@@ -4,16 +4,20 @@ To add one: a subclass in a file of this folder, its name in ``records.Task``, a
 ``registry.TASKS``.
 """
 
+import importlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
+from expertflow.evaluate.isolation.worker import Reply, Worker, serve
 from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
+
+MEMORY_BYTES = 1 << 30
 
 
 class ScoringCase(Record, frozen=True, kw_only=True):
@@ -37,7 +41,6 @@ class ScoringCase(Record, frozen=True, kw_only=True):
         return self.example.fields.get(self.fields[name])
 
     def text(self, name: str) -> str:
-        """Read an argument that must be named and be text."""
         value = self.value(name)
         if not isinstance(value, str):
             raise EvaluationError(
@@ -101,3 +104,48 @@ class ScoringTask:
 
     def judge_case(self, case: ScoringCase) -> Verdict:
         raise NotImplementedError
+
+
+class IsolatedTask(ScoringTask):
+    """A task whose module has a function ``judge`` of a prediction, a reference and other texts.
+
+    It runs in a process with limits: some patterns of a schema are searched for without end,
+    comparing thousands of unequal items takes the square of their number, and no parser's error
+    recovery promises a time. The kinds of its verdicts are joined by ``timed_out``.
+    """
+
+    cpu_s = 10
+    wall_s = 60.0
+
+    def texts(self, case: ScoringCase) -> dict[str, str | None]:
+        raise NotImplementedError
+
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
+        options = {"judge": type(self).__module__, "cpu_s": self.cpu_s}
+        verdicts = []
+        with closing(Worker(__name__, options, wall_s=self.wall_s)) as worker:
+            for case in cases:
+                with case.located():
+                    texts = {"reference": case.example.reference, **self.texts(case)}
+                    worker.send({"prediction": case.prediction, **texts})
+                    kind, detail = worker.receive()
+                    if kind == "unusable":
+                        raise EvaluationError(detail)
+                    verdicts.append(Verdict(kind, detail))
+        return verdicts
+
+
+def main(options: dict[str, Any]) -> None:
+    def answer(texts: dict[str, Any], reply: Reply) -> None:
+        # Imported within the limits; a parser of another language would only cost time.
+        judge = importlib.import_module(options["judge"]).judge
+        try:
+            verdict = judge(**texts)
+        except EvaluationError as error:
+            reply("unusable", str(error))
+        except MemoryError:
+            reply("timed_out", "ran out of memory")
+        else:
+            reply(verdict.kind, verdict.detail)
+
+    serve(answer, memory_bytes=MEMORY_BYTES, cpu_s=options["cpu_s"])

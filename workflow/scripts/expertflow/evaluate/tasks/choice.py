@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Example, Verdict, wrong_verdict
+from expertflow.evaluate.records import Example, Verdict
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -27,10 +27,10 @@ class MultipleChoice(ScoringTask):
         try:
             chosen = right_label(options, case.prediction.strip())
         except EvaluationError:
-            return wrong_verdict("no_choice", _folded(case.prediction)[:80])
+            return Verdict("no_choice", _folded(case.prediction)[:80])
         if chosen == wanted or _folded(options[chosen]) == _folded(options[wanted]):
-            return Verdict(correct=True, kind="correct")
-        return wrong_verdict("wrong_choice", f"chose {chosen}, right is {wanted}")
+            return Verdict("correct")
+        return Verdict("wrong_choice", f"chose {chosen}, right is {wanted}")
 
 
 def read_options(choices: Any) -> dict[str, str]:
@@ -69,11 +69,10 @@ def wordings(example: Example, fields: Mapping[str, str]) -> list[str]:
     Raises:
         EvaluationError: the manifest does not name their field, or they cannot be read.
     """
-    if "choices" not in fields:
+    if (field := fields.get("choices")) is None:
         raise EvaluationError(
             "evaluation.fields.choices is missing; name the record field that holds the options"
         )
-    field = fields["choices"]
     try:
         options = read_options(example.fields.get(field))
     except EvaluationError as error:
@@ -93,7 +92,8 @@ def right_label(options: dict[str, str], answer: Any) -> str:
     """
     labels = list(options)
     index = answer if isinstance(answer, int) and not isinstance(answer, bool) else None
-    if index is not None and any(_is_whole(label) for label in labels):
+    whole = [x for x in labels if x.isascii() and x.removeprefix("-").isdigit()]
+    if index is not None and whole:
         if str(index) in options:
             return str(index)
         # An index for some records and a label for others would judge by luck.
@@ -113,10 +113,6 @@ def right_label(options: dict[str, str], answer: Any) -> str:
         f"the answer {answer!r:.60} is none of the options ({', '.join(labels)}); "
         "give a label, an index from 0, or an option's text"
     )
-
-
-def _is_whole(label: str) -> bool:
-    return label.isascii() and label.removeprefix("-").isdigit()
 
 
 def _folded(text: str) -> str:

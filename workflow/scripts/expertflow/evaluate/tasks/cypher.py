@@ -29,9 +29,8 @@ from expertflow.evaluate.cypher.tokens import (
 from expertflow.evaluate.isolation import graph_worker
 from expertflow.evaluate.isolation.rows import QueryAnswer, same_rows
 from expertflow.evaluate.isolation.worker import Worker
-from expertflow.evaluate.records import EvaluationSpec, Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.isolated import IsolatedTask
+from expertflow.evaluate.records import EvaluationSpec, Verdict
+from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 
 GRAPH_PACKAGES = ("graphqlite", "apsw")
 WALL_S = 60.0
@@ -108,23 +107,23 @@ def judge(prediction: str, reference: str, schema: str | None = None) -> Verdict
     if not wanted:
         raise EvaluationError("the reference is empty or no Cypher (an unclosed quote or comment?)")
     if found is None:
-        return wrong_verdict("did_not_parse", "a character or an unclosed quote that no query has")
+        return Verdict("did_not_parse", "a character or an unclosed quote that no query has")
     if not found:
-        return wrong_verdict("empty")
+        return Verdict("empty")
     if number_variables(found) == number_variables(wanted):
-        return Verdict(correct=True, kind="correct")
+        return Verdict("correct")
     if not has_closed_brackets(found):  # an answer cut off: the parser would take long over it
-        return wrong_verdict("did_not_parse", "a bracket is not closed, or closes none")
+        return Verdict("did_not_parse", "a bracket is not closed, or closes none")
     known, read = _reading(reference), _read(prediction)
     if known.fault is not None:
-        return wrong_verdict("different", f"words compared alone: of the reference, {known.fault}")
+        return Verdict("different", f"words compared alone: of the reference, {known.fault}")
     if read.gave_up:
-        return wrong_verdict("different", f"words compared alone: {read.fault}")
+        return Verdict("different", f"words compared alone: {read.fault}")
     if read.fault is not None:
-        return wrong_verdict("did_not_parse", read.fault)
+        return Verdict("did_not_parse", read.fault)
     if common_form(found) == common_form(wanted):
-        return Verdict(correct=True, kind="correct")
-    return _name_fault(found, wanted, schema) or wrong_verdict("different")
+        return Verdict("correct")
+    return _name_fault(found, wanted, schema) or Verdict("different")
 
 
 def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Verdict | None:
@@ -132,11 +131,9 @@ def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Ve
         return None
     schema = read_schema(text)
     if schema is None:
-        return wrong_verdict("different", "names not checked: the schema has no known form")
+        return Verdict("different", "names not checked: the schema has no known form")
     if (own := find_name_fault(wanted, schema)) is not None:
-        return wrong_verdict(
-            "different", f"names not checked: the reference has {own.kind} {own.detail}"
-        )
+        return Verdict("different", f"names not checked: the reference has {own.kind} {own.detail}")
     return find_name_fault(found, schema)
 
 
@@ -164,7 +161,7 @@ class GraphServer:
         """Take a file with one Cypher statement a line; lines with ``//`` first are comments."""
         self._script = script
         options = {"script": str(script.resolve())}
-        self._worker = Worker(Path(graph_worker.__file__), options, wall_s=WALL_S, quiet=True)
+        self._worker = Worker(graph_worker.__name__, options, wall_s=WALL_S, quiet=True)
 
     def close(self) -> None:
         self._worker.close()
@@ -184,10 +181,10 @@ class GraphServer:
                 raise EvaluationError(f"the graph {self._script} is not built: {detail}")
         kind, found = self._worker.receive()
         if kind != "rows":
-            return QueryAnswer(kind=kind, detail=found)
+            return QueryAnswer(kind, found)
         if len(found) > MAX_ROWS:
-            return QueryAnswer(kind="timed_out", detail=f"more than {MAX_ROWS:,} rows")
-        return QueryAnswer(kind="rows", rows=tuple(tuple(map(_cell, row)) for row in found))
+            return QueryAnswer("timed_out", f"more than {MAX_ROWS:,} rows")
+        return QueryAnswer("rows", rows=tuple(tuple(map(_cell, row)) for row in found))
 
 
 def _cell(value: Any) -> Any:
@@ -208,32 +205,25 @@ def _settle(case: ScoringCase, verdict: Verdict, ask: Callable[[str], QueryAnswe
     # Only what was parsed is run, and only what is not settled without running it.
     if verdict.kind != "different" or verdict.detail.startswith("words compared alone"):
         return verdict
+    reference = case.example.reference
     try:
-        return _compare(case.prediction, case.example.reference, ask)
+        wanted = ask(_plain(reference))
+        if wanted.kind != "rows":
+            return Verdict("different", f"not executed: of the reference, {wanted.detail}")
+        found = ask(_plain(case.prediction))
+        if found.kind != "rows":
+            return Verdict(found.kind, found.detail)
+        words = _words(reference) or []
+        last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
+        if not same_rows(wanted.rows, found.rows, ordered=_ORDER in words[last:]):
+            return Verdict("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
     except _ODD_ROWS as error:
-        return wrong_verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
-
-
-def _compare(prediction: str, reference: str, ask: Callable[[str], QueryAnswer]) -> Verdict:
-    wanted = ask(_plain(reference))
-    if wanted.kind != "rows":
-        return wrong_verdict("different", f"not executed: of the reference, {wanted.detail}")
-    found = ask(_plain(prediction))
-    if found.kind != "rows":
-        return wrong_verdict(found.kind, found.detail)
-    if not same_rows(wanted.rows, found.rows, ordered=_orders_rows(reference)):
-        return wrong_verdict("wrong_rows", f"{len(found.rows)} rows, wanted {len(wanted.rows)}")
+        return Verdict("not_executed", f"its rows cannot be compared: {type(error).__name__}")
     if all(cell is None for row in found.rows for cell in row):
         # A property that does not exist is null too.
         what = "nothing but nulls" if found.rows else "nothing"
-        return wrong_verdict("different", f"both return {what}, which tells nothing")
-    return Verdict(correct=True, kind="correct")
-
-
-def _orders_rows(query: str) -> bool:
-    words = _words(query) or []
-    last = max((i for i, word in enumerate(words) if word == _RETURN), default=len(words))
-    return _ORDER in words[last:]
+        return Verdict("different", f"both return {what}, which tells nothing")
+    return Verdict("correct")
 
 
 def _plain(query: str) -> str:

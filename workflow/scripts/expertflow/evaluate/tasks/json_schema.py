@@ -15,9 +15,8 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import parse_json
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
-from expertflow.evaluate.records import Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.isolated import IsolatedTask
+from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 
 MAX_CHARS = 200_000
 
@@ -57,7 +56,7 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
     except ValueError as error:
         raise EvaluationError(f"the reference is not JSON: {error}") from error
     try:
-        validator = _validator(schema)
+        validator = _validator(parse_answer(schema))
         broken = _first_error(validator, wanted)
     except _BREAKDOWNS as error:
         raise EvaluationError(f"the schema judges nothing: {_why(error)}") from error
@@ -66,19 +65,17 @@ def judge(prediction: str, *, reference: str, schema: str) -> Verdict:
     try:
         found = parse_answer(prediction)
     except ValueError as error:
-        return wrong_verdict("did_not_parse", one_line(error))
+        return Verdict("did_not_parse", one_line(error))
     try:
         broken = _first_error(validator, found)
     except RecursionError:
-        return wrong_verdict("did_not_parse", "nested too deeply to validate")
+        return Verdict("did_not_parse", "nested too deeply to validate")
     except _BREAKDOWNS as error:
         # Only a branch that the reference does not take leads here.
-        return wrong_verdict("schema_error", _why(error))
+        return Verdict("schema_error", _why(error))
     if broken is not None:
-        return wrong_verdict("invalid", broken)
-    if not equal_json(found, wanted):
-        return wrong_verdict("valid_but_different")
-    return Verdict(correct=True, kind="correct")
+        return Verdict("invalid", broken)
+    return Verdict("correct" if equal_json(found, wanted) else "valid_but_different")
 
 
 def parse_answer(text: str) -> Any:
@@ -99,15 +96,14 @@ def equal_json(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _validator(schema: str) -> Any:
-    value = parse_answer(schema)
-    if not isinstance(value, dict | bool):
+def _validator(schema: Any) -> Any:
+    if not isinstance(schema, dict | bool):
         raise ValueError("a schema is an object, true or false")
-    draft: Any = validators.validator_for(value, default=Draft202012Validator)
+    draft: Any = validators.validator_for(schema, default=Draft202012Validator)
     # Without a checker given, `format` in the draft's own schema lets Python's `re` judge patterns.
-    draft.check_schema(value, format_checker=FormatChecker(()))
+    draft.check_schema(schema, format_checker=FormatChecker(()))
     # With a registry given, of the drafts' own schemas, jsonschema's own, which downloads, rests.
-    return _with_patterns(draft)(value, registry=REGISTRY)
+    return _with_patterns(draft)(schema, registry=REGISTRY)
 
 
 @lru_cache

@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
@@ -46,9 +45,8 @@ class SqlExecution(ScoringTask):
 
     def score(self, cases: Sequence[ScoringCase], limits: Limits | None = None) -> list[Verdict]:
         limits = limits or Limits()
-        script = Path(sql_worker.__file__)
         verdicts = []
-        with closing(Worker(script, asdict(limits), wall_s=limits.wall_s)) as worker:
+        with closing(Worker(sql_worker.__name__, asdict(limits), wall_s=limits.wall_s)) as worker:
             for case in cases:
                 with case.located():
                     verdicts.append(_judge(case, worker))
@@ -79,5 +77,4 @@ def _judge(case: ScoringCase, worker: Worker) -> Verdict:
             f"its reference query fails on {database.name} ({kind}: {detail}); "
             "repair or remove the record"
         )
-    kind, detail = worker.receive()
-    return Verdict(correct=kind == "correct", kind=kind, detail=detail)
+    return Verdict(*worker.receive())

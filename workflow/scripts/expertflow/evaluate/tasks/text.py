@@ -5,7 +5,7 @@ from collections import deque
 from decimal import Decimal
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import Verdict, wrong_verdict
+from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 
 # `-$1,234.50`, `$-3`, `.5`, `x = 7`, and one line break before it. Repetitions are possessive and
@@ -55,10 +55,10 @@ class FinalAnswer(ScoringTask):
             )
         found = final_answer(case.prediction)
         if found is None:
-            return wrong_verdict("no_answer", f"no number after {_MARKER!r} that stands alone")
+            return Verdict("no_answer", f"no number after {_MARKER!r} that stands alone")
         if found != wanted:
-            return wrong_verdict("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
-        return Verdict(correct=True, kind="correct")
+            return Verdict("wrong_answer", f"answered {found:.12g}, expected {wanted:.12g}")
+        return Verdict("correct")
 
 
 class ExactMatch(ScoringTask):
@@ -73,15 +73,14 @@ class ExactMatch(ScoringTask):
     def judge_case(self, case: ScoringCase) -> Verdict:
         found, wanted = case.prediction.split(), case.example.reference.split()
         if found == wanted:
-            return Verdict(correct=True, kind="correct")
-        return wrong_verdict("different" if found else "empty")
+            return Verdict("correct")
+        return Verdict("different" if found else "empty")
 
 
 def final_answer(text: str) -> Decimal | None:
     """Read the number after the last ``####`` that a number follows, on its line or the next.
 
-    Nothing else in the text counts as an answer. A currency or ``name =`` may stand before the
-    number; where it goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), there is no answer.
+    Where the number goes on (``18 or 20``, ``3 x 10 = 30``, ``2 million``), there is no answer.
 
     >>> final_answer("9 x 2 = 18 #### $1,018.50")
     Decimal('1018.50')

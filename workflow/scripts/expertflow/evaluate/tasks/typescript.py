@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
-from expertflow.evaluate.records import Verdict, wrong_verdict
-from expertflow.evaluate.tasks.base import ScoringCase
-from expertflow.evaluate.tasks.isolated import IsolatedTask
+from expertflow.evaluate.records import Verdict
+from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -61,11 +60,11 @@ def judge(prediction: str, *, reference: str, prefix: str = "") -> Verdict:
         )
     said = strip_code_fence(prediction)
     if not said.strip():
-        return wrong_verdict("did_not_parse", "empty")
+        return Verdict("did_not_parse", "empty")
     found = syntax(prefix + said)
     if found is None:
-        return wrong_verdict("did_not_parse")
-    return Verdict(correct=found == wanted, kind="correct" if found == wanted else "different")
+        return Verdict("did_not_parse")
+    return Verdict("correct" if found == wanted else "different")
 
 
 def syntax(code: str) -> list[Token] | None:
@@ -104,7 +103,9 @@ def _tokens(root: "Node") -> Iterator[Token]:
         if node is None:
             yield ")", ""
         elif node.type == "string":
-            yield "string", _unquoted(node)
+            # Without the quotes, and the backslashes that only the choice of quotes asked for.
+            text = _text(node)[1:-1]
+            yield "string", _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], text)
         elif node.child_count == 0:
             yield node.type, _text(node)
         else:
@@ -116,26 +117,16 @@ def _tokens(root: "Node") -> Iterator[Token]:
 def _significant_children(node: "Node") -> "list[Node]":
     dropped = {"comment", "empty_statement" if node.type in _STATEMENT_LISTS else ""}
     children = [c for c in node.children if c.type not in dropped]
-    last = len(children) - 1
-    return [c for i, c in enumerate(children) if not _optional(node, children, i, last)]
+    types = ["", *(c.type for c in children), ""]
 
+    def is_optional(before: str, own: str, after: str) -> bool:
+        # In `[1,,]` the last comma makes a hole; only a comma behind an element is a mere trailer.
+        is_trailer = after in _CLOSING and before not in ("", ",", "[")
+        # Even `for (;;)` needs no semicolons here: its parts stay apart as nodes of the tree.
+        return own == ";" or (own == "," and (node.type in _SEPARATED or is_trailer))
 
-def _optional(parent: "Node", siblings: "list[Node]", index: int, last: int) -> bool:
-    # Even `for (;;)` needs no semicolons here: its parts stay apart as nodes of the tree.
-    if siblings[index].type == ";":
-        return True
-    if siblings[index].type != ",":
-        return False
-    if parent.type in _SEPARATED:
-        return True
-    # In `[1,,]` the last comma makes a hole, so only a comma behind an element is a mere trailer.
-    trailing = index + 1 <= last and siblings[index + 1].type in _CLOSING
-    return trailing and index > 0 and siblings[index - 1].type not in (",", "[")
-
-
-def _unquoted(node: "Node") -> str:
-    """Drop the quotes, and the backslashes that only the choice of quotes asked for."""
-    return _ESCAPE.sub(lambda m: m[1] if m[1] in "'\"" else m[0], _text(node)[1:-1])
+    around = zip(types, types[1:], types[2:], strict=False)
+    return [c for c, near in zip(children, around, strict=True) if not is_optional(*near)]
 
 
 def _text(node: "Node") -> str:

