@@ -1,7 +1,6 @@
 """The whole of an evaluation, with models that are made of words."""
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -373,7 +372,7 @@ def test_a_question_that_was_not_asked_is_wrong_and_not_cut_off(
 def test_the_worst_whose_loss_is_unknown_come_last() -> None:
     wrong = Verdict("different")
     outcome: Any = SimpleNamespace(
-        texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[math.inf, 1.0, math.nan, 2.0]
+        texts=[""] * 4, verdicts=[wrong] * 4, reference_losses=[None, 1.0, None, 2.0]
     )
     found = ModelComparison(asker("exact_match", {}), questions(4), outcome, outcome).worst()
     assert [one.document_id for one in found] == ["s/3", "s/1", "s/0", "s/2"]

@@ -57,7 +57,9 @@ def test_the_front_matter_is_what_the_hub_reads(inputs: CardInputs) -> None:
     assert score is not None and score.ci95 is not None and score.value_fraction is not None
     assert results[score.metric].metric_value == pytest.approx(score.value_fraction)
     assert results[score.metric].metric_args["ci95"] == pytest.approx(list(score.ci95), abs=1e-6)
-    assert "perplexity" in results
+    assert results[score.metric].metric_args["n_questions"] == score.n_examples
+    n_documents = inputs.evaluation.after.n_documents
+    assert results["perplexity"].metric_args["n_documents"] == n_documents
 
 
 def test_what_is_not_on_the_hub_or_not_known_is_not_declared(inputs: CardInputs) -> None:

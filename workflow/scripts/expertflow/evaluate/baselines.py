@@ -196,9 +196,8 @@ def make_baselines(
 ) -> list[BaselinePredictor]:
     """Learn ``constant``, ``template``, ``nearest`` and ``nearest_filled`` from examples.
 
-    A pure function of its arguments. ``max_judgements`` bounds how many answers ``judge`` is
-    shown, for tasks where that is dear. Fewer than four examples give no baseline, and answers
-    that share no form no ``template``.
+    ``max_judgements`` bounds how many answers ``judge`` is shown, where that is dear. Fewer than
+    four examples give no baseline, and answers that share no form no ``template``.
     """
     usable = [example for example in training if example.reference.strip()]
     if len(usable) < 4:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -96,10 +95,7 @@ class ModelComparison:
         return judge_pairs(spec.judge, pairs, seed=spec.seed)
 
     def unavailable_parts(self, record: EvaluationRecord, unusable: list[str]) -> dict[str, str]:
-        """Return why fields of the record are empty, by their paths in it.
-
-        Both sides lack the same. ``unusable`` are reasons why references cannot be judged.
-        """
+        """Return why fields of the record are empty, by their paths in it."""
         found = dict(self.unavailable)
         side, earlier, published = record.before, record.earlier, record.published
 
@@ -133,10 +129,7 @@ class ModelComparison:
         return found
 
     def write_answers(self, path: Path) -> None:
-        """Write all reported questions with both answers and verdicts, one JSON object a line.
-
-        Empty where no answers were asked for. Losses are nats a token of the reference.
-        """
+        """Write both answers to each question, one JSON object a line; losses in nats a token."""
         lines = []
         for i, one in enumerate(self.asked[: len(self.after.verdicts)]):
             line: dict[str, str | float | None] = {
@@ -149,7 +142,7 @@ class ModelComparison:
                     name: outcome.texts[i],
                     f"{name}_kind": outcome.verdicts[i].kind,
                     f"{name}_detail": outcome.verdicts[i].detail,
-                    f"{name}_reference_loss": _known(outcome.reference_losses[i]),
+                    f"{name}_reference_loss": outcome.reference_losses[i],
                 }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         write_text(path, "".join(lines))
@@ -157,22 +150,20 @@ class ModelComparison:
     def samples(self) -> tuple[EvaluationSample, ...]:
         """Choose some questions: right and wrong answers in turn, as long as there are both."""
         right = [i for i, verdict in enumerate(self.after.verdicts) if verdict.correct]
-        wrong = [i for i, verdict in enumerate(self.after.verdicts) if not verdict.correct]
-        in_turn = [i for pair in zip_longest(right, wrong) for i in pair if i is not None]
+        in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
 
     def worst(self) -> tuple[EvaluationSample, ...]:
-        """Choose what went wrong: what was right before, then the references least expected.
-
-        References whose loss is unknown come last.
-        """
+        """Choose wrong answers: right before, then least expected; unknown losses come last."""
 
         def place(i: int) -> tuple[bool, bool, float]:
-            loss = _known(self.after.reference_losses[i])
+            loss = self.after.reference_losses[i]
             return not self.before.verdicts[i].correct, loss is None, -(loss or 0.0)
 
-        wrong = [i for i, verdict in enumerate(self.after.verdicts) if not verdict.correct]
-        return tuple(map(self._sample, sorted(wrong, key=place)[:N_WORST]))
+        return tuple(map(self._sample, sorted(self._wrong(), key=place)[:N_WORST]))
+
+    def _wrong(self) -> list[int]:
+        return [i for i, verdict in enumerate(self.after.verdicts) if not verdict.correct]
 
     def _sample(self, i: int) -> EvaluationSample:
         example, before, after = self.asked[i].example, self.before, self.after
@@ -185,7 +176,7 @@ class ModelComparison:
             kind_before=before.verdicts[i].kind,
             kind_after=after.verdicts[i].kind,
             detail_after=after.verdicts[i].detail,
-            reference_loss=_known(after.reference_losses[i]),
+            reference_loss=after.reference_losses[i],
         )
 
     def _score_baseline(self, baseline: BaselinePredictor, n_learnt_from: int) -> BaselineScore:
@@ -219,8 +210,3 @@ class ModelComparison:
     def _without(self, name: str, why: str) -> tuple[()]:
         self.unavailable[name] = why
         return ()
-
-
-def _known(loss: float) -> float | None:
-    """Return a loss; null where the model has no position for all of the reference."""
-    return loss if math.isfinite(loss) else None

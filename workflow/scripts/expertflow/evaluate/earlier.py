@@ -83,7 +83,7 @@ def noted(
 def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
     """Compare with the newest evaluation of other weights that asked some of the same questions.
 
-    Where none did, the newest one is named without a comparison; null where there is none.
+    Where none did, the newest one is named without a comparison.
     """
     others = [
         before
@@ -109,10 +109,7 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
 
 
 def note(now: Noted, path: Path) -> None:
-    """Append an evaluation, under a lock and whole or not at all; the newest 50 are kept.
-
-    The same weights with the same answers once more add nothing.
-    """
+    """Append an evaluation under a lock, whole or not at all; repeats add nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("a") as lock:

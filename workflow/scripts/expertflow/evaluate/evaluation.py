@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 class EvalInputs(Record, frozen=True, kw_only=True):
     """What is evaluated, and what it is evaluated on.
 
-    ``load`` takes a folder of trained weights, or null for the base model.
-    ``state`` is the folder of earlier evaluations.
+    ``load`` takes a folder of weights, or null; ``state`` holds earlier evaluations.
     """
 
     spec: EvaluationSpec

@@ -2,9 +2,9 @@
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ Place = str | None
 class Models:
     """The base model and the candidates; only the one that was asked for last is in memory.
 
-    ``load`` takes the folder of trained weights, or null for the base model. Callers must not keep
-    a reference to a model.
+    Callers must not keep a reference to a model. ``load`` takes null for the base model.
     """
 
     def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
@@ -64,10 +63,7 @@ class Models:
 
 
 class Generations(Record, frozen=True, kw_only=True):
-    """What a model answered. Options that are chosen by likelihood are no generated tokens.
-
-    ``n_cut_off`` leaves out what was not asked.
-    """
+    """What a model answered; tokens are counted only where it wrote, and of what was asked."""
 
     texts: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -83,7 +79,7 @@ class ModelOutcome(Record, frozen=True, kw_only=True):
     losses: DocumentLosses
     texts: list[str]
     verdicts: list[Verdict]
-    reference_losses: list[float]
+    reference_losses: list[float | None]
     harness: lm_eval_hook.Figures
 
 
@@ -149,7 +145,8 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             losses=losses,
             texts=found.texts,
             verdicts=found.verdicts,
-            reference_losses=[-nats / n for nats, n in likelihoods],
+            # Null where the model has no position for all of the reference.
+            reference_losses=[-nats / n if isfinite(nats) else None for nats, n in likelihoods],
             harness=self._run_harness(place),
         )
 
@@ -227,4 +224,4 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
 
 
 def _perplexity(loss: float) -> float:
-    return math.exp(min(loss, LARGEST_LOSS))
+    return exp(min(loss, LARGEST_LOSS))

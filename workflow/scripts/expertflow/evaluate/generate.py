@@ -133,10 +133,7 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
 def finished(
     ids: list[int], *, engine: Encoder, ends: frozenset[int], stops: tuple[str, ...]
 ) -> Answer:
-    """Cut what a model wrote where it ends, and take out the thoughts.
-
-    A stop text ends the answer wherever it stands, as it does for those who load the expert.
-    """
+    """Cut what a model wrote where it ends or a stop text begins, and take out the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
     text = engine.decode(ids[:end])
     stopped = any(stop in text for stop in stops)
@@ -215,10 +212,7 @@ def _continued(
 
 
 class Draws(LogitsProcessor):  # type: ignore[misc]
-    """Leave one token a row: the one drawn from the warped distribution.
-
-    A row's draws come from a generator of its own, so no other row changes them.
-    """
+    """Leave one token a row: drawn from the warped distribution by a generator of its own."""
 
     def __init__(self, decoding: Decoding, prompts: list[list[int]], seed: int) -> None:
         self.warpers: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]

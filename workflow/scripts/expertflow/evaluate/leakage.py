@@ -23,10 +23,7 @@ N_TRAINING_EXAMPLES = 2_000
 
 
 class HeldOutSplit(Record, frozen=True, kw_only=True):
-    """The held-out documents, and a seeded sample of those that were trained on.
-
-    ``n_shared_questions`` held-out documents have a question that is trained on as well.
-    """
+    """Held-out documents, how many have a trained question, and a sample of training."""
 
     held_out: list[Document]
     training: list[Document]
@@ -75,11 +72,7 @@ def read_split(
 def check_trained_rows(
     expert: str, *, training: TrainingRecord, packing: PackingRecord, rows: Path
 ) -> None:
-    """Make sure that the model was trained on the rows of this packing, and is measured on them.
-
-    Raises:
-        EvaluationError: it was not.
-    """
+    """Raise unless the model was trained on, and is measured on, the rows of this packing."""
     splits = sha256_json([packing.train.sha256, packing.held_out.sha256])
     if training.packing_sha256 != splits:
         raise EvaluationError(

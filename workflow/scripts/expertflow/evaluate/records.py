@@ -230,10 +230,7 @@ class LmEvalScore(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSample(Record, frozen=True, kw_only=True):
-    """One example shown to the reader of the report.
-
-    ``reference_loss`` is the expert's own loss on the reference, in nats a token.
-    """
+    """One question in the report; ``reference_loss`` is the expert's, in nats a token."""
 
     document_id: str
     prompt: str

@@ -1,7 +1,4 @@
-"""Turn verdicts into scores, and say what chance leaves of a difference. Pure.
-
-Bootstrap intervals are seeded and vectorized.
-"""
+"""Turn verdicts into scores, and say what chance leaves of a difference. Pure and seeded."""
 
 from collections import Counter
 from collections.abc import Sequence

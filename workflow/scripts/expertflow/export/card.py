@@ -162,9 +162,7 @@ def _eval_results(inputs: CardInputs) -> list[EvalResult]:
             metric_name=metric.replace("_", " "),
             metric_value=round(value, 6),
             # The hub has no field for an interval.
-            metric_args={"ci95": [round(bound, 6) for bound in ci95]}
-            if ci95
-            else {} | {f"n_{what}": n},
+            metric_args=({"ci95": [round(x, 6) for x in ci95]} if ci95 else {}) | {f"n_{what}": n},
         )
         for metric, value, ci95, what, n in found
     ]

@@ -147,10 +147,7 @@ def _called(tokens: Sequence[Token]) -> set[int]:
 
 
 def number_variables(tokens: Sequence[Token]) -> list[Token]:
-    """Replace each variable by the order of its first appearance, from 0.
-
-    What a procedure yields is named by the procedure, so that name is kept wherever it stands.
-    """
+    """Replace variables by their order of appearance; names that a procedure yields are kept."""
     fixed = {token.text for token in tokens if token.kind == "yielded"}
     numbers: dict[str, int] = {}
     result = []
