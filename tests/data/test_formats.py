@@ -271,10 +271,7 @@ def test_a_file_that_is_not_what_its_name_says(
     "raw", [b'{"a": \n{"a": 1}\n', b'[{"r": 1}]\n[{"r": 2}]\n', b"[1, 2]\n", b"\0\0\0\0\n{}\n"]
 )
 def test_bad_lines_do_not_condemn_a_file(tmp_path: Path, raw: bytes) -> None:
-    (tmp_path / "a.jsonl").write_bytes(raw)
-    assert all(
-        r.fault or r.value for r in read_shards((describe(tmp_path / "a.jsonl"),)) if r.fault
-    )
+    assert seen(tmp_path / "a.jsonl", raw)
 
 
 @pytest.mark.parametrize(

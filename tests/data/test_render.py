@@ -12,7 +12,7 @@ from expertflow.data.chat_template import ChatTemplate, place
 from expertflow.data.layout import CHATML, chatml_layout
 from expertflow.data.records import Body, Layout, Segment, ToolCall, Turn
 from expertflow.data.reject import Reject
-from expertflow.data.render import Renderer, answered, joined, question_of, question_text
+from expertflow.data.render import Renderer, answered, question_of, question_text
 
 # Styles of well-known families, written out small: marks and trimming as they have them.
 HEADERS = (
@@ -91,12 +91,6 @@ def test_plain_text_learns_its_end() -> None:
     assert [s.special for s in segments] == [False, True]
     start = Renderer(replace(chatml_layout(), text_start="<s>")).render(Body(text="a"))
     assert (start[0], learned(start)) == (Segment("<s>", special=True), "a|<|endoftext|>")
-
-
-def test_the_fast_way_to_chatml_is_the_template() -> None:
-    body = chat("a\n", "\nb ", "c", "d")
-    by_template = joined(ChatTemplate(chatml_layout()).atoms(body))
-    assert by_template == Renderer(chatml_layout()).render(body)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from expertflow.data import selection
 from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.documents import group_hash, text_hash
 from expertflow.data.selection import (
-    cap_all,
     cap_categories,
-    cap_sources,
     held_out,
     lowest,
     rank,
@@ -74,7 +72,7 @@ def test_the_lowest_ranks_are_chosen(monkeypatch: pytest.MonkeyPatch, n: int) ->
 
 def test_a_source_is_capped() -> None:
     of = columns(300, sources="abc")
-    cap_sources(of, {"a": 10, "b": 100}, seed=1)
+    select(of, dedup_spec(max_per_source={"a": 10, "b": 100}), expert="e")
     left = Counter(row % 3 for row in kept(of))
     assert left == {0: 10, 1: 100, 2: 100}
     assert reasons(of) == {"kept": 210, "over_source_cap": 90}
@@ -82,8 +80,7 @@ def test_a_source_is_capped() -> None:
 
 def test_a_capped_source_is_no_likelier_to_pass_the_next_cap() -> None:
     of = columns(20_000, sources="ab")
-    cap_sources(of, {"a": 1000}, seed=1)
-    cap_all(of, 5500, seed=1)
+    select(of, dedup_spec(max_per_source={"a": 1000}, max_documents=5500), expert="e")
     assert sum(row % 2 == 0 for row in kept(of)) == pytest.approx(500, abs=60)
 
 
@@ -121,12 +118,12 @@ def test_a_weight_thins_or_repeats_training_documents(
 
 def test_a_choice_lasts_when_data_grows() -> None:
     few, many = columns(1000), columns(10_000)
-    cap_all(few, 100, seed=1)
-    cap_all(many, 1000, seed=1)
+    select(few, dedup_spec(max_documents=100), expert="e")
+    select(many, dedup_spec(max_documents=1000), expert="e")
     before, after = set(kept(few)), {row for row in kept(many) if row < 1000}
     assert len(before & after) >= 80
     other = columns(1000)
-    cap_all(other, 100, seed=2)
+    select(other, dedup_spec(max_documents=100, seed=2), expert="e")
     assert len(before & set(kept(other))) < 30
 
 

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.data.chat_template import PLACE, Atom, ChatTemplate, place, special_pattern
-from expertflow.data.layout import CHATML, TURN_END, TURN_START
 from expertflow.data.records import Body, Layout, Segment
 from expertflow.data.reject import Reject
 from expertflow.data.shapes import body_of, last_answer
@@ -64,7 +63,6 @@ class Renderer:
         self._added = special_pattern(layout.added_tokens)
         usable = layout.chat_template is not None and layout.problem is None
         self._template = ChatTemplate(layout) if usable else None
-        self._is_chatml = layout.chat_template == CHATML
 
     def render(self, body: Body) -> tuple[Segment, ...]:
         """Render a document; Reject by template or policy, DataError without a template."""
@@ -81,7 +79,7 @@ class Renderer:
             return None
         n = frame.count(b"null")
         body = body_of(frame, [place(i) for i in range(n)])
-        if body.text is not None or (self._is_chatml and not _has_tools(body)):
+        if body.text is not None:
             return _blanks(joined(self._atoms(body)), body)
         found = self._template.form(body) if self._template else None
         return found and _blanks(joined(found[0]), body, found[1])
@@ -121,8 +119,6 @@ class Renderer:
                 f"the model cannot write chats: {problem}; set data.chat_template to a file with"
                 " one that can, or to chatml"
             )
-        if self._is_chatml and not _has_tools(body):
-            return _chatml_atoms(body)
         return self._template.atoms(body)
 
     def _parts(self, atoms: Iterable[Atom]) -> Iterable[Atom]:
@@ -138,10 +134,6 @@ class Renderer:
                 yield Atom(match[0], atom.learned, special=True)
                 end = match.end()
             yield Atom(atom.text[end:], atom.learned)
-
-
-def _has_tools(body: Body) -> bool:
-    return bool(body.tools) or any(turn.tool_calls for turn in body.turns)
 
 
 def _blanks(
@@ -166,21 +158,6 @@ def _blanks(
         before, after = segment.text[:low], segment.text[high:]
         form.append(Blank(before, number, after, learned_from, writer))
     return Form(tuple(form), conditions)
-
-
-def _chatml_atoms(body: Body) -> list[Atom]:
-    # The template gives the same; this is many times as fast.
-    atoms: list[Atom] = []
-    whole = all(turn.learned for turn in body.turns)
-    for i, turn in enumerate(body.turns):
-        atoms += [
-            Atom(TURN_START, learned=whole, special=True),
-            Atom(f"{turn.role}\n", learned=whole),
-            Atom(turn.content, learned=turn.learned, turn=i),
-            Atom(TURN_END, learned=turn.learned, special=True),
-            Atom("\n", learned=whole),
-        ]
-    return atoms
 
 
 def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:

@@ -54,13 +54,6 @@ def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray
     return chosen
 
 
-def cap_sources(columns: Columns, caps: dict[str, int], *, seed: int) -> None:
-    for place, name in enumerate(columns.sources):
-        if name in caps:
-            rows = np.flatnonzero((columns.status == KEPT) & (columns.source == place))
-            _keep(columns, rows, caps[name], seed=seed, rule="over_source_cap")
-
-
 def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
     """Keep at most so many documents of each category; those without one are not limited."""
     named = (columns.status == KEPT) & (columns.category != NO_CATEGORY)
@@ -107,12 +100,6 @@ def weigh(
     return copies
 
 
-def cap_all(columns: Columns, n: int | None, *, seed: int) -> None:
-    if n is not None:
-        rows = np.flatnonzero(columns.status == KEPT)
-        _keep(columns, rows, n, seed=seed, rule="over_max_documents")
-
-
 def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
     """Return the place below which a group of kept documents is held out.
 
@@ -150,11 +137,16 @@ def held_out(group: Hashes, edge: int) -> NDArray[np.bool_]:
 def select(
     columns: Columns, spec: DeduplicateSpec, *, expert: str
 ) -> tuple[int, NDArray[np.int32]]:
-    cap_sources(columns, spec.max_per_source, seed=spec.seed)
+    for place, name in enumerate(columns.sources):
+        if (n := spec.max_per_source.get(name)) is not None:
+            rows = np.flatnonzero((columns.status == KEPT) & (columns.source == place))
+            _keep(columns, rows, n, seed=spec.seed, rule="over_source_cap")
     cap_categories(columns, spec)
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
     copies = weigh(columns, spec.weights, edge=edge, seed=spec.seed)
-    cap_all(columns, spec.max_documents, seed=spec.seed)
+    if (n := spec.max_documents) is not None:
+        rows = np.flatnonzero(columns.status == KEPT)
+        _keep(columns, rows, n, seed=spec.seed, rule="over_max_documents")
     # The last limit may have emptied a side; then one group goes over.
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
     copies[held_out(columns.group, edge)] = 1

@@ -20,7 +20,7 @@ from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
-_NEWLINE, _BRACE = b"\n{"
+_NEWLINE = 10
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
 # A number and the bytes of a text, or what is wrong with them.
@@ -132,8 +132,6 @@ def too_long(path: Path) -> DataError:
 
 
 def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
-    import numpy as np
-
     n_newlines: list[int] = []
     n_blank = n_read = 0
     # The last line end and what follows it, as long as that is blank.
@@ -143,14 +141,10 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
             if n_read % block_bytes == 0:
                 n_newlines.append(0)
             n_read += len(part)
-            text = np.frombuffer(part, np.uint8)
-            ends = np.flatnonzero(text == _NEWLINE)
-            n_newlines[-1] += len(ends)
-            # Where every line begins with a brace, none is blank; that is quickly seen.
-            is_braced = (text[ends[ends < len(text) - 1] + 1] == _BRACE).all()
-            if not (is_braced and (not open_line or text[0] == _BRACE)):
-                n_blank += len(_BLANK_LINE.findall(open_line + part))
-            line = part[ends[-1] :] if len(ends) else open_line + part
+            n_newlines[-1] += part.count(b"\n")
+            n_blank += len(_BLANK_LINE.findall(open_line + part))
+            last = part.rfind(b"\n")
+            line = part[last:] if last >= 0 else open_line + part
             open_line = line if line.isspace() and line[0] == _NEWLINE else b""
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
