@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import RowBatch, read_rows
-from expertflow.tokens.ragged import ragged
+from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows
 
 
-def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[RowBatch]:
+def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[PackedRows]:
     """Give the rows of every step; ``shift`` begins with a later one."""
     from expertflow.train.feed.loader import feed_of
 
@@ -23,7 +22,7 @@ def rows_by_step(packed: Path, plan: TrainPlan, shift: int) -> Iterator[RowBatch
         ids = np.concatenate([rows.take_ids(chosen), np.zeros((n_short, rows.length), np.int32)])
         lengths = rows.seq_lengths.take(chosen).tolist() + [[rows.length]] * n_short
         spans = rows.spans.take(chosen).tolist() + [[]] * n_short
-        yield RowBatch(ids, ragged(lengths), ragged(spans))
+        yield packed_rows(ids, lengths, spans)
 
 
 def tokenizer(folder: Path) -> Path:

@@ -23,9 +23,9 @@ from expertflow.hardware import monitor as monitoring
 from expertflow.hardware import sampler
 from expertflow.hardware.monitor import read_samples, wait_for_others
 from expertflow.hardware.nvml import NO_DRIVER, Gpus
-from expertflow.hardware.records import GpuSample, MonitorRecord
+from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
-from expertflow.hardware.summary import Card, no_card, stats
+from expertflow.hardware.summary import no_card, stats
 from expertflow.hardware.summary import summarise as summarise_card
 
 TRACE = Path(__file__).parent / "data" / "trace.jsonl"

@@ -54,8 +54,7 @@ def random_rows(seed: int, *, n_rows: int = 40, length: int = 48) -> PackedRows:
 def test_nothing_is_lost_added_or_relabelled(seed: int) -> None:
     rows = random_rows(seed)
     chosen = np.random.default_rng(seed).permutation(len(rows))[:17]
-    batch = split_documents(rows, chosen)
-    loose = PackedRows((batch.input_ids_NL,), batch.seq_lengths, batch.spans)
+    loose = split_documents(rows, chosen)
     assert len(loose.seq_lengths.values) == len(loose)
     packed = [document for i in chosen for document in documents_of(take(rows, i))]
     assert documents_of(loose) == packed

@@ -14,9 +14,8 @@ from support import ROOT
 
 from expertflow.core.errors import DataError
 from expertflow.tokens import export_rows as module
-from expertflow.tokens.arrow import ROWS_FILE, PackedRows, RowBatch, packed_rows, write_rows
+from expertflow.tokens.arrow import ROWS_FILE, PackedRows, packed_rows, write_rows
 from expertflow.tokens.export_rows import export_rows, supervised
-from expertflow.tokens.ragged import ragged
 from expertflow.train.feed.batches import Collator
 
 LENGTH = 8
@@ -35,8 +34,8 @@ LABELS = [
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    batch = RowBatch(IDS, ragged(SEQ_LENGTHS), ragged(SPANS))
-    write_rows(tmp_path / "train", iter([batch]), length=LENGTH)
+    rows = packed_rows(IDS, SEQ_LENGTHS, SPANS)
+    write_rows(tmp_path / "train", [rows], length=LENGTH)
     return tmp_path / "train"
 
 
@@ -109,7 +108,7 @@ def test_rows_go_through_in_batches_and_come_out_alike(
 
 
 def test_no_rows_are_no_rows_there(tmp_path: Path) -> None:
-    write_rows(tmp_path / "held_out", iter([]), length=LENGTH)
+    write_rows(tmp_path / "held_out", [], length=LENGTH)
     assert len(exported(tmp_path / "held_out")) == 0
 
 

@@ -66,7 +66,7 @@ def batch_of(bodies: list[Body]) -> pa.RecordBatch:
 def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted, TokenBatch]:
     drafter = Drafter(Renderer(layout))
     drafted = drafter.draft(batch_of(list(bodies)))
-    return drafter, drafted, drafted.tokens(engine.encode_flat(drafted.draft.to_encode()), engine)
+    return drafter, drafted, drafted.tokens(drafted.encode(engine), engine)
 
 
 def mixed_bodies() -> list[Body]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expertflow.tokens.arrow import PackedRows, RowBatch, packed_rows, read_rows, write_rows
+from expertflow.tokens.arrow import PackedRows, packed_rows, read_rows, write_rows
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.feed.batches import Batch, Buffers, Collator, targets_per_row
 
@@ -133,7 +133,7 @@ def test_rows_read_from_disk_in_several_parts_give_the_same(tmp_path: Path) -> N
     rows = made_up_rows(10)
     parts = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
     written = (
-        RowBatch(rows.take_ids(p), rows.seq_lengths.take(p), rows.spans.take(p)) for p in parts
+        PackedRows((rows.take_ids(p),), rows.seq_lengths.take(p), rows.spans.take(p)) for p in parts
     )
     write_rows(tmp_path / "rows", written, length=LENGTH)
     read, chosen = read_rows(tmp_path / "rows"), np.array([9, 0, 5, 3])

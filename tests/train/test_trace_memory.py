@@ -25,8 +25,7 @@ SHAPE = {
 QWEN3 = Qwen3Config(**SHAPE, head_dim=32)
 AMPERE = GpuFacts(
     name="card", memory_total_bytes=8 * 10**9, compute_capability="8.0",
-    peak_bf16_flops_per_s=1e14, peak_fp16_flops_per_s=1e14, peak_tf32_flops_per_s=None,
-    peak_bandwidth_bytes_per_s=None, power_limit_w=None, source="a test",
+    peak_bf16_flops_per_s=1e14, peak_fp16_flops_per_s=1e14, source="a test",
 )  # fmt: skip
 DORA = replace(LORA, use_dora=True)
 

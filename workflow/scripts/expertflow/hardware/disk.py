@@ -21,12 +21,13 @@ IN_MEMORY = {"tmpfs", "ramfs"}
 NOT_ASKED = "not measured: not asked for"
 # Of a file that is there: less tells of the cache and not of the disk, more holds up (judgement).
 LEAST_BYTES, LONGEST_S = 16 << 20, 1.0
+# Bytes a second, or null, and how they were measured, or why not.
+Speed = tuple[float | None, str]
 
 
 def candidates(
     configured: str | None, environment: dict[str, str], root: Path = Path("/")
 ) -> Iterator[tuple[Path, str]]:
-    """Yield places worth looking at, and why, whether they are there or not."""
     if configured is not None:
         yield Path(configured), "scratch setting"
     for name in ("SLURM_TMPDIR", "TMPDIR"):
@@ -41,7 +42,7 @@ def scratch_facts(
     places: Iterator[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
 ) -> tuple[ScratchFacts, ...]:
     """Describe the places that exist and may be written; one measurement for each device."""
-    measured: dict[int, tuple[float | None, str]] = {}
+    measured: dict[int, Speed] = {}
     found: dict[Path, ScratchFacts] = {}
     for path, asked_by in places:
         place = path.resolve()
@@ -73,7 +74,7 @@ def scratch_facts(
     return tuple(found.values())
 
 
-def read_speed(folder: Path, file_bytes: int) -> tuple[float | None, str]:
+def read_speed(folder: Path, file_bytes: int) -> Speed:
     """Write a file, drop it from the page cache, read it once in order; return bytes/s and how.
 
     The file has no name while it exists, so that not even a kill leaves it behind. Its content is
@@ -86,18 +87,21 @@ def read_speed(folder: Path, file_bytes: int) -> tuple[float | None, str]:
         finally:
             Path(name).unlink()
         try:
-            _fill(writing, file_bytes)
+            for _ in range(0, file_bytes, CHUNK_BYTES):
+                block = memoryview(os.urandom(CHUNK_BYTES))
+                while block:
+                    block = block[os.write(writing, block) :]
+            os.fsync(writing)
             os.posix_fadvise(writing, 0, 0, os.POSIX_FADV_DONTNEED)
-            seconds, n_read = _read_all(descriptor)
+            return _read_all(descriptor, how)
         finally:
             os.close(writing)
             os.close(descriptor)
     except OSError as error:
         return None, f"not measured: {error.strerror}"
-    return n_read / seconds, f"{n_read >> 20} MiB in order, {how}"
 
 
-def file_read_speed(file: Path) -> tuple[float | None, str]:
+def file_read_speed(file: Path) -> Speed:
     """Read the start of a file once in order, past the page cache; return bytes/s and how.
 
     At most 256 MiB, and no longer than a second.
@@ -112,20 +116,11 @@ def file_read_speed(file: Path) -> tuple[float | None, str]:
         try:
             if "dropped" in how:
                 os.posix_fadvise(descriptor, 0, FILE_BYTES, os.POSIX_FADV_DONTNEED)
-            seconds, n_read = _read_all(descriptor, most_bytes=FILE_BYTES, longest_s=LONGEST_S)
+            return _read_all(descriptor, how, most_bytes=FILE_BYTES, longest_s=LONGEST_S)
         finally:
             os.close(descriptor)
     except OSError as error:
         return None, f"not measured: {error.strerror}"
-    return n_read / seconds, f"{n_read >> 20} MiB in order, {how}"
-
-
-def _fill(descriptor: int, n_bytes: int) -> None:
-    for _ in range(0, n_bytes, CHUNK_BYTES):
-        block = memoryview(os.urandom(CHUNK_BYTES))
-        while block:
-            block = block[os.write(descriptor, block) :]
-    os.fsync(descriptor)
 
 
 def _open_past_the_cache(name: str | Path) -> tuple[int, str]:
@@ -137,8 +132,8 @@ def _open_past_the_cache(name: str | Path) -> tuple[int, str]:
 
 
 def _read_all(
-    descriptor: int, *, most_bytes: int = sys.maxsize, longest_s: float = math.inf
-) -> tuple[float, int]:
+    descriptor: int, how: str, *, most_bytes: int = sys.maxsize, longest_s: float = math.inf
+) -> Speed:
     # An anonymous map lies on a page boundary, as O_DIRECT wants it.
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         start, position, seconds = time.perf_counter(), 0, 0.0
@@ -148,7 +143,7 @@ def _read_all(
             if n < CHUNK_BYTES:
                 # The end; O_DIRECT would not go on from where no block begins.
                 break
-        return seconds, position
+    return position / seconds, f"{position >> 20} MiB in order, {how}"
 
 
 def file_system(path: Path) -> str | None:

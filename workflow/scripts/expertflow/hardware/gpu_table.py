@@ -3,21 +3,22 @@
 Needs no driver, so that plans can be made for cards that are elsewhere.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from expertflow.hardware.records import GpuFacts
 
-GB, TERA = 10**9, 10**12
+GB, TERA = 1e9, 1e12
 # Key of a row: field of a card, and what one of the row's units is in ours.
-FIGURES = {
-    "memory_gb": ("memory_total_bytes", GB),
-    "bf16_tflops": ("peak_bf16_flops_per_s", TERA),
-    "fp16_tflops": ("peak_fp16_flops_per_s", TERA),
-    "tf32_tflops": ("peak_tf32_flops_per_s", TERA),
-    "bandwidth_gb_per_s": ("peak_bandwidth_bytes_per_s", GB),
-    "power_w": ("power_limit_w", 1),
+FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "memory_gb": ("memory_total_bytes", lambda value: int(value * GB)),
+    "bf16_tflops": ("peak_bf16_flops_per_s", lambda value: value * TERA),
+    "fp16_tflops": ("peak_fp16_flops_per_s", lambda value: value * TERA),
+    "tf32_tflops": ("peak_tf32_flops_per_s", lambda value: value * TERA),
+    "bandwidth_gb_per_s": ("peak_bandwidth_bytes_per_s", lambda value: value * GB),
+    "power_w": ("power_limit_w", float),
+    "compute_capability": ("compute_capability", str),
 }
-CAPABILITY = "compute_capability"
 NOT_LISTED = "not in config/hardware/gpus.yaml: peaks unknown"
 BY_DRIVER = "the driver of this machine"
 
@@ -37,23 +38,13 @@ def gpu_by_name(name: str, table: list[dict[str, Any]]) -> GpuFacts | None:
 
 def facts(row: dict[str, Any]) -> GpuFacts:
     """Turn a row into a card. A row without ``sources`` has its one source for every figure."""
-    figures: dict[str, Any] = {
-        field: None if row.get(key) is None else float(row[key]) * factor
-        for key, (field, factor) in FIGURES.items()
-    }
-    if figures["memory_total_bytes"] is not None:
-        figures["memory_total_bytes"] = int(figures["memory_total_bytes"])
-    figures[CAPABILITY] = row.get(CAPABILITY)
+    known = [key for key in FIGURES if row.get(key) is not None]
     given = row.get("sources", {})
-    keys = {field: key for key, (field, _) in FIGURES.items()} | {CAPABILITY: CAPABILITY}
+    figures: dict[str, Any] = {FIGURES[key][0]: FIGURES[key][1](row[key]) for key in known}
     return GpuFacts(
         name=row["name"],
         source=row["source"],
-        sources={
-            field: given.get(keys[field], row["source"])
-            for field, value in figures.items()
-            if value is not None
-        },
+        sources={FIGURES[key][0]: given.get(key, row["source"]) for key in known},
         driver_names=tuple(row.get("driver_names", ())),
         **figures,
     )
@@ -61,11 +52,5 @@ def facts(row: dict[str, Any]) -> GpuFacts:
 
 def unlisted(name: str, **told: Any) -> GpuFacts:
     """Describe a card that the table does not have by what its driver says: no peaks."""
-    fields = (*(field for field, _ in FIGURES.values()), CAPABILITY)
-    figures: dict[str, Any] = {**dict.fromkeys(fields), **told}
-    return GpuFacts(
-        name=name,
-        source=NOT_LISTED,
-        sources={key: BY_DRIVER for key, value in told.items() if value is not None},
-        **figures,
-    )
+    sources = {key: BY_DRIVER for key, value in told.items() if value is not None}
+    return GpuFacts(name=name, source=NOT_LISTED, sources=sources, **told)

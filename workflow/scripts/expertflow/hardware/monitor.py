@@ -8,6 +8,7 @@ powers.
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -23,16 +24,9 @@ from expertflow.core.files import read_json_lines
 from expertflow.core.locks import try_lock
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import open_gpus
-from expertflow.hardware.records import GpuSample, MonitorRecord
+from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import Sampler, SamplingInterval
-from expertflow.hardware.summary import (
-    Watcher,
-    at_the_end,
-    describe,
-    from_record,
-    no_card,
-    summarise,
-)
+from expertflow.hardware.summary import Watcher, at_the_end, describe, no_card, summarise
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +36,6 @@ NICE = 5
 
 
 def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
-    """Run what was asked for; ``refuse`` ends the script with a message about its arguments."""
     if args.compare is not None:
         from rich.console import Console
 
@@ -63,8 +56,10 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
     if args.n_gpus is not None and args.n_gpus < 1:
         refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
     with ExitStack() as held:
-        watch = args.replay is None
-        record = _watch(args, readings, held) if watch else replay(readings, args.facts)
+        if args.replay is None:
+            record = _watch(args, readings, held)
+        else:
+            record = replay(readings, args.facts)
         write_record(args.output, record)
     if not args.quiet:
         from rich.console import Console
@@ -90,31 +85,27 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
         return bool(came) or parent not in (None, os.getppid())
 
     wait_for_others(held, samples, stop)
+    watcher = None
+    if not args.quiet:
+        # Imported here: beside a training nothing is shown, and the monitor should be up at once.
+        from rich.console import Console
 
-    def look(watcher: Callable[..., None] | None) -> MonitorRecord:
-        return monitor(
-            samples,
-            interval=SamplingInterval(
-                args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
-            ),
-            duration_s=args.duration,
-            zero_s=args.zero,
-            goes_on=args.go_on,
-            stop=stop,
-            gpu=args.gpu,
-            n_gpus=args.n_gpus,
-            watcher=watcher,
-        )
+        from expertflow.hardware.show import live
 
-    if args.quiet:
-        return look(None)
-    # Imported here: beside a training nothing is shown, and the monitor should be up at once.
-    from rich.console import Console
-
-    from expertflow.hardware.show import live
-
-    with live(Console(stderr=True)) as watcher:
-        return look(watcher)
+        watcher = held.enter_context(live(Console(stderr=True)))
+    return monitor(
+        samples,
+        interval=SamplingInterval(
+            args.interval, steps=args.steps, n_steps_per_epoch=args.steps_per_epoch
+        ),
+        duration_s=args.duration,
+        zero_s=args.zero,
+        goes_on=args.go_on,
+        stop=stop,
+        gpu=args.gpu,
+        n_gpus=args.n_gpus,
+        watcher=watcher,
+    )
 
 
 def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
@@ -163,20 +154,20 @@ def monitor(
                     stream.write(b"\n")
         start, cpu_s = time.monotonic(), time.process_time()
         offset_s = 0.0 if zero_s is None else time.time() - zero_s
-        end = None if duration_s is None else start + duration_s
+        end = math.inf if duration_s is None else start + duration_s
         with output.open("a" if goes_on else "w", encoding="utf-8") as readings:
             going = True
             while going:
                 # Asked before the reading: the stretch ends with one, so that counters cover all.
-                going = not stop() and (end is None or time.monotonic() < end)
+                going = not stop() and time.monotonic() < end
                 sample = sampler.take(elapsed_s=offset_s + time.monotonic() - start)
                 readings.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
                 readings.flush()
                 if watcher is not None:
                     watcher(sample, card)
-                taken_at = offset_s + time.monotonic() - start - sample.elapsed_s
-                if going:
-                    _nap(interval.next_s() - taken_at, end, stop)
+                due = min(end, start + sample.elapsed_s - offset_s + interval.next_s())
+                while going and not stop() and (left_s := due - time.monotonic()) > 0:
+                    time.sleep(min(left_s, LONGEST_NAP_S))
         wall_s = time.monotonic() - start
         fraction = (time.process_time() - cpu_s) / wall_s if wall_s > 0 else None
         card = at_the_end(card, gpus)
@@ -200,7 +191,8 @@ def replay(trace: Path, facts: Path | None) -> MonitorRecord:
         interval = SamplingInterval()
     else:
         record = read_record(MonitorRecord, facts)
-        card = from_record(record)
+        known = {name: getattr(record, name) for name in Card.__struct_fields__}
+        card = Card(**{**known, "processes": (), "remarks": ()})
         interval = SamplingInterval(record.configured_interval_s, epoch_s=record.epoch_s)
     remarks = (f"replayed from {trace.name}",)
     return summarise(samples, card=card, interval=interval, remarks=remarks)
@@ -222,11 +214,3 @@ def read_samples(path: Path) -> list[GpuSample]:
     """
     where = f"{path}: not a reading of the monitor"
     return [from_json(GpuSample, line, where=where) for line in read_json_lines(path)]
-
-
-def _nap(left_s: float, end: float | None, stop: Callable[[], bool]) -> None:
-    due = time.monotonic() + left_s
-    if end is not None:
-        due = min(due, end)
-    while not stop() and (left_s := due - time.monotonic()) > 0:
-        time.sleep(min(left_s, LONGEST_NAP_S))

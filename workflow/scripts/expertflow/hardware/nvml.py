@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pynvml
 
@@ -35,7 +34,13 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
     ``which`` is an index as nvidia-smi counts, or a UUID; ``n_gpus`` takes the first ones only.
     NVML counts who has opened it, so blocks may lie inside each other.
     """
-    if (reason := _refused()) is not None:
+    reason = None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        reason = NO_DRIVER if error.value in absent else f"NVML: {error}"
+    if reason is not None:
         yield Gpus(reason=reason)
         return
     gpus = Gpus()
@@ -49,22 +54,19 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
             pynvml.nvmlShutdown()
 
 
-def _refused() -> str | None:
-    """Open NVML; return why where it does not open."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return NO_DRIVER if error.value in absent else f"NVML: {error}"
-    return None
-
-
 def _find(which: str | None, n_gpus: int | None) -> Gpus:
+    handles, refused = [], {}
     try:
-        handles, refused = _handles(pynvml.nvmlDeviceGetCount())
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        count, driver = pynvml.nvmlDeviceGetCount(), str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         return Gpus(reason=f"NVML: {error}")
+    # The driver also counts cards that a batch system keeps from this job, which CUDA and
+    # nvidia-smi pass over; and one that fell off the bus is no reason to leave the others alone.
+    for i in range(count):
+        try:
+            handles.append(pynvml.nvmlDeviceGetHandleByIndex(i))
+        except pynvml.NVMLError as error:
+            refused[i] = error
     if refused and not handles:
         return Gpus(driver=driver, reason=f"NVML: {next(iter(refused.values()))}")
     devices = [Device(index=i, handle=handle) for i, handle in enumerate(handles)]
@@ -87,21 +89,6 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     names = [device.figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
-
-
-def _handles(count: int) -> tuple[list[Any], dict[int, pynvml.NVMLError]]:
-    """Open the cards that can be opened; return the errors of the others by their index.
-
-    The driver also counts cards that a batch system keeps from this job, which CUDA and nvidia-smi
-    pass over as they count; and one that fell off the bus is no reason to leave the others alone.
-    """
-    handles, refused = [], {}
-    for i in range(count):
-        try:
-            handles.append(pynvml.nvmlDeviceGetHandleByIndex(i))
-        except pynvml.NVMLError as error:
-            refused[i] = error
-    return handles, refused
 
 
 def _lost_remarks(refused: dict[int, pynvml.NVMLError]) -> tuple[str, ...]:

@@ -87,16 +87,8 @@ QUESTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Any], 
     "memory_used_bytes": (pynvml.nvmlDeviceGetMemoryInfo, (), lambda info: int(info.used)),
     "compute_capability": (pynvml.nvmlDeviceGetCudaComputeCapability, (), tuple),
     # The share of the last 1/6 to 1 s in which any kernel was running.
-    "any_kernel_percent": (
-        pynvml.nvmlDeviceGetUtilizationRates,
-        (),
-        lambda rates: float(rates.gpu),
-    ),
-    "temperature_c": (
-        pynvml.nvmlDeviceGetTemperature,
-        (pynvml.NVML_TEMPERATURE_GPU,),
-        float,
-    ),
+    "any_kernel_percent": (pynvml.nvmlDeviceGetUtilizationRates, (), lambda r: float(r.gpu)),
+    "temperature_c": (pynvml.nvmlDeviceGetTemperature, (pynvml.NVML_TEMPERATURE_GPU,), float),
     # The mean of the last second on most cards since Ampere.
     "power_w": (pynvml.nvmlDeviceGetPowerUsage, (), _thousandth),
     # The limit in force.
@@ -186,7 +178,6 @@ class Device(Struct):
         return self.unavailable.get(name) or self.lost.get(name) or "the driver gave none"
 
     def ask(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask the driver; return null and note the reason where it has no answer."""
         if what in self.unavailable:
             return None
         try:
@@ -213,7 +204,6 @@ class Device(Struct):
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
     def temperature_limits_c(self) -> dict[str, float] | None:
-        """Return where this card slows down, shuts down, and should stay below."""
         limits = {}
         for name, number in LIMITS.items():
             what = f"temperature_limits_c.{name}"
@@ -249,7 +239,6 @@ class Device(Struct):
         return self._pcie() if "gpm.reading" in self.unavailable else figures
 
     def processes(self) -> list[dict[str, Any]]:
-        """List who holds memory on the card, most first."""
         held: dict[int, dict[str, Any]] = {}
         questions = {
             "compute": pynvml.nvmlDeviceGetComputeRunningProcesses,
@@ -259,9 +248,13 @@ class Device(Struct):
             for process in self.ask(f"processes.{kind}", question) or []:
                 known = held.get(process.pid)
                 sizes = (process.usedGpuMemory, known["memory_used_bytes"] if known else None)
+                try:
+                    name = psutil.Process(process.pid).name()
+                except psutil.Error:
+                    name = None
                 held[process.pid] = {
                     "pid": process.pid,
-                    "name": _process_name(process.pid),
+                    "name": name,
                     "kind": kind if known is None else "compute and graphics",
                     "memory_used_bytes": max((n for n in sizes if n is not None), default=None),
                     "gpu": self.index,
@@ -300,10 +293,3 @@ class Device(Struct):
             for name, way in directions.items()
         }
         return {name: value * KB for name, value in asked.items() if value is not None}
-
-
-def _process_name(pid: int) -> str | None:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return None

@@ -79,34 +79,31 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
 def probe_machine(
     *, table: list[dict[str, Any]], scratch: str | None = None, measure_disks: bool = False
 ) -> MachineFacts:
-    unavailable: dict[str, str] = {}
-    quota, limit = cpu_quota(), memory_limit_bytes()
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    model = next(named, None)
-    if model is None:
-        unavailable["cpu_model"] = "the system does not name it"
-    if quota is None:
-        unavailable["cpu_quota_cpus"] = "no cgroup sets one"
-    if limit is None:
-        unavailable["ram_limit_bytes"] = "no cgroup sets one"
-    n_physical, total = psutil.cpu_count(logical=False), psutil.virtual_memory().total
-    if n_physical is None:
-        unavailable["n_cpus_physical"] = "the system does not tell cores from threads"
+    limit, total = memory_limit_bytes(), psutil.virtual_memory().total
+    may_be_null = {
+        "cpu_model": (next(named, None), "the system does not name it"),
+        "cpu_quota_cpus": (cpu_quota(), "no cgroup sets one"),
+        "ram_limit_bytes": (limit, "no cgroup sets one"),
+        "n_cpus_physical": (
+            psutil.cpu_count(logical=False),
+            "the system does not tell cores from threads",
+        ),
+    }
+    known: dict[str, Any] = {name: value for name, (value, _) in may_be_null.items()}
+    unavailable = {name: may_be_null[name][1] for name, value in known.items() if value is None}
     with open_gpus() as gpus:
         seen = tuple(_seen(device, table) for device in gpus.devices)
         if not seen:
             unavailable |= dict.fromkeys(("gpus", "driver"), gpus.reason or "no GPU")
     places = candidates(scratch, dict(os.environ))
     return MachineFacts(
-        cpu_model=model,
-        n_cpus_physical=n_physical,
+        **known,
         n_cpus_logical=psutil.cpu_count() or 1,
         n_cpus_affinity=len(os.sched_getaffinity(0)),
-        cpu_quota_cpus=quota,
         n_cpus_usable=usable_cpus(),
         ram_total_bytes=total,
-        ram_limit_bytes=limit,
         ram_usable_bytes=total if limit is None else min(total, limit),
         driver=gpus.driver,
         gpus=seen,
@@ -131,7 +128,6 @@ def short_of_memory(needed_bytes: int, n_gpus: int) -> str | None:
 
 
 def free_gpu_memory_bytes(n_gpus: int) -> int | None:
-    """Return the least free memory of the first ``n_gpus`` visible cards; null if unknown."""
     with open_gpus() as gpus:
         free = [device.figure("memory_free_bytes") for device in gpus.devices[:n_gpus]]
     return min((n for n in free if n is not None), default=None)
@@ -177,13 +173,19 @@ def _text(capability: tuple[int, int] | None) -> str | None:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return how many processors' worth of time this process may use; null without a quota."""
-    quotas = [_cpu_max(folder) for folder in _folders(root, "cpu")]
-    return min((quota for quota in quotas if quota is not None), default=None)
+    quotas = []
+    for folder in _folders(root, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = _read(folder / "cpu.cfs_period_us")
+        # "max" or -1: no quota.
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
-    """Return how much memory this process may use; null without a limit."""
     return min((limit for limit, _ in _memory_limits(root)), default=None)
 
 
@@ -211,15 +213,6 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
                 stat = dict(line.split(" ", 1) for line in lines if " " in line)
                 left = max(0, int(most) - int(now) + int(stat.get(cached, 0)))
             yield int(most), left
-
-
-def _cpu_max(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
-    if not quota:
-        quota = _read(folder / "cpu.cfs_quota_us")
-        period = _read(folder / "cpu.cfs_period_us")
-    # "max" or -1: no quota.
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

@@ -15,13 +15,13 @@ class GpuFacts(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    memory_total_bytes: int | None
-    compute_capability: str | None
-    peak_bf16_flops_per_s: float | None
-    peak_fp16_flops_per_s: float | None
-    peak_tf32_flops_per_s: float | None
-    peak_bandwidth_bytes_per_s: float | None
-    power_limit_w: float | None
+    memory_total_bytes: int | None = None
+    compute_capability: str | None = None
+    peak_bf16_flops_per_s: float | None = None
+    peak_fp16_flops_per_s: float | None = None
+    peak_tf32_flops_per_s: float | None = None
+    peak_bandwidth_bytes_per_s: float | None = None
+    power_limit_w: float | None = None
     source: str
     driver_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
@@ -74,17 +74,34 @@ class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     lost: dict[str, str] = field(default_factory=dict)
 
 
-class MonitorRecord(Record, frozen=True, kw_only=True):
-    """A monitored stretch of time. ``unavailable`` maps a null figure to its reason.
+class Card(Record, frozen=True, kw_only=True):
+    """The first of the ``n_gpus`` watched (all visible ones, or as many as a run uses).
 
-    ``configured_interval_s`` is null where the monitor chose its own. ``temperature_limits_c`` are
-    the device's (``slowdown``, ``shutdown``, ``max_operating``), ``throttle_s`` the seconds by
-    cause (``power``, ``thermal``, ``sync_boost``, ``board_limit``, ``reliability``,
-    ``hw_slowdown``), ``monitor_cpu_fraction`` what the monitor took of one core in its last
+    ``temperature_limits_c`` are the device's (``slowdown``, ``shutdown``, ``max_operating``),
+    ``processes`` those that hold memory. ``unavailable`` maps a null figure to its reason.
+    """
+
+    gpu_name: str | None = None
+    driver: str | None = None
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    temperature_limits_c: dict[str, float] | None = None
+    n_gpus: int | None = None
+    simulated: bool = False
+    processes: tuple[dict[str, Any], ...] = ()
+    unavailable: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+class MonitorRecord(Card, frozen=True, kw_only=True):
+    """A monitored stretch of time.
+
+    ``configured_interval_s`` is null where the monitor chose its own. ``throttle_s`` are the
+    seconds by cause (``power``, ``thermal``, ``sync_boost``, ``board_limit``, ``reliability``,
+    ``hw_slowdown``), ``monitor_cpu_fraction`` is what the monitor took of one core in its last
     stretch. ``n_lost_readings`` counts readings that failed for once, by figure.
 
-    Statistics are over time. Figures are of the first visible card of the ``n_gpus`` watched (all
-    visible ones, or as many as a run uses); ``*_all_*`` add those up. RAM is the whole machine's.
+    Statistics are over time. ``*_all_*`` add up the cards watched. RAM is the whole machine's.
     ``wall_s`` is the time watched, pauses left out. ``epoch_s`` is an epoch's length where the
     monitor chose its interval by it. ``remarks`` qualify the record, not the machine.
     """
@@ -92,11 +109,6 @@ class MonitorRecord(Record, frozen=True, kw_only=True):
     configured_interval_s: float | None
     effective_interval_s: float | None
     n_samples: int
-    simulated: bool
-    gpu_name: str | None
-    driver: str | None
-    memory_total_bytes: int | None
-    power_limit_w: float | None
     energy_j: float | None
     any_kernel_percent: Stats | None
     memory_used_bytes: Stats | None
@@ -105,8 +117,6 @@ class MonitorRecord(Record, frozen=True, kw_only=True):
     cpu_percent: Stats | None
     ram_used_bytes: Stats | None
     assessment: tuple[str, ...]
-    unavailable: dict[str, str]
-    processes: tuple[dict[str, Any], ...] = ()
     tensor_active_percent: Stats | None = None
     sm_active_percent: Stats | None = None
     sm_clock_mhz: Stats | None = None
@@ -114,19 +124,16 @@ class MonitorRecord(Record, frozen=True, kw_only=True):
     pcie_rx_bytes_per_s: Stats | None = None
     pcie_tx_bytes_per_s: Stats | None = None
     throttle_s: dict[str, float] | None = None
-    temperature_limits_c: dict[str, float] | None = None
     energy_source: str | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
     monitor_cpu_fraction: float | None = None
     wall_s: float | None = None
     throttle_source: str | None = None
-    n_gpus: int | None = None
     energy_all_j: float | None = None
     power_all_w: Stats | None = None
     n_lost_readings: dict[str, int] = field(default_factory=dict)
     epoch_s: float | None = None
-    remarks: tuple[str, ...] = ()
 
 
 class GpuSeen(Record, frozen=True, kw_only=True):

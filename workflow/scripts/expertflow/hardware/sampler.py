@@ -23,20 +23,10 @@ TAIL_BYTES = 1 << 14
 # The system's table of disks is the dearest thing to read; a little less than a second, so that
 # each reading has it where they are a second apart.
 DISK_EVERY_S = 0.9
-# Fields of a reading: figures of the card.
-CARD_FIGURES = {
-    "utilization_percent": "any_kernel_percent",
-    **{
-        name: name
-        for name in (
-            *("memory_used_bytes", "temperature_c", "power_w", "energy_j"),
-            *("sm_clock_mhz", "memory_clock_mhz", "throttle_reasons"),
-        )
-    },
-}
-NO_CARD: dict[str, Any] = dict.fromkeys(
-    ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "energy_j")
-)
+# Fields of a reading: figures of the card. The first ones are written without a card, too.
+BASIC_FIGURES = ("memory_used_bytes", "temperature_c", "power_w", "energy_j")
+CARD_FIGURES = (*BASIC_FIGURES, "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons")
+NO_CARD: dict[str, Any] = dict.fromkeys(("utilization_percent", *BASIC_FIGURES))
 
 
 class Sampler:
@@ -65,7 +55,6 @@ class Sampler:
         )
 
     def _disk_since(self) -> tuple[int | None, int | None]:
-        """Return bytes read and written since the last time; null where that is too near."""
         now_s = time.monotonic()
         if now_s < self._disk_due_s:
             return None, None
@@ -96,7 +85,8 @@ def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
 def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
     """Read the first card, and energy and power of all; null where one of them does not tell."""
     first = devices[0]
-    figures = {name: first.figure(what) for name, what in CARD_FIGURES.items()}
+    figures = {name: first.figure(name) for name in CARD_FIGURES}
+    figures["utilization_percent"] = first.figure("any_kernel_percent")
     figures["violation_s"] = first.violation_s()
     figures |= {name: round(value, 2) for name, value in first.counters().items()}
     for total, name in (("energy_all_j", "energy_j"), ("power_all_w", "power_w")):
@@ -130,7 +120,6 @@ class SamplingInterval(Struct):
         return min(SLOW_S, max(FAST_S, self.epoch_s / (WANTED * SPARE)))
 
     def remarks(self) -> Iterator[str]:
-        """Yield a remark where an epoch gets fewer readings than are wanted."""
         if self.configured_s is None and self.epoch_s and self.epoch_s < WANTED * FAST_S:
             n = round(self.epoch_s / FAST_S)
             yield (
@@ -158,7 +147,6 @@ class SamplingInterval(Struct):
 
 
 def _read_tail(path: Path) -> list[dict[str, Any]]:
-    """Read the last lines of a log that is being written; cut ones are left out."""
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - TAIL_BYTES))

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from expertflow.core.format import GB, gb
 from expertflow.hardware.records import (
+    Card,
     GpuSample,
     GpuSeen,
     MachineFacts,
@@ -18,7 +19,7 @@ from expertflow.hardware.records import (
     ScratchFacts,
     Stats,
 )
-from expertflow.hardware.summary import SERIES, Card, Watcher
+from expertflow.hardware.summary import SERIES, Watcher
 
 MB = 1e6
 # Figure: its name in words, its unit, and how many of ours are one of it.
@@ -86,7 +87,6 @@ class _Sums(Struct):
 
 
 def _live_table(sums: dict[str, _Sums], sample: GpuSample, card: Card) -> Table:
-    """Add a reading; return now, mean, least and greatest of each figure."""
     title = card.gpu_name or card.unavailable.get("gpu_name", "")
     table = _table(title, "now", "mean", "min", "max")
     for name, (words, unit, scale) in FIGURES.items():
@@ -253,18 +253,14 @@ def _disks(places: tuple[ScratchFacts, ...]) -> Table:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for place in places:
         speed = place.read_bytes_per_s
+        # A virtual disk is often said to spin, whatever is behind it.
+        spins = {True: ", said to spin", False: ", solid state", None: ""}[place.is_rotational]
         table.add_row(
             escape(place.path),
             escape(place.asked_by),
-            _kind(place),
+            f"{place.file_system or 'unknown'}{spins}",
             f"{place.free_bytes / GB:,.1f}",
-            "memory" if place.is_memory else "unknown" if speed is None else f"{speed / 1e6:,.0f}",
+            "memory" if place.is_memory else "unknown" if speed is None else f"{speed / MB:,.0f}",
             escape(place.read_method),
         )
     return table
-
-
-def _kind(place: ScratchFacts) -> str:
-    # A virtual disk is often said to spin, whatever is behind it.
-    spins = {True: ", said to spin", False: ", solid state", None: ""}[place.is_rotational]
-    return f"{place.file_system or 'unknown'}{spins}"

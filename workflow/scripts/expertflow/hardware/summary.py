@@ -10,26 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from msgspec import field
-from msgspec.structs import fields, replace
+from msgspec.structs import asdict, fields, replace
 
-from expertflow.core.records import Record
 from expertflow.hardware.nvml import Gpus
-from expertflow.hardware.records import GpuSample, MonitorRecord, Stats
+from expertflow.hardware.records import Card, GpuSample, MonitorRecord, Stats
 from expertflow.hardware.sampler import SamplingInterval
 
 # Figure of the record: field of a reading.
-SERIES = {
-    "any_kernel_percent": "utilization_percent",
-    **{
-        name: name
-        for name in (
-            *("memory_used_bytes", "temperature_c", "power_w", "cpu_percent", "ram_used_bytes"),
-            *("tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz"),
-            *("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "power_all_w"),
-        )
-    },
-}
+SERIES = {f.name: f.name for f in fields(MonitorRecord) if f.type == Stats | None}
+SERIES["any_kernel_percent"] = "utilization_percent"
 COUNTER, SAMPLED = "counter", "sampled reasons"
 # Causes of held-back clocks. Idleness and clocks that somebody set are no throttling.
 CAUSES = {
@@ -43,8 +32,7 @@ CAUSES = {
 }
 NO_SAMPLES = "no samples were taken"
 MIXED = "part of the samples are simulated"
-# Thresholds of remarks; those without a source are judgement.
-# Fewer readings than these say nothing (judgement).
+# Thresholds of remarks; those without a source are judgement. Fewer readings say nothing.
 ENOUGH_SAMPLES = 10
 # Source systems' bar for utilisation; here it only says that the card often had nothing to do.
 OFTEN_IDLE_PERCENT = 60.0
@@ -55,16 +43,11 @@ THROTTLED_FRACTION = 0.01
 NEAR_LIMIT_C = 3.0
 
 
-# Fields of a card that a record has as they are.
-CONSTANTS = (
-    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
-    "n_gpus",
-)
 # What a record says of a card; null without one.
 GPU_FIGURES = (
-    *CONSTANTS,
+    *("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "temperature_limits_c"),
     *(name for name in SERIES if name not in ("cpu_percent", "ram_used_bytes")),
-    *("energy_j", "energy_all_j", "energy_source", "throttle_s", "throttle_source"),
+    *("energy_j", "energy_all_j", "energy_source", "throttle_s", "throttle_source", "n_gpus"),
 )
 # What is asked under another name than the record's.
 OTHERWISE = {
@@ -73,24 +56,6 @@ OTHERWISE = {
     "energy_j": ("energy_source", "energy_all_j"),
     "power_w": ("power_all_w",),
 }
-_RECORD = {f.name for f in fields(MonitorRecord)}
-
-
-class Card(Record, frozen=True, kw_only=True):
-    """The first visible card, and how many there are; ``unavailable`` says why a figure is null."""
-
-    gpu_name: str | None = None
-    driver: str | None = None
-    memory_total_bytes: int | None = None
-    power_limit_w: float | None = None
-    temperature_limits_c: dict[str, float] | None = None
-    n_gpus: int | None = None
-    simulated: bool = False
-    processes: tuple[dict[str, Any], ...] = ()
-    unavailable: dict[str, str] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
-
-
 # Is shown each reading of a card.
 Watcher = Callable[[GpuSample, Card], None]
 
@@ -103,8 +68,7 @@ def describe(gpus: Gpus) -> Card:
     if not gpus.devices:
         return no_card(gpus.reason or "no GPU")
     first = gpus.devices[0]
-    constants = ("gpu_name", "memory_total_bytes", "power_limit_w")
-    known = {name: first.figure(name) for name in constants}
+    known = {n: first.figure(n) for n in ("gpu_name", "memory_total_bytes", "power_limit_w")}
     known["temperature_limits_c"] = first.temperature_limits_c()
     return Card(
         **known,
@@ -122,16 +86,12 @@ def at_the_end(card: Card, gpus: Gpus) -> Card:
         return card
     processes = tuple(p for device in gpus.devices for p in device.processes())
     told = gpus.devices[0].unavailable
-    reasons = {name: reason for name, reason in told.items() if name in _RECORD}
+    known = MonitorRecord.__struct_fields__
+    reasons = {name: reason for name, reason in told.items() if name in known}
     for what, names in OTHERWISE.items():
         if what in told:
             reasons |= dict.fromkeys(names, told[what])
     return replace(card, processes=processes, unavailable={**reasons, **card.unavailable})
-
-
-def from_record(record: MonitorRecord) -> Card:
-    names = (*CONSTANTS, "simulated", "unavailable")
-    return Card(**{name: getattr(record, name) for name in names})
 
 
 def summarise(
@@ -164,18 +124,18 @@ def summarise(
     # A figure of several questions is lost once in a reading, however many of them failed.
     lost = Counter(name for s in samples for name in {key.split(".")[0] for key in s.lost})
     mixed = (MIXED,) if len(simulated) > 1 else ()
+    figures |= {
+        "simulated": any(simulated),
+        "remarks": (*card.remarks, *interval.remarks(), *mixed, *remarks),
+        "unavailable": _reasons(figures, samples, card),
+    }
     record = MonitorRecord(
         configured_interval_s=interval.configured_s,
         n_samples=len(samples),
-        simulated=any(simulated),
-        processes=card.processes,
         n_lost_readings=dict(sorted(lost.items())),
         epoch_s=interval.epoch_s,
-        remarks=(*card.remarks, *interval.remarks(), *mixed, *remarks),
         assessment=(),
-        unavailable=_reasons(figures, samples, card),
-        **{name: getattr(card, name) for name in CONSTANTS},
-        **figures,
+        **{**asdict(card), **figures},
     )
     n_known = sum(s.utilization_percent is not None for s in samples)
     return replace(record, assessment=tuple(_assess(record) if n_known >= ENOUGH_SAMPLES else ()))
@@ -279,7 +239,6 @@ def _total(values: Iterator[int | None]) -> int | None:
 
 
 def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) -> dict[str, str]:
-    """Return the reason of each null figure; the driver's first."""
     last = {name: reason for s in samples for name, reason in s.lost.items()}
     for what in [what for what in OTHERWISE if what in last and figures.get(what) is None]:
         last |= dict.fromkeys(OTHERWISE[what], last[what])
@@ -295,17 +254,13 @@ def _reasons(figures: dict[str, Any], samples: Sequence[GpuSample], card: Card) 
         "power_all_w": "a card does not tell its power",
     }
     for name in (name for name, value in figures.items() if value is None):
-        if name in last:
-            reasons.setdefault(name, f"every reading failed: {last[name]}")
-        elif samples:
-            reasons.setdefault(name, own.get(name, fallback))
-        else:
-            reasons.setdefault(name, NO_SAMPLES)
+        reason = own.get(name, fallback) if samples else NO_SAMPLES
+        reason = f"every reading failed: {last[name]}" if name in last else reason
+        reasons.setdefault(name, reason)
     return dict(sorted(reasons.items()))
 
 
 def _assess(record: MonitorRecord) -> Iterator[str]:
-    """Yield what the figures of a card suggest, and what to do; nothing below evidence."""
     yield from _assess_use(record)
     used, total = record.memory_used_bytes, record.memory_total_bytes
     if used is not None and total and used.max > FULL_FRACTION * total:

@@ -21,7 +21,7 @@ from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.studies.records import Rows, Variant
-from expertflow.tokens.arrow import PAD_ID, PackedRows, RowBatch, read_rows, write_rows
+from expertflow.tokens.arrow import PAD_ID, PackedRows, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ragged, offsets_of, runs
 from expertflow.tokens.records import PackingRecord
@@ -217,7 +217,7 @@ def write_unpacked(packed: Path, folder: Path, first: FirstRows) -> None:
     (folder / "held_out").symlink_to((packed / "held_out").resolve())
 
 
-def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> RowBatch:
+def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> PackedRows:
     documents = rows.seq_lengths.take(chosen)
     lengths = documents.values.astype(np.int64)
     per_row = documents.lengths
@@ -232,4 +232,4 @@ def split_documents(rows: PackedRows, chosen: NDArray[np.int64]) -> RowBatch:
     nowhere = np.zeros(len(lengths), np.int64)
     spans = clip_spans(rows.spans.take(chosen[owner]), starts, lengths, nowhere)
     one_each = Ragged(documents.values, np.arange(len(lengths) + 1))
-    return RowBatch(ids_NL, one_each, spans)
+    return PackedRows((ids_NL,), one_each, spans)

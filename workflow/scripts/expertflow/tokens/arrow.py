@@ -9,9 +9,9 @@ documents, and the supervised spans. Labels, position ids and cu_seqlens are mad
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,12 +35,6 @@ INDEX = pa.schema(
 ROWS_FILE = "data-00000-of-00001.arrow"
 # Padding is never a target and belongs to no document, so any valid id serves.
 PAD_ID = 0
-
-
-class RowBatch(NamedTuple):
-    input_ids_NL: NDArray[np.int32]
-    seq_lengths: Ragged
-    spans: Ragged
 
 
 class PackedRows(Record, frozen=True):
@@ -108,10 +102,11 @@ def rows_schema(length: int) -> pa.Schema:
     )
 
 
-def write_rows(directory: Path, batches: Iterator[RowBatch], *, length: int) -> None:
+def write_rows(directory: Path, batches: Iterable[PackedRows], *, length: int) -> None:
+    """Write rows of which each batch holds its own in one part."""
     columns = (
         [
-            pa.FixedSizeListArray.from_arrays(pa.array(batch.input_ids_NL.reshape(-1)), length),
+            pa.FixedSizeListArray.from_arrays(pa.array(batch.parts_NL[0].reshape(-1)), length),
             arrow_lists(batch.seq_lengths),
             arrow_lists(batch.spans),
         ]
@@ -124,8 +119,8 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
     """Write columns of lists as a folder that ``datasets.load_from_disk`` reads."""
     features: dict[str, Any] = {}
     for field in schema:
-        dtype = {"dtype": str(field.type.value_type), "_type": "Value"}
-        features[field.name] = {"feature": dtype, "_type": "List"}
+        feature = {"dtype": str(field.type.value_type), "_type": "Value"}
+        features[field.name] = {"feature": feature, "_type": "List"}
         if pa.types.is_fixed_size_list(field.type):
             features[field.name]["length"] = field.type.list_size
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}

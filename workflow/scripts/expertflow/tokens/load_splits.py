@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record
 from expertflow.data.documents import KeptRows, join_rows, keep_by_shard
-from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, RowBatch, from_arrow_lists, read_index
+from expertflow.tokens.arrow import IDS_DTYPE, PAD_ID, PackedRows, from_arrow_lists, read_index
 from expertflow.tokens.packing import Pieces, clip_spans
 from expertflow.tokens.ragged import Ints, Ragged, concatenate, offsets_of, ragged
 from expertflow.tokens.records import DecodedSample, TokenShardRecord
@@ -80,7 +80,11 @@ def load_splits(
         index = read_index(Path(shard.index_path))
         lengths = index["n_tokens"].to_numpy()
         offsets = offsets_of(lengths)
-        _check_size(paths[number], int(offsets[-1]) * IDS_DTYPE.itemsize)
+        found, wanted = paths[number].stat().st_size, int(offsets[-1]) * IDS_DTYPE.itemsize
+        if found != wanted:
+            raise DataError(
+                f"{paths[number]}: {found} bytes, its index says {wanted}; delete it and run again"
+            )
         spans = from_arrow_lists(index["spans"])
         n_special_text += int(index["special_text"].to_numpy()[rows.rows].sum())
         n_kept[shard.source] += len(rows.rows)
@@ -133,12 +137,6 @@ def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> 
     return join_rows(parts) if parts else None
 
 
-def _check_size(path: Path, n_bytes: int) -> None:
-    found = path.stat().st_size
-    if found != n_bytes:
-        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; delete it and run again")
-
-
 def _check_dropped(
     source: str,
     reasons: Counter[str],
@@ -164,7 +162,7 @@ def row_batches(
     *,
     length: int,
     done: Callable[[int], None],
-) -> Iterator[RowBatch]:
+) -> Iterator[PackedRows]:
     """Yield rows of pieces, padded to ``length``; ``done`` is told the number of rows.
 
     A batch is valid until the next one is asked for.
@@ -194,7 +192,8 @@ def row_batches(
                 lengths.values.astype(np.int64),
                 at,
             )
-            yield RowBatch(taken, lengths, Ragged(spans.values, spans.offsets[part.offsets]))
+            spans = Ragged(spans.values, spans.offsets[part.offsets])
+            yield PackedRows((taken,), lengths, spans)
             done(len(part))
 
 
@@ -212,7 +211,6 @@ def _read(
     memory = out.reshape(-1).data.cast("B")
     starts, ends = place[order] * size, (place + length)[order] * size
     columns = (shard[order], offset[order] * size, starts, ends)
-    read = os.preadv
     for number, at, start, end in zip(*(c.tolist() for c in columns), strict=True):
-        if read(files[number], (memory[start:end],), at) != end - start:
+        if os.preadv(files[number], (memory[start:end],), at) != end - start:
             raise DataError("a token file ends early; delete the expert's tokens and run again")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.progress import Progress
-from expertflow.tokens.arrow import ROWS_FILE, RowBatch, write_rows
+from expertflow.tokens.arrow import ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
 from expertflow.tokens.load_splits import SplitDocuments, load_splits, row_batches
 from expertflow.tokens.packing import (
@@ -127,7 +127,7 @@ def _pack_split(
     progress = Progress(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 
-    def counted() -> Iterator[RowBatch]:
+    def counted() -> Iterator[PackedRows]:
         nonlocal n_supervised, n_targets
         for batch in row_batches(documents, pieces, rows, length=length, done=progress.add):
             spans = batch.spans.values

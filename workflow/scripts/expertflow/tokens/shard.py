@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
-from itertools import chain, pairwise, starmap
+from itertools import chain, islice, pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -78,14 +78,16 @@ def pretokenize_shard(
         stored = _tokenize_shards(name, spec, shards, tokenizer, folder)
         write_record(folder / RECORD, stored)
 
+    def ensure() -> tuple[Path, bool, StoredTokens]:
+        folder, was_there = ensure_stored(store, key, make)
+        return folder, was_there, read_record(StoredTokens, folder / RECORD)
+
     key = sha256_json(made_from)
-    folder, was_there = ensure_stored(store, key, make)
-    stored = read_record(StoredTokens, folder / RECORD)
+    folder, was_there, stored = ensure()
     if (folder / IDS).stat().st_size != stored.n_tokens * IDS_DTYPE.itemsize:
         log.warning("%s is damaged; its tokens are made again", folder)
         remove(folder)
-        folder, was_there = ensure_stored(store, key, make)
-        stored = read_record(StoredTokens, folder / RECORD)
+        folder, was_there, stored = ensure()
     publish(folder / IDS, ids)
     publish(folder / INDEX_FILE, index)
     if was_there:
@@ -138,7 +140,7 @@ def _tokenize_shards(
                 decoded = _decoded_sample(drafted, tokens, row, choosing.result().engine)
                 samples.append((progress.n_done + row, decoded))
             n_tokens += int(lengths.sum())
-            progress.add(len(drafted))
+            progress.add(drafted.n_documents)
         engine, reason = choosing.result()
     if engine.sha256 != tokenizer.sha256:
         raise DataError(
@@ -166,7 +168,7 @@ def _encoded(
     """Yield drafts with their tokens; some drafts are ahead of the engine, in its own thread."""
 
     def encode(drafted: Drafted) -> Ragged:
-        return choosing.result().engine.encode_flat(drafted.draft.to_encode())
+        return drafted.encode(choosing.result().engine)
 
     def finish(drafted: Drafted, ids: Future[Ragged]) -> tuple[Drafted, TokenBatch]:
         return drafted, drafted.tokens(ids.result(), choosing.result().engine)
@@ -190,15 +192,13 @@ def _version(package: str) -> str | None:
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
     texts: list[str] = []
     left = PROBE_CHARS // n_shards
-    first = next(iter_texts(documents), None)
-    if first is None:
-        return texts
-    part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
-    bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
-    for text in training_texts(renderer, bodies):
-        if left > 0:
-            texts.append(text[:left])
-            left -= len(texts[-1])
+    for first in islice(iter_texts(documents), 1):
+        part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
+        bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
+        for text in training_texts(renderer, bodies):
+            if left > 0:
+                texts.append(text[:left])
+                left -= len(texts[-1])
     return texts
 
 

@@ -54,6 +54,7 @@ class BatchDraft(Struct):
     number in ``edges``.
     """
 
+    n_documents: int
     special: dict[str, int] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     edges: dict[str, int] = field(default_factory=dict)
@@ -93,10 +94,10 @@ class BatchDraft(Struct):
                 self._learned[-1][:, 0] = numbers
         self._chunks.append((numbers, np.full(n, len(form.items)), pieces.reshape(-1)))
 
-    def to_encode(self) -> list[str]:
-        return [*self.texts, *self.edges]
+    def encode(self, engine: Encoder) -> Ragged:
+        return engine.encode_flat([*self.texts, *self.edges])
 
-    def tokens(self, encoded: Ragged, n_documents: int, engine: Encoder) -> TokenBatch:
+    def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
         r"""Assemble what was drafted and encoded; documents without a draft get no tokens.
 
         Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenized
@@ -108,7 +109,7 @@ class BatchDraft(Struct):
             np.concatenate((special, encoded.values)),
             np.concatenate((np.arange(n_special), n_special + encoded.offsets)),
         )
-        pieces, document_at = self._pieces(n_documents)
+        pieces, document_at = self._pieces()
         laid = known.take(np.where(pieces >= 0, pieces, n_special + ~pieces))
         bounds = laid.offsets[document_at]
         learned = np.concatenate([np.empty((0, 4), np.int64), *self._learned])
@@ -125,12 +126,12 @@ class BatchDraft(Struct):
         spans = _by_document(low[kept], high[kept], number[kept], bounds)
         return TokenBatch(Ragged(laid.values, bounds), spans)
 
-    def _pieces(self, n_documents: int) -> tuple[Ints, Ints]:
+    def _pieces(self) -> tuple[Ints, Ints]:
         if not self._chunks:
-            return np.empty(0, np.int64), np.zeros(n_documents + 1, np.int64)
+            return np.empty(0, np.int64), np.zeros(self.n_documents + 1, np.int64)
         numbers, counts, pieces = (np.concatenate(c) for c in zip(*self._chunks, strict=True))
         order = np.argsort(numbers)
-        per_document = np.zeros(n_documents, np.int64)
+        per_document = np.zeros(self.n_documents, np.int64)
         per_document[numbers] = counts
         laid = pieces[runs(offsets_of(counts)[:-1][order], counts[order])]
         return laid, offsets_of(per_document)
@@ -153,10 +154,10 @@ class BatchDraft(Struct):
 
 
 def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
-    draft = BatchDraft()
+    draft = BatchDraft(len(documents))
     for number, document in enumerate(documents):
         draft.add(number, document)
-    return draft.tokens(engine.encode_flat(draft.to_encode()), len(documents), engine)
+    return draft.tokens(draft.encode(engine), engine)
 
 
 def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
@@ -197,17 +198,10 @@ def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
     return Ragged(merged.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
 
 
-class Drafted(Record, frozen=True):
-    draft: BatchDraft
+class Drafted(BatchDraft, kw_only=True):
     document_ids: pa.StringArray
     special_text: NDArray[np.bool_]
     dropped: list[str | None]
-
-    def __len__(self) -> int:
-        return len(self.dropped)
-
-    def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
-        return self.draft.tokens(encoded, len(self), engine)
 
 
 class Drafter:
@@ -225,7 +219,12 @@ class Drafter:
         Documents of one frame become columns where the layout does not depend on their texts.
         """
         n = part.num_rows
-        made = Drafted(BatchDraft(), part["document_id"], np.zeros(n, bool), [None] * n)
+        made = Drafted(
+            n,
+            document_ids=part["document_id"],
+            special_text=np.zeros(n, bool),
+            dropped=[None] * n,
+        )
         frames = part["frame"].dictionary_encode()
         codes = frames.indices.to_numpy()
         by_code = np.argsort(codes, kind="stable")
@@ -286,29 +285,27 @@ class Drafter:
         made.special_text[rows] = posing
         if self._renderer.layout.text_special_tokens != "plain":
             apart |= posing
-        for number in {condition.text for condition in form.conditions}:
-            own = columns[number].to_pylist()
-            for condition in form.conditions:
-                if condition.text == number:
-                    apart |= ~np.fromiter(map(condition.holds, own), bool, len(rows))
+        own = {number: columns[number].to_pylist() for number in {c.text for c in form.conditions}}
+        for condition in form.conditions:
+            apart |= ~np.fromiter(map(condition.holds, own[condition.text]), bool, len(rows))
         if apart.any():
             kept = pa.array(~apart)
             columns = [column.filter(kept) for column in columns]
-        made.draft.add_form(rows[~apart], form, columns)
+        made.add_form(rows[~apart], form, columns)
         return rows[apart]
 
     def _add_alone(self, made: Drafted, row: int, frame: bytes, texts: list[str]) -> None:
         body = body_of(frame, texts)
         made.special_text[row] = self._renderer.has_special_text(body)
         try:
-            made.draft.add(row, self._renderer.render(body))
+            made.add(row, self._renderer.render(body))
         except Reject as reject:
             made.dropped[row] = reject.reason
             self.n_dropped += 1
-            said = f"{made.document_ids[row].as_py()}: {reject.reason} ({reject.detail})"
-            log.warning("%s", said)
+            example = f"{made.document_ids[row].as_py()}: {reject.reason} ({reject.detail})"
+            log.warning("%s", example)
             if len(self.dropped_examples) < N_EXAMPLES:
-                self.dropped_examples.append(said)
+                self.dropped_examples.append(example)
 
 
 class DocumentRows:
@@ -348,8 +345,7 @@ class DocumentRows:
             return PackedRows((np.empty((0, self.length), np.int32),), ragged(), ragged())
         (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
         drafted = self._drafter.draft(part)
-        encoded = self._engine.encode_flat(drafted.draft.to_encode())
-        tokens = drafted.tokens(encoded, self._engine)
+        tokens = drafted.tokens(drafted.encode(self._engine), self._engine)
         lengths = np.minimum(tokens.ids.lengths, self.length)
         ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
         places = runs(np.arange(len(chosen)) * self.length, lengths)
