@@ -44,10 +44,10 @@ from tiny_run import made
 
 from expertflow.hardware.nvml import open_gpus
 from expertflow.train import processes
-from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
+from expertflow.train.job import run_monitor
 from expertflow.train.loop import step
-from expertflow.train.monitor_process import run_monitor
+from expertflow.train.run import assemble
 from expertflow.train.saved.checkpoint import Saver
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,11 +22,10 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
-from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory, warm_up_compile
 from expertflow.train.processes import Processes, start
-from expertflow.train.run import TrainInputs
+from expertflow.train.run import TrainInputs, assemble
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.step_hooks import flush
 from gpu_kit.cards import card
@@ -220,7 +219,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     warm_up_compile(run, work.n_steps)
     flush(run)
     wait(work.device)
-    before = run.progress.n_tokens, run.progress.n_padding, run.clock.seconds["data_wait"]
+    before = run.progress.n_tokens, run.progress.n_padding_tokens, run.clock.seconds["data_wait"]
     start_s, marks = time.perf_counter(), [_mark(cuda)]
     while len(marks) <= work.n_steps and (
         len(marks) < 4 or time.perf_counter() - start_s < work.limit_s
@@ -235,7 +234,7 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     return {
         "n_steps": len(marks) - 1,
         "tokens_per_s": n_tokens / wall_s,
-        "padding_share": _share(run.progress.n_padding - before[1], n_tokens),
+        "padding_share": _share(run.progress.n_padding_tokens - before[1], n_tokens),
         **_utilisation(work, plan, n_tokens / wall_s),
         **_spread(_steps_s(marks, cuda)),
         "first_step_s": first_s,

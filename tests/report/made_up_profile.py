@@ -1,7 +1,7 @@
 """A made-up profile of five steps on a card, with names as compilers make them; and one of none."""
 
-from expertflow.train.profile.files import NOT_ASKED
 from expertflow.train.profile.kernels import N_KERNELS, Span, kernel_table
+from expertflow.train.profile.profiler import NOT_ASKED
 from expertflow.train.records import Kernel, KernelProfile
 
 NAMES = {

@@ -10,8 +10,8 @@ from support import LORA
 from tiny_run import assembled, made, train
 
 from expertflow.plan.records import TrainPlan
-from expertflow.train import assemble as assembling
 from expertflow.train import memory
+from expertflow.train import run as assembling
 from expertflow.train.feed.batches import Batch
 from expertflow.train.memory import OutOfMemory, advice
 from expertflow.train.model import packed

@@ -21,16 +21,17 @@ from expertflow.core.records import read_record, write_record
 from expertflow.report.profile import by_kind
 from expertflow.train import loop
 from expertflow.train.profile import kernels, profiler
-from expertflow.train.profile.files import (
+from expertflow.train.profile.profiler import (
     AFTERWARDS,
     BEGUN,
     KERNELS,
     NOT_ASKED,
     PROFILE,
     TRACE,
+    choose_window,
+    cut_short,
     publish_profile,
 )
-from expertflow.train.profile.profiler import choose_window, cut_short
 from expertflow.train.records import KernelProfile, RunSummary
 
 N_STEPS = 24

@@ -13,7 +13,7 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
-from expertflow.train.monitor_process import _command, run_monitor
+from expertflow.train.job import _command, run_monitor
 
 
 @pytest.fixture

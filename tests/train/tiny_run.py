@@ -11,9 +11,8 @@ from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.train import expert, processes
-from expertflow.train.assemble import assemble
 from expertflow.train.records import ModelRecord, RunSummary
-from expertflow.train.run import Run, TrainInputs
+from expertflow.train.run import Run, TrainInputs, assemble
 from expertflow.train.saved.checkpoint import Saver
 
 

@@ -14,15 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from expertflow.core.files import replacing
-from expertflow.core.records import to_json
 from expertflow.train import loop, memory
-from expertflow.train.assemble import assemble
 from expertflow.train.model.load import name_base
 from expertflow.train.model.weights import gathered, weights_sha256
 from expertflow.train.processes import Processes
 from expertflow.train.publish import summarize
 from expertflow.train.records import Candidate, RunSummary
-from expertflow.train.run import Run, TrainInputs, catching_signals
+from expertflow.train.run import Run, TrainInputs, assemble, catching_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.checkpoint_files import OURS, WEIGHTS
@@ -42,7 +40,6 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
         TrainingError: the run cannot start or go on.
     """
     state = inputs.state
-    _init_trackers(inputs, processes)
     if inputs.seen_s is None:
         # Once for all attempts: what the first one took is in this process's age.
         inputs = replace(inputs, seen_s=checkpoint_files.last_seen_s(state))
@@ -89,15 +86,6 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
         memory.probe_longest_batch(run)
         loop.train(run)
         return finish(run)
-
-
-def _init_trackers(inputs: TrainInputs, processes: Processes) -> None:
-    """Open what the run is reported to besides its own log, with the settings of the plan."""
-    if inputs.plan.report_to == "none":
-        return
-    settings = to_json(inputs.plan)
-    plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
-    processes.accelerator.init_trackers(f"expertflow-{inputs.plan.expert}", config=plain)
 
 
 def finish(run: Run) -> RunSummary:
@@ -180,10 +168,7 @@ def _others(run: Run, published: int) -> list[Path]:
 def _is_whole(directory: Path) -> bool:
     """Read the weights of a checkpoint to the byte: this session may not have written them."""
     wanted = checkpoint_files.read_record(directory)[OURS]
-    weights = {
-        key: {name: value for name, value in wanted.get(key, {}).items() if name == WEIGHTS}
-        for key in ("n_bytes", "xxh3")
-    }
+    weights = {key: {WEIGHTS: wanted[key][WEIGHTS]} for key in ("n_bytes", "xxh3")}
     found = checkpoint_files.difference(directory, weights, contents=True)
     if found is not None:
         log.warning("%s is no candidate: %s", directory, found)
@@ -191,7 +176,14 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _export(run: Run, target: Path) -> None:
-    whole = _whole(run) if run.plan.world_size > 1 and run.plan.parallel == "fsdp" else None
+    whole = None
+    if run.plan.world_size > 1 and run.plan.parallel == "fsdp":
+        # The adapter, or all weights, gathered from the shares of all processes. A head that is
+        # tied to the embedding has a name in the state, and no parameter of its own.
+        of_all = run.plan.lora is None
+        wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or of_all}
+        state = run.net.state_dict()
+        whole = {name: gathered(t).cpu() for name, t in state.items() if name in wanted}
     if not run.processes.is_first:
         return
     target.mkdir(parents=True)
@@ -202,12 +194,3 @@ def _export(run: Run, target: Path) -> None:
         if source.is_file():
             (target / name).write_bytes(source.read_bytes())
     (target / "README.md").unlink(missing_ok=True)
-
-
-def _whole(run: Run) -> dict[str, torch.Tensor]:
-    """Gather the adapter, or all weights, from the shares of all processes."""
-    adapter = run.plan.lora is not None
-    # A head that is tied to the embedding has a name in the state, and no parameter of its own.
-    wanted = {n for n, p in run.net.named_parameters() if p.requires_grad or not adapter}
-    state = run.net.state_dict()
-    return {name: gathered(tensor).cpu() for name, tensor in state.items() if name in wanted}

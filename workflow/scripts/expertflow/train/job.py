@@ -1,6 +1,11 @@
 """The training job: lock the state, watch the machine, train or find it done, publish."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +16,9 @@ from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
+from expertflow.core.process import stop_group
 from expertflow.core.records import Record, read_record, to_json, write_record
+from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.override import override
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.ensure import Places, staged
@@ -21,15 +28,19 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train import processes, publish
 from expertflow.train.expert import train_expert
 from expertflow.train.feed.on_the_fly import Documents
-from expertflow.train.monitor_process import run_monitor
 from expertflow.train.preflight import preflight
-from expertflow.train.profile.files import PROFILE, publish_profile
+from expertflow.train.profile.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
 from expertflow.train.run import Diverged, TrainInputs
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.state_dirs import locked
+from expertflow.train.step_hooks import STEPS_FILE
+from expertflow.train.timing import process_age_s
 
 DIVERGED, PLAN, PREFLIGHT = "diverged.txt", "plan.json", "preflight.json"
+MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
+SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
+STOP_S = 60
 
 
 class TrainingJob(Record, frozen=True, kw_only=True):
@@ -155,3 +166,48 @@ def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs
     sha256, with_rows = inputs.model.weights_sha256, inputs.documents is None
     with staged(record, weights_sha256=sha256, with_rows=with_rows) as places:
         yield replace(inputs, rows=places.rows, weights=places.weights), places
+
+
+@contextmanager
+def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
+    """Monitor the block, as often as the plan says or, by itself, 20 times an epoch.
+
+    A resumed run goes on with its file of samples. Readings are timed by the run's own clock: what
+    earlier sessions took (``seen_s``), and then the time since this process started. The monitor is
+    a witness: if it fails, the run goes on, and the record says what is missing.
+    """
+    # What an earlier session left must not pass for this one's.
+    (state / MONITOR_RECORD).unlink(missing_ok=True)
+    # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
+    # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
+    monitor = subprocess.Popen(
+        _command(state, plan, seen_s),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        stop_group(monitor, patience_s=STOP_S, signals=[signal.SIGTERM])
+    (state / SAMPLES).touch()
+    if not (state / MONITOR_RECORD).is_file():
+        write_missing_record(
+            state / MONITOR_RECORD,
+            state / SAMPLES,
+            configured_s=plan.collection_interval_seconds,
+            reason="the monitor ended without a summary",
+        )
+
+
+def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
+    command = [sys.executable, str(MONITOR), "--quiet"]
+    command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
+    command += ["--samples", str(state / SAMPLES), "--output", str(state / MONITOR_RECORD)]
+    command += ["--zero", repr(time.time() - process_age_s() - seen_s)]
+    command += ["--go-on"] if seen_s > 0 else []
+    command += ["--steps", str(state / STEPS_FILE)]
+    command += ["--steps-per-epoch", str(plan.n_steps_per_epoch)]
+    if plan.collection_interval_seconds is not None:
+        command += ["--interval", str(plan.collection_interval_seconds)]
+    return command

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from expertflow.train.feed.batches import Batch
+from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
 from expertflow.train.optimizer import learning_rate
@@ -59,7 +59,7 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
         grad_norm = _update(run, rate)
     progress.step += 1
     progress.n_tokens += n_tokens
-    progress.n_targets += n_targets
+    progress.n_target_tokens += n_targets
     line = {
         "step": progress.step,
         "epoch": progress.step / run.plan.n_steps_per_epoch,
@@ -111,7 +111,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     """Begin to copy a batch; where documents end stays known to the host."""
     if device.type == "cpu":
         return batch
-    names = ("input_ids_BL", "position_ids_BL", "labels_BL")
+    names = TENSORS[:3]
     return replace(
         batch, **{name: getattr(batch, name).to(device, non_blocking=True) for name in names}
     )

@@ -42,12 +42,8 @@ def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
         "betas": (plan.adam_beta1, plan.adam_beta2),
         "eps": plan.adam_epsilon,
     }
-    if plan.optim == "adamw_8bit":
-        return _eight_bit(groups, settings)
-    return torch.optim.AdamW(groups, fused=plan.optim == "adamw_torch_fused", **settings)
-
-
-def _eight_bit(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
+    if plan.optim != "adamw_8bit":
+        return torch.optim.AdamW(groups, fused=plan.optim == "adamw_torch_fused", **settings)
     if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
         raise TrainingError(
             "training.optim adamw_8bit does not work on sharded parameters (training.parallel"

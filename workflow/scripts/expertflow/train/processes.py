@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.process import end_with_parent
+from expertflow.core.records import to_json
 from expertflow.plan.records import TrainPlan
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
@@ -162,6 +163,10 @@ def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes
             f"the plan is for {plan.world_size} processes and {accelerator.num_processes} started;"
             f" use torchrun --nproc-per-node {plan.world_size}, or set training.world_size"
         )
+    if tracked:
+        settings = to_json(plan)
+        plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
+        accelerator.init_trackers(f"expertflow-{plan.expert}", config=plain)
     return Processes(accelerator)
 
 

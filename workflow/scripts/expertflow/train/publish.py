@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.files import (
@@ -90,50 +91,36 @@ def publish(state: Path, outputs: dict[str, Path]) -> None:
 
 def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) -> RunSummary:
     plan, progress, on_cpu = run.plan, run.progress, run.device.type == "cpu"
+    # What is called alike in the plan and in the progress.
+    known = {**asdict(plan), **asdict(progress)}
+    known = {name: value for name, value in known.items() if name in RunSummary.__struct_fields__}
     return RunSummary(
-        expert=plan.expert,
-        fingerprint=run.state.name,
-        started_at=progress.started_at,
-        method=plan.method,
-        base_model=run.model.name,
-        device=run.device.type,
-        precision=plan.precision,
-        attention=plan.attention,
-        activated=run.activated,
-        world_size=run.processes.world_size,
-        n_threads=torch.get_num_threads(),
-        seed=plan.seed,
-        n_params_total=plan.n_params_total,
-        n_params_trainable=plan.n_params_trainable,
-        n_steps=progress.step,
-        n_epochs=progress.step / plan.n_steps_per_epoch,
-        stopped_early_at_step=progress.stopped_early_at,
-        published_step=published,
-        candidates=candidates,
-        micro_batch_size=plan.batch_size,
-        n_accumulation_steps=plan.gradient_accumulation_steps,
-        memory_retries=memory.retries(run.state),
-        sampled_steps=_mean_parts(**progress.sampled) if progress.sampled else None,
-        profile_steps=plan.profile_steps,
-        n_tokens=progress.n_tokens,
-        n_target_tokens=progress.n_targets,
-        n_padding_tokens=progress.n_padding,
-        loss_first=progress.loss_first,
-        loss_last=progress.loss_last,
-        eval_points=tuple(progress.eval_points),
-        save_points=tuple(progress.save_points),
-        epoch_summaries=_epoch_summaries(progress, plan.n_steps_per_epoch),
-        time=_time_spent(run.clock.totals(), on_cpu=on_cpu),
-        n_sessions=1 + len(progress.resumed_at),
-        resumed_at_steps=tuple(progress.resumed_at),
-        n_saves=progress.n_saves,
-        checkpoint_write_s=run.saver.written_s,
-        n_checkpoint_bytes=run.saver.n_bytes,
-        peak_memory_allocated_bytes=None if on_cpu else torch.cuda.max_memory_allocated(),
-        peak_memory_reserved_bytes=None if on_cpu else torch.cuda.max_memory_reserved(),
-        peak_host_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        weights_sha256=next(c.weights_sha256 for c in candidates if c.step == published),
-        unavailable=_unavailable(run),
+        **known
+        | {
+            "fingerprint": run.state.name,
+            "base_model": run.model.name,
+            "device": run.device.type,
+            "activated": run.activated,
+            "n_threads": torch.get_num_threads(),
+            "n_steps": progress.step,
+            "n_epochs": progress.step / plan.n_steps_per_epoch,
+            "published_step": published,
+            "candidates": candidates,
+            "micro_batch_size": plan.batch_size,
+            "n_accumulation_steps": plan.gradient_accumulation_steps,
+            "memory_retries": memory.retries(run.state),
+            "sampled_steps": _mean_parts(**progress.sampled) if progress.sampled else None,
+            "epoch_summaries": _epoch_summaries(progress, plan.n_steps_per_epoch),
+            "time": _time_spent(run.clock.totals(), on_cpu=on_cpu),
+            "n_sessions": 1 + len(progress.resumed_at_steps),
+            "checkpoint_write_s": run.saver.written_s,
+            "n_checkpoint_bytes": run.saver.n_bytes,
+            "peak_memory_allocated_bytes": None if on_cpu else torch.cuda.max_memory_allocated(),
+            "peak_memory_reserved_bytes": None if on_cpu else torch.cuda.max_memory_reserved(),
+            "peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "weights_sha256": next(c.weights_sha256 for c in candidates if c.step == published),
+            "unavailable": _unavailable(run),
+        }
     )
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from expertflow.train.memory import memory_advice
 from expertflow.train.model.packed import held_out_loss
 from expertflow.train.processes import reshard
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
-from expertflow.train.run import Diverged, PendingStep, Run
+from expertflow.train.run import Diverged, Run
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import PARTS
 
@@ -72,12 +73,11 @@ def evaluate(run: Run) -> bool:
         )
     run.fetched_at_s = time.perf_counter()
     seconds = run.fetched_at_s - start
-    progress.eval_points.append(
-        EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)
-    )
+    point = EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)
+    progress.eval_points += (point,)
     log.info("held-out loss %.4f after step %d", loss, progress.step)
     if out_of_patience(progress.eval_points, plan.patience, plan.min_delta) and not run.is_over:
-        progress.stopped_early_at = progress.step
+        progress.stopped_early_at_step = progress.step
         log.info(
             "stopped early: %d evaluations in a row were not lower by %g", plan.patience,
             plan.min_delta,
@@ -85,7 +85,7 @@ def evaluate(run: Run) -> bool:
     return best is None or loss < best.loss
 
 
-def out_of_patience(points: list[EvalPoint], patience: int | None, min_delta: float) -> bool:
+def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta: float) -> bool:
     """Tell whether the last ``patience`` evaluations brought nothing.
 
     Each that is lower than the lowest before it by ``min_delta`` or more begins the count again.
@@ -127,9 +127,9 @@ def save(run: Run) -> None:
         if snapshot is not None:
             run.saver.submit(snapshot)
     run.saved_at_s, run.fetched_at_s = run.clock.wall_s, time.perf_counter()
-    run.progress.save_points.append(
-        SavePoint(step=run.progress.step, elapsed_s=elapsed_s, save_s=run.fetched_at_s - start)
-    )
+    save_s = run.fetched_at_s - start
+    point = SavePoint(step=run.progress.step, elapsed_s=elapsed_s, save_s=save_s)
+    run.progress.save_points += (point,)
 
 
 def flush(run: Run) -> None:
@@ -147,7 +147,7 @@ def flush(run: Run) -> None:
         padding = shares.new_tensor([step.n_padding for step in pending])
         norms = torch.stack([step.grad_norm for step in pending]).tolist()
         losses, n_padding = run.processes.add_up(torch.stack((shares, padding))).tolist()
-    run.progress.n_padding += round(sum(n_padding))
+    run.progress.n_padding_tokens += round(sum(n_padding))
     now_s = time.perf_counter()
     if run.device.type == "cuda":
         # The device runs behind: steps share the time since the last fetch. The host's own times
@@ -156,8 +156,16 @@ def flush(run: Run) -> None:
         for i, step in enumerate(reversed(pending)):
             step.line |= {"step_s": share_s, "elapsed_s": end_s - i * share_s}
     run.fetched_at_s = now_s
-    records = [_record(*values) for values in zip(pending, losses, norms, strict=True)]
-    for record in records:
+    records = []
+    for step, loss, norm in zip(pending, losses, norms, strict=True):
+        parts: dict[str, Any] = step.parts() if step.parts else dict.fromkeys(PARTS)
+        record = StepRecord(
+            **step.line,
+            loss=loss,
+            grad_norm=norm if math.isfinite(norm) else None,
+            **{f"{name}_s": seconds for name, seconds in parts.items()},
+        )
+        records.append(record)
         _check(run, record)
         _book(run, record)
     if not run.processes.is_first:
@@ -182,23 +190,16 @@ def truncate_log(run: Run) -> None:
             log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
 
 
-def _record(step: PendingStep, loss: float, grad_norm: float) -> StepRecord:
-    parts: dict[str, Any] = step.parts() if step.parts else dict.fromkeys(PARTS)
-    return StepRecord(
-        **step.line,
-        loss=loss,
-        grad_norm=grad_norm if math.isfinite(grad_norm) else None,
-        **{f"{name}_s": seconds for name, seconds in parts.items()},
-    )
-
-
 def _check(run: Run, record: StepRecord) -> None:
     """Stop a run whose loss says that it learns nothing any more."""
     # A loss scaler skips steps whose gradients overflow; that is its way of finding its scale.
     # Below 1 it has found none, and would skip steps until the end.
     scaler = run.processes.accelerator.scaler
     skipped = record.grad_norm is None and scaler is not None and scaler.get_scale() >= 1
-    limit = _limit(run, record)
+    limit = run.plan.max_loss
+    if limit is None:
+        first = record.loss if record.step == 1 else run.progress.loss_first
+        limit = EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
     if math.isfinite(record.loss) and record.loss <= limit:
         if record.grad_norm is not None or skipped:
             return
@@ -215,14 +216,6 @@ def _check(run: Run, record: StepRecord) -> None:
         f"step {record.step} diverged: {problem}; its rows are {shown}; the last good state is"
         f" {good}; lower training.learning_rate ({run.plan.learning_rate:g}) or check the data"
     )
-
-
-def _limit(run: Run, record: StepRecord) -> float:
-    """Return the loss in nats a token above which a run has exploded."""
-    if run.plan.max_loss is not None:
-        return run.plan.max_loss
-    first = record.loss if record.step == 1 else run.progress.loss_first
-    return EXPLODED * max(math.log(run.net.config.get_text_config().vocab_size), first)
 
 
 def _book(run: Run, record: StepRecord) -> None:

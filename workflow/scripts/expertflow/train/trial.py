@@ -22,13 +22,13 @@ from expertflow.core.files import remove
 from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import loop, memory, processes, step_hooks
-from expertflow.train.assemble import assemble
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.records import ModelRecord
 from expertflow.train.run import (
     Diverged,
     Run,
     TrainInputs,
+    assemble,
     catching_signals,
     one_line,
 )
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 N_JUDGED = 3
 # Steps that a card may be behind the host.
 AHEAD = 4
+COUNTS = ("n_tokens", "n_target_tokens", "n_padding_tokens")
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
         memory.warm_up_compile(run, trial.n_timed_steps)
         _fetch(run, losses)
         _wait(run)
-        before = _counts(run)
+        before = {name: getattr(run.progress, name) for name in COUNTS}
         waited_s, start_s = run.clock.seconds["data_wait"], time.perf_counter()
         marks = [mark_time(cuda=cuda)]
         gave_up = _step_on(trial, run, step, marks)
@@ -176,9 +177,6 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
         timed_s = time.perf_counter() - start_s
         waited_s = run.clock.seconds["data_wait"] - waited_s
         _fetch(run, losses)
-    n_tokens, n_targets, n_padding = (
-        now - then for now, then in zip(_counts(run), before, strict=True)
-    )
     save_s = None
     if trial.with_save:
         # The seconds for which training would have waited.
@@ -192,9 +190,7 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
         device=run.device.type,
         gpu_name=torch.cuda.get_device_name() if cuda else None,
         n_timed_steps=len(marks) - 1,
-        n_tokens=n_tokens,
-        n_target_tokens=n_targets,
-        n_padding_tokens=n_padding,
+        **{name: getattr(run.progress, name) - before[name] for name in COUNTS},
         timed_s=timed_s,
         steps_s=tuple(seconds_between(a, b) for a, b in pairwise(marks)),
         data_wait_s=waited_s,
@@ -255,7 +251,3 @@ def _fetch(run: Run, losses: list[float]) -> None:
 def _wait(run: Run) -> None:
     if run.device.type == "cuda":
         torch.cuda.synchronize(run.device)
-
-
-def _counts(run: Run) -> tuple[int, int, int]:
-    return run.progress.n_tokens, run.progress.n_targets, run.progress.n_padding

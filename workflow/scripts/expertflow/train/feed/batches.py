@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from msgspec.structs import fields, replace
+from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
@@ -28,6 +28,8 @@ COUNTED_ROWS = 1 << 16
 MAX_BATCH_ROWS = 1 << 10
 # Views that buffers remember, as making one takes longer than to fill a short one.
 MAX_VIEWS = 64
+# Of a batch, what lies on the device as [B, L], and the bounds.
+TENSORS = ("input_ids_BL", "position_ids_BL", "labels_BL", "cu_seqlens")
 Ints = NDArray[np.integer]
 
 
@@ -54,40 +56,22 @@ class Batch(Record, frozen=True, kw_only=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as one tensor, since each one that is sent by a worker costs a connection."""
-        tensors = (self.input_ids_BL, self.position_ids_BL, self.labels_BL, self.cu_seqlens)
-        whole = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        rest = (self.n_tokens, self.n_target_tokens, self.rows)
-        return _received, (whole, self.max_documents, self.max_length, *rest)
+        whole = torch.cat([getattr(self, name).reshape(-1) for name in TENSORS])
+        rest = {name: value for name, value in asdict(self).items() if name not in TENSORS}
+        return _received, (whole, rest)
 
     def pin_memory(self) -> "Batch":
         """Pin the tensors for a GPU; called by torch's DataLoader."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {k: v.pin_memory() for k, v in values.items() if isinstance(v, torch.Tensor)}
-        return Batch(**{**values, **tensors})
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
 
 
-def _received(
-    whole: torch.Tensor,
-    max_documents: int,
-    length: int,
-    n_tokens: int,
-    n_target_tokens: int,
-    rows: tuple[int, ...],
-) -> Batch:
-    n = len(rows) * length
+def _received(whole: torch.Tensor, rest: dict[str, Any]) -> Batch:
+    length = rest["max_length"]
+    n = len(rest["rows"]) * length
     sizes = [n, n, n, len(whole) - 3 * n]
-    ids, positions, labels, cu_seqlens = whole.split(sizes)  # type: ignore[no-untyped-call]
-    return Batch(
-        input_ids_BL=ids.view(-1, length),
-        position_ids_BL=positions.view(-1, length),
-        labels_BL=labels.view(-1, length),
-        cu_seqlens=cu_seqlens,
-        max_documents=max_documents,
-        max_length=length,
-        n_tokens=n_tokens,
-        n_target_tokens=n_target_tokens,
-        rows=rows,
-    )
+    *by_row, cu_seqlens = whole.split(sizes)  # type: ignore[no-untyped-call]
+    tensors = (*(tensor.view(-1, length) for tensor in by_row), cu_seqlens)
+    return Batch(**dict(zip(TENSORS, tensors, strict=True)), **rest)
 
 
 class Buffers:
@@ -131,6 +115,9 @@ class Collator:
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         return self.batches([chosen], buffers)[0]
 
+    # What torch's DataLoader asks a data set: here, a micro-batch by its rows.
+    __getitem__ = batch
+
     def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
         """Build a micro-batch of each part, all in one go: most of the cost is in calls.
 
@@ -147,7 +134,11 @@ class Collator:
         starts = offsets_of(n_rows_P * lengths_P).tolist()
         for part, length, start in zip(parts, lengths_P.tolist(), starts[:-1], strict=True):
             out = buffers.ids[start : start + len(part) * length].reshape(-1, length)
-            self._cut(length).take_ids(part, out=out)
+            rows = self.rows
+            if length < rows.length:
+                cut = tuple(ids_NL[:, :length] for ids_NL in rows.parts_NL)
+                rows = replace(rows, parts_NL=cut)
+            rows.take_ids(part, out=out)
         bounds = self._derive(buffers, chosen, n_tokens_B, np.repeat(lengths_P, n_rows_P))
         at = np.searchsorted(bounds, starts).tolist()
         n_tokens = np.add.reduceat(n_tokens_B, first_rows_P).tolist()
@@ -186,12 +177,6 @@ class Collator:
             return np.full(len(first_rows_P), full)
         longest_P: Ints = np.maximum.reduceat(n_tokens_B, first_rows_P)
         return np.minimum(-(-longest_P // MULTIPLE) * MULTIPLE, full)
-
-    def _cut(self, length: int) -> PackedRows:
-        if length == self.rows.length:
-            return self.rows
-        parts = tuple(part[:, :length] for part in self.rows.parts_NL)
-        return replace(self.rows, parts_NL=parts)
 
     def _derive(self, buffers: Buffers, chosen: Rows, n_tokens_B: Ints, length_B: Ints) -> Ints:
         """Fill in positions and labels; return the bounds of all documents and paddings."""

@@ -4,15 +4,14 @@ What a batch holds is a pure function of the feed and the step, whatever loads i
 until the next one is asked for.
 """
 
-import queue
 import signal
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from itertools import chain, islice
-from types import TracebackType
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, cast
 
 import torch
 from msgspec import Struct
@@ -156,10 +155,8 @@ class ThreadLoader(Iterator[Batch]):
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
         self._collator, self._todo = feed.collator, feed.between(step, feed.n_steps)
-        self._free: queue.SimpleQueue[BufferGroup | None] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._free: SimpleQueue[BufferGroup | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[BufferGroup, list[Batch]] | None] = SimpleQueue()
         self._on_cpu, self.device_wait_s = device.type == "cpu", 0.0
         for _ in range(2 if device.type == "cpu" else 3):
             self._free.put(BufferGroup(feed, n_prefetch, device))
@@ -171,12 +168,7 @@ class ThreadLoader(Iterator[Batch]):
         self._filling.add_done_callback(lambda _: self._filled.put(None))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._free.put(None)
         self._pool.shutdown()
 
@@ -209,16 +201,6 @@ class ThreadLoader(Iterator[Batch]):
             self._filled.put((group, batches))
 
 
-class _MadeByWorkers(Dataset[Batch]):
-    """Micro-batches by the rows they are made of: what worker processes are asked for."""
-
-    def __init__(self, collator: Collator) -> None:
-        self._collator = collator
-
-    def __getitem__(self, rows: Rows) -> Batch:
-        return self._collator.batch(rows)
-
-
 def _leave_signals_to_the_trainer(_: int) -> None:
     """Keep a worker alive when all processes are told to stop: the trainer ends its step first."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -244,10 +226,10 @@ def _by_workers(
     feed: Feed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> Generator[Batch, None, None]:
     """Load through torch's DataLoader; without workers it makes each batch when it is asked."""
-    epoch = _Epoch(feed, step)
+    epoch, data_set = _Epoch(feed, step), cast(Dataset[Batch], feed.collator)
     workers = plan.dataloader_num_workers > 0
     loader: DataLoader[Batch] = DataLoader(
-        _MadeByWorkers(feed.collator),
+        data_set,
         sampler=epoch,
         batch_size=None,
         num_workers=plan.dataloader_num_workers,

@@ -28,14 +28,10 @@ class RowOrder(Struct, kw_only=True):
     lengths_N: NDArray[np.integer] | None = None
     _made: dict[int, Rows] = field(default_factory=dict)
 
-    def rows_of_step(self, step: int, *, world_size: int = 1, rank: int = 0) -> Rows:
-        """Return the rows of optimizer step ``step``, or a rank's share of them.
-
-        An epoch's last batch may be smaller, down to nothing for some ranks.
-        """
+    def rows_of_step(self, step: int) -> Rows:
+        """Return the rows of an optimizer step over all ranks; an epoch's last may have fewer."""
         epoch, index = divmod(step, -(-self.n_rows // self.global_batch))
-        chosen = self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
-        return chosen[rank::world_size]
+        return self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
 
     def sha256_of_step(self, step: int) -> str:
         """Hash the rows of a step, to tell whether a resumed run has the same order."""

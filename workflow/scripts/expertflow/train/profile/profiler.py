@@ -4,16 +4,17 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from pathlib import Path
 from typing import Self
 
 import torch
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from expertflow.core.files import remove
-from expertflow.core.records import Record, write_record
+from expertflow.core.errors import ExpertflowError
+from expertflow.core.files import link_or_copy, remove, replacing
+from expertflow.core.records import Record, read_record, write_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train.profile.files import BEGUN, KERNELS, PROFILE, TRACE
 from expertflow.train.profile.kernels import (
     N_KERNELS,
     Span,
@@ -22,12 +23,23 @@ from expertflow.train.profile.kernels import (
     spans_of,
     write_trace,
 )
-from expertflow.train.records import Kernel, KernelProfile
+from expertflow.train.records import Kernel, KernelProfile, RunSummary
 from expertflow.train.run import Run, one_line
 from expertflow.train.timing import is_sampled
 
 log = logging.getLogger(__name__)
 
+PROFILE, KERNELS, TRACE = "profile", "kernels.json", "trace.json.gz"
+NOT_ASKED = "training.profile_steps is 0"
+# Stands in a state while steps are watched: who is killed then is not killed by it for ever.
+BEGUN = (
+    "it was begun, and did not end: the process was killed while steps were watched or read, maybe"
+    " for want of memory"
+)
+AFTERWARDS = (
+    "it was asked for after this training was finished, which is not done again for it; to train"
+    " again with it, rm -r its folder in state/ and run with --forcerun train_expert"
+)
 # Steps of a session after which all is compiled, and memory is laid out.
 N_WARM = 10
 # A micro-batch of a large model is some ten thousand events, kilobytes each until they are read.
@@ -116,18 +128,13 @@ class StepProfiler:
                 log.warning("parts of a profile are left lying: %s", error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
         if self._profiler is not None and self._window is not None:
-            if kind is None:
+            if error is None:
                 self._finish(self._profiler, self._window)
             else:
                 self._drop(self._profiler, error)
-        if kind is None and (self._reason is not None or self._is_wanted()):
+        if error is None and (self._reason is not None or self._is_wanted()):
             self._write_reason(self._reason or self._too_short())
 
     def begin(self) -> None:
@@ -307,3 +314,36 @@ class StepProfiler:
                 yield
         finally:
             self._run.fetched_at_s += time.perf_counter() - start_s
+
+
+def publish_profile(state: Path, target: Path, run: RunSummary, *, n_wanted: int) -> None:
+    """Lay the profile of a finished state out in a folder, or a record of why there is none."""
+    record = _read_profile(state / PROFILE, run, n_wanted)
+    with replacing(target) as partial:
+        partial.mkdir()
+        if record.trace is not None:
+            link_or_copy(state / PROFILE / record.trace, partial / TRACE)
+        write_record(partial / KERNELS, record)
+
+
+def _read_profile(folder: Path, run: RunSummary, n_wanted: int) -> KernelProfile:
+    """Read what the state has; a lost or damaged profile is reported and affects nothing else."""
+    nothing = KernelProfile(n_wanted_steps=n_wanted, device=run.device)
+    path = folder / KERNELS
+    if not path.is_file():
+        lost = "the state has lost it"
+        reason = lost if run.profile_steps else AFTERWARDS if n_wanted else NOT_ASKED
+        return replace(nothing, reason=reason)
+    try:
+        record = read_record(KernelProfile, path)
+    except ExpertflowError as error:
+        log.warning("the profile is left out: %s", error)
+        return replace(nothing, reason=f"what the state has of it cannot be read ({error})")
+    size = (folder / TRACE).stat().st_size if (folder / TRACE).is_file() else None
+    if record.trace is None or (record.trace == TRACE and size == record.n_trace_bytes):
+        return record
+    gone = dict.fromkeys(("trace", "n_trace_bytes"), "the state does not have it whole any more")
+    log.warning("%s is left out: %s", folder / TRACE, gone["trace"])
+    return replace(
+        record, trace=None, n_trace_bytes=None, unavailable={**record.unavailable, **gone}
+    )
