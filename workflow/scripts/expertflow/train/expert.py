@@ -89,7 +89,6 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
 
 
 def finish(run: Run) -> RunSummary:
-    """Choose the weights that count, write them out, and sum the run up."""
     if run.bar is not None:
         run.bar.close()
     published = choose_weights(run)
@@ -104,7 +103,6 @@ def finish(run: Run) -> RunSummary:
 
 
 def choose_weights(run: Run) -> int:
-    """Load the best weights where they are asked for and are not the last; return their step."""
     best, step = run.progress.best, run.progress.step
     if not run.plan.load_best_model_at_end or best is None or best.step == step:
         return step

@@ -44,8 +44,6 @@ STOP_S = 60
 
 
 class TrainingJob(Record, frozen=True, kw_only=True):
-    """Paths of one job: records to read, the state, what to publish."""
-
     plan: Path
     packing: Path
     model: Path
@@ -129,7 +127,6 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
 
 
 def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> RunSummary:
-    """Train to the end, from where rows and weights are read on this machine."""
     plan, state = inputs.plan, inputs.state
     checkpoint_files.remove_partials(state)
     with _staged(job, inputs) as (placed, places):

@@ -47,7 +47,6 @@ def train(run: Run) -> None:
 
 
 def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
-    """Do one optimizer step over the global batch."""
     progress, clock, index = run.progress, run.clock, run.progress.step
     start, waited = time.perf_counter(), clock.seconds["data_wait"]
     run.timer.begin(index)

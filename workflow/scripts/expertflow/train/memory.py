@@ -30,7 +30,6 @@ class OutOfMemory(TrainingError):
 
 @contextlib.contextmanager
 def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error into what to change, and to what."""
     try:
         yield
     except RuntimeError as error:
@@ -40,7 +39,6 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
 
 
 def advice(plan: TrainPlan, device: torch.device) -> str:
-    """Say what was tried, what was predicted and free, and which setting to change to what."""
     if plan.batch_size > 1:
         less = halved(plan)
         change = (
@@ -58,7 +56,6 @@ def advice(plan: TrainPlan, device: torch.device) -> str:
 
 
 def halved(plan: TrainPlan) -> TrainPlan:
-    """Return the plan with half the micro-batch and the same global batch."""
     micro = plan.batch_size // 2
     share = plan.global_batch_sequences // plan.world_size
     return replace(plan, batch_size=micro, gradient_accumulation_steps=-(-share // micro))

@@ -157,7 +157,6 @@ def _known(optimizer: torch.optim.Optimizer) -> frozenset[str]:
 def _number(
     value: Any, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
 ) -> Any:
-    """Return a number in the form its optimizer keeps it in."""
     if not isinstance(optimizer, torch.optim.AdamW):
         return value
     on_device = group["fused"] or group["capturable"]

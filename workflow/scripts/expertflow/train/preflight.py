@@ -72,7 +72,6 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
 
 
 def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
-    """Return the name of the card that torch trains on; refuse one that lacks the precision."""
     if not torch.cuda.is_available():
         raise HardwareError(
             f"the plan is for {gpu.name} and torch sees no CUDA device; run on that machine, or"
@@ -95,7 +94,6 @@ def _has_bf16() -> bool:
 
 
 def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
-    """Return the bytes that are free, and that checkpoints and model need."""
     free = shutil.disk_usage(state).free
     # A run that is resumed has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
@@ -114,7 +112,6 @@ def _check_disk(plan: TrainPlan, state: Path) -> tuple[int, int]:
 
 
 def _check_gpu_memory(plan: TrainPlan) -> int:
-    """Return the least memory that is free on the cards of this run."""
     free = free_gpu_memory_bytes(plan.world_size)
     if free is None:
         # The driver does not tell; torch asks CUDA, for the card of this process only.
@@ -134,7 +131,6 @@ def _check_gpu_memory(plan: TrainPlan) -> int:
 
 
 def _measured_peak(plan: TrainPlan) -> float | None:
-    """Measure a large product where the plan does not know the card's peak; null where it does."""
     gpu, dtype = plan.gpu, DTYPES[plan.precision]
     assert gpu is not None
     known = {
@@ -164,7 +160,6 @@ def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
 
 
 def _versions(plan: TrainPlan) -> dict[str, str]:
-    """Return the releases of the packages that decide a result."""
     found = {name: _version(name, "install envs/") for name in PACKAGES}
     if plan.method == "qlora" or plan.optim == "adamw_8bit":
         found["bitsandbytes"] = _version(

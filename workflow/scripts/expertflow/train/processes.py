@@ -131,7 +131,6 @@ class RankZeroDecision:
             self._store.set(GO_ON, str(int(go_on)))
 
     def wait(self) -> bool:
-        """Wait for the decision whether there is something left to train."""
         assert self._store is not None, "there is no first process to wait for"
         try:
             while not self._store.check([GO_ON]):
@@ -185,7 +184,6 @@ def stop_with_launcher() -> None:
 
 
 def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
-    """Make several processes sum their gradients: as copies of the model, or as shares of it."""
     if plan.world_size == 1:
         return loss
     if plan.parallel == "ddp":
@@ -274,7 +272,6 @@ def launch_command(world_size: int, command: list[str]) -> list[str]:
 
 
 def _allocated_nodes() -> int:
-    """Count the nodes of the Slurm job around this process; 1 where there is none."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return 1

@@ -81,7 +81,6 @@ def check_inputs_unmoved(packing: PackingRecord, rows: Path) -> None:
 
 
 def publish(state: Path, outputs: dict[str, Path]) -> None:
-    """Link the model and the logs of a finished state to their places in results/."""
     remove(outputs["checkpoint"])
     link_or_copy_tree(state / "final", outputs["checkpoint"])
     for name in LOGS:
@@ -125,7 +124,6 @@ def summarize(run: Run, *, published: int, candidates: tuple[Candidate, ...]) ->
 
 
 def _unavailable(run: Run) -> dict[str, str]:
-    """Return for each figure that this run lacks the reason why."""
     if run.device.type == "cpu":
         names = (
             "peak_memory_allocated_bytes", "peak_memory_reserved_bytes", "time.gpu_idle_s",

@@ -110,7 +110,6 @@ class Progress(Struct, kw_only=True):
         return min(trained, key=lambda point: point.loss, default=None)
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, with the held-out loss of this very step if measured."""
         losses = {point.step: point.loss for point in self.eval_points}
         return {**to_json(self), "held_out_loss": losses.get(self.step)}
 
@@ -223,7 +222,6 @@ def assemble(
 
 
 def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Module, list[str]]:
-    """Wrap the model in its loss, once it is known to suit it; return the routes in words, too."""
     device, smoothing = processes.device, plan.label_smoothing_factor
     loss = PackedLoss(net, label_smoothing=smoothing)
     kernel = describe(plan.attention, device=device, dtype=DTYPES[plan.precision])
@@ -239,7 +237,6 @@ def _loss(net: Any, plan: TrainPlan, processes: Processes) -> tuple[torch.nn.Mod
 
 
 def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRows, str]:
-    """Return what the run reads, what it is evaluated on, and a line about both."""
     plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
         feed = feed_of(plan, read_rows(rows / "train"), rank=processes.rank)
@@ -258,7 +255,6 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
 
 
 def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Clock]:
-    """Return how far the run is; its clock goes on from where it was last seen."""
     since_start, seen_s = inputs.since_start, inputs.seen_s
     if seen_s is None:
         seen_s = checkpoint_files.last_seen_s(inputs.state)
@@ -273,7 +269,6 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[Progress, Cl
 
 
 def _resume(run: Run, directory: Path) -> None:
-    """Restore weights, optimizer and random numbers, if its rows are those that come next."""
     progress, processes = run.progress, run.processes
     saved = checkpoint.restore(
         directory,

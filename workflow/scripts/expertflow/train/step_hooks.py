@@ -101,7 +101,6 @@ def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta
 
 
 def save(run: Run) -> None:
-    """Take a checkpoint of the current step; it is written while training goes on."""
     flush(run)
     start, elapsed_s = time.perf_counter(), run.clock.wall_s
     with run.clock.part("checkpoint"):
@@ -180,7 +179,6 @@ def flush(run: Run) -> None:
 
 
 def truncate_log(run: Run) -> None:
-    """Remove from steps.jsonl what came after the state that the run goes on from."""
     path = run.state / STEPS_FILE
     if run.processes.is_first and path.is_file():
         done = [line for line in read_json_lines(path) if line["step"] <= run.progress.step]

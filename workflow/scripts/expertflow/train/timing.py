@@ -82,7 +82,6 @@ def mark_time(*, cuda: bool) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Return the seconds between two marks; the device must have passed both."""
     return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1000)
 
 

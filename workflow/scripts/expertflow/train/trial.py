@@ -242,7 +242,6 @@ def _step_on(trial: Trial, run: Run, step: Callable[[], None], marks: list[Any])
 
 
 def _fetch(run: Run, losses: list[float]) -> None:
-    """Fetch the losses that wait on the device, or raise Diverged."""
     pending = list(run.pending)
     step_hooks.flush(run)
     losses += [float(step.loss) for step in pending]

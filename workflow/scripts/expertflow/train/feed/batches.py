@@ -87,7 +87,6 @@ class Buffers:
         self._views: dict[tuple[int, int, int], list[torch.Tensor]] = {}
 
     def tensors(self, start: int, n_rows: int, length: int) -> list[torch.Tensor]:
-        """Return ids, positions and labels of rows from ``start`` on, as [n_rows, length]."""
         key = (start, n_rows, length)
         if key not in self._views:
             if len(self._views) >= MAX_VIEWS:
@@ -165,7 +164,6 @@ class Collator:
         return made
 
     def max_documents(self, n_rows: int) -> int:
-        """Return the most documents and paddings that so many rows can hold together."""
         known = self._max_documents
         if n_rows < len(known):
             return known[n_rows]
@@ -207,7 +205,6 @@ def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
 
 
 def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[int]:
-    """Return the most documents and paddings of 0, 1, 2 ... rows together."""
     n_N = np.diff(rows.seq_lengths.offsets) + (n_tokens_N < rows.length)
     rest = len(n_N) - MAX_BATCH_ROWS
     most = np.partition(n_N, rest)[rest:] if rest > 0 else n_N

@@ -72,8 +72,6 @@ class BaseFeed(Struct, kw_only=True):
 
 
 class Feed(BaseFeed, kw_only=True):
-    """Packed rows, all known to one collator."""
-
     collator: Collator
     n_steps_per_epoch: int
 
@@ -129,7 +127,6 @@ class BufferGroup:
         self._done = torch.cuda.Event(blocking=True) if cuda else None  # type: ignore[no-untyped-call]
 
     def fill(self, collator: Collator, todo: Iterator[Rows]) -> list[Batch]:
-        """Make the next micro-batches; fewer, down to none, at the end."""
         parts = list(islice(todo, self._n_batches))
         return collator.batches(parts, self._buffers) if parts else []
 
@@ -138,7 +135,6 @@ class BufferGroup:
             self._done.synchronize()
 
     def used(self) -> None:
-        """Note that whatever reads the buffers has been queued."""
         if self._done is not None:
             self._done.record()
 

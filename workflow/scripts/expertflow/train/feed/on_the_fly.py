@@ -59,7 +59,6 @@ class Documents(Record, frozen=True, kw_only=True):
         )
 
     def rows(self, model: ModelRecord, *, held_out: bool, length: int) -> DocumentRows:
-        """Return the documents of one split."""
         rows = DocumentRows(
             [read_record(ShardRecord, path) for path in self.shards],
             self.keep,
@@ -90,7 +89,6 @@ class OnTheFlyFeed(BaseFeed, kw_only=True):
 def read_on_the_fly(
     plan: TrainPlan, model: ModelRecord, documents: Documents
 ) -> tuple[OnTheFlyFeed, PackedRows]:
-    """Return the feed of a run, and its held-out rows."""
     length = plan.sequence_length_tokens
     train = documents.rows(model, held_out=False, length=length)
     held_out = documents.rows(model, held_out=True, length=length)

@@ -54,7 +54,6 @@ def implementation(attention: str) -> str:
 
 
 def register() -> None:
-    """Make our route known to transformers as ``attn_implementation="packed"``."""
     AttentionInterface.register(NAME, attend)
 
 
@@ -221,7 +220,6 @@ def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str
 
 
 def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why the variable-length kernel cannot run; null if it can."""
     if device.type != "cuda":
         return f"the variable-length kernel does not run on a {device.type.upper()}"
     if dtype not in HALF:
@@ -298,7 +296,6 @@ def causal_mask(length: int, window: int | None, device: torch.device) -> torch.
 def _additive_mask(
     position_ids_BL: torch.Tensor, window: int | None, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a mask of 0 and the lowest number, which the eager kernels add to the scores."""
     mask = document_mask(position_ids_BL, window)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 

@@ -57,7 +57,6 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
 
 
 def _check_tools(device: torch.device) -> None:
-    """Refuse to compile where it would fail in the first step."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise TrainingError("training.torch_compile needs triton; install it, or set it to false")
     if device.type == "cuda":

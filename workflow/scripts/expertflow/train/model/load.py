@@ -178,7 +178,6 @@ def load_for_training(
 
 
 def loaded_words(net: Any, plan: TrainPlan) -> str:
-    """Describe what was loaded, read off the model."""
     if plan.method == "full":
         return "all weights trained, in fp32"
     dtypes = {p.dtype for p in net.parameters() if p.requires_grad}
@@ -276,7 +275,6 @@ def mergeable(model: Any, checkpoint: Path) -> Any:
 
 
 def _dequantise(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace the 4-bit layers by plain ones that hold what the 4 bits stand for."""
     from bitsandbytes.functional import dequantize_4bit
 
     for name, layer in quantised_layers(model).items():

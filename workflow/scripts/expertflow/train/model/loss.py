@@ -138,7 +138,6 @@ def _loss_to_gradient(
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add a product to a float32 total in place."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:

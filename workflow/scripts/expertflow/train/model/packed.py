@@ -47,7 +47,6 @@ class PackedLoss(torch.nn.Module):
 
 
 def causal_lm(model: Any) -> PreTrainedModel:
-    """Return the transformers model inside an adapter, or the model itself."""
     inner: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
 
@@ -92,7 +91,6 @@ def head_weight(lm: PreTrainedModel) -> torch.Tensor:
 
 
 def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """Return the type in which products are done: that of autocast, or of the weights."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     dtype: torch.dtype = lm.dtype
@@ -100,7 +98,6 @@ def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
 
 
 def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
-    """Return where documents begin and end, in the form that attention's route needs."""
     device, dtype = positions.device, product_dtype(lm, positions.device)
     name = lm.config._attn_implementation
     if name != attention.NAME:

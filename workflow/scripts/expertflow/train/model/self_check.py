@@ -125,14 +125,12 @@ def _document_difference(lm: PreTrainedModel) -> float:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the root of the mean squared difference, relative to what is expected."""
     found, expected = found.float(), expected.float()
     return float((found - expected).norm() / expected.norm())
 
 
 @contextmanager
 def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
-    """Switch to the attention that the model's family is written with."""
     name = lm.config._attn_implementation
     lm.set_attn_implementation("eager")
     try:
@@ -143,7 +141,6 @@ def _own_attention(lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Switch dropout off; restore the mode of every part afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -31,7 +31,6 @@ def gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Copy a whole tensor to the device and the shards of another one."""
     if not isinstance(like, DTensor):
         return whole.to(like.device, copy=True)
     # Every rank has the whole, so nothing is sent.
@@ -51,7 +50,6 @@ def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torc
 
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy whole trained parameters back, to the shards where there are some."""
     parameters = trained_parameters(model)
     for name in sorted(set(parameters) ^ set(state)):
         side = "missing in the saved state" if name in parameters else "not trained in this model"

@@ -61,7 +61,6 @@ def kernel_table(spans: Iterable[Span]) -> tuple[Kernel, ...]:
 
 
 def spans_of(profiler: profile, *, cuda: bool) -> list[Span]:
-    """Return what ran on the device, or, on a CPU, the operators; without mere annotations."""
     return device_spans(profiler) if cuda else _operator_spans(profiler)
 
 
@@ -100,7 +99,6 @@ def _operator_spans(profiler: profile) -> list[Span]:
 
 
 def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
-    """Write the trace, compressed; return its size, or why there is none."""
     plain = path.with_name(f".{path.stem}.{os.getpid()}.partial")
     try:
         profiler.export_chrome_trace(str(plain))

@@ -79,7 +79,6 @@ def choose_window(plan: TrainPlan, first: int) -> Window | None:
 
 
 def cut_short(plan: TrainPlan) -> tuple[str, ...]:
-    """Return a note if fewer steps are watched than were asked for."""
     n_allowed = _n_allowed(plan)
     if n_allowed == plan.profile_steps:
         return ()
@@ -183,7 +182,6 @@ class StepProfiler:
         self._profiler, self._start_s = profiler, self._stepped_s()
 
     def _finish(self, profiler: profile, window: Window) -> None:
-        """End the profile and write what it tells; the device is done with the steps first."""
         taken_s = self._stepped_s() - self._start_s
         self._profiler, start_s = None, time.perf_counter()
         with self._apart():
@@ -317,7 +315,6 @@ class StepProfiler:
 
 
 def publish_profile(state: Path, target: Path, run: RunSummary, *, n_wanted: int) -> None:
-    """Lay the profile of a finished state out in a folder, or a record of why there is none."""
     record = _read_profile(state / PROFILE, run, n_wanted)
     with replacing(target) as partial:
         partial.mkdir()

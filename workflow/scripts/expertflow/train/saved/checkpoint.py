@@ -197,7 +197,6 @@ def restore(
 
 
 def restore_weights(directory: Path, *, model: Any) -> None:
-    """Load the trained weights of a checkpoint, and nothing else."""
     if found := damage(directory):
         raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
     load_trainable_state(model, load_file(directory / WEIGHTS))

@@ -40,7 +40,6 @@ def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
 
 
 def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
-    """Take the lock, if the file system has locks; log every minute who holds it."""
     start_s, told_s = time.monotonic(), -TOLD_EVERY_S
     while try_lock(stream) == "held":
         known = holder(stream)

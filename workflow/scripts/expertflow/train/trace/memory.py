@@ -119,7 +119,6 @@ def trace_memory(
 
 
 def import_code(base: Path, *, adapter: bool) -> None:
-    """Import what building a model does: its family's code, and peft's."""
     # The mapping imports a class when it is asked for.
     MODEL_FOR_CAUSAL_LM_MAPPING.get(type(read_config(base)), None)
     if adapter:
@@ -136,7 +135,6 @@ def with_full_chunk(rows: tuple[int, ...], run: TracedRun, length: int) -> tuple
 def traced_run(
     base: Path, spec: PlanSpec, gpu: GpuFacts, attention: str, supervised_fraction: float
 ) -> TracedRun:
-    """Gather what decides the bytes of a step; refuse what cannot be traced."""
     if not (spec.bf16 or spec.fp16):
         raise TrainingError("a step in fp32 on a card is not traced")
     if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
@@ -215,7 +213,6 @@ def follow_step(
 
 
 def _mark_backward(net: Any, live: LiveBytes) -> None:
-    """Have the gradients of layers' inputs mark where the backward pass is."""
     layers = decoder_layers(causal_lm(net))
 
     def at(phase: str) -> Any:

@@ -48,7 +48,6 @@ class TracedRun(Record, frozen=True, kw_only=True):
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Read a model's shape; no code from outside."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, trust_remote_code=False, local_files_only=True
@@ -116,7 +115,6 @@ def materialise(net: Any, *, fake: bool) -> None:
 
 @contextmanager
 def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
-    """Make tensors without data, and send our routes the ways of a card."""
     kernel = attention.KERNEL if run.kernel else _one_by_one()
     changed = (
         (attention, "varlen_hindrance", lambda _device, _dtype: None),
@@ -135,12 +133,10 @@ def as_on_card(run: TracedRun) -> Iterator[FakeTensorMode]:
 
 
 def chunk_of(run: TracedRun) -> int:
-    """Return the rows of a chunk of the loss as a card has them."""
     return loss.CHUNK_OF_TRAINED_HEAD if run.method == "full" else loss.CHUNK
 
 
 def _shortened(config: Any, n_layers: int) -> Any:
-    """Return a copy of a config with fewer layers; lists with an entry a layer are cut too."""
     short = copy.deepcopy(config)
     kinds = getattr(short, "layer_types", None)
     if kinds:
@@ -213,7 +209,6 @@ class _FourBitLinear(torch.nn.Linear):
 
 
 def _in_four_bits(net: Any) -> None:
-    """Replace the weights of the layers' linear maps by codes of as many bytes."""
     for layer in decoder_layers(net):
         for module in layer.modules():
             if isinstance(module, torch.nn.Linear):
