@@ -75,10 +75,9 @@ def scratch_facts(
 
 
 def read_speed(folder: Path, file_bytes: int) -> Speed:
-    """Write a file, drop it from the page cache, read it once in order; return bytes/s and how.
+    """Write a file, drop it from the page cache, read it once in order.
 
-    The file has no name while it exists, so that not even a kill leaves it behind. Its content is
-    random: a file system that compresses has nothing to gain.
+    It has no name, so that not even a kill leaves it, and random content that nothing compresses.
     """
     try:
         writing, name = tempfile.mkstemp(dir=folder, prefix=".expertflow-speed-")
@@ -102,10 +101,7 @@ def read_speed(folder: Path, file_bytes: int) -> Speed:
 
 
 def file_read_speed(file: Path) -> Speed:
-    """Read the start of a file once in order, past the page cache; return bytes/s and how.
-
-    At most 256 MiB, and no longer than a second.
-    """
+    """Read the start of a file once in order, past the page cache, for a second at most."""
     try:
         size = file.stat().st_size
         if size < LEAST_BYTES:

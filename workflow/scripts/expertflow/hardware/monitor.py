@@ -1,8 +1,6 @@
 """Watch the machine beside whatever runs on it, sum up what was seen, and compare two summaries.
 
-On a machine without an NVIDIA GPU the card's figures are null with the reason, and CPU, memory and
-disks are recorded all the same. Energy is the difference of the card's own counter, not a sum of
-powers.
+Without an NVIDIA GPU the card's figures are null with the reason.
 """
 
 import argparse
@@ -111,8 +109,7 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
 def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
     """Hold the readings until the record is written.
 
-    A monitor whose training was killed is still at its last reading and its record while the next
-    session of that training begins; they would end up among the new one's.
+    The monitor of a killed training may still be at its last reading while the next session begins.
     """
     samples.parent.mkdir(parents=True, exist_ok=True)
     stream = held.enter_context(samples.open("a"))
@@ -139,9 +136,8 @@ def monitor(
 ) -> MonitorRecord:
     """Append one JSON line per reading to ``output`` until the time is over or ``stop`` says so.
 
-    ``zero_s`` is the moment (Unix time) at which the clock of what is watched stood at zero; null:
-    now. A resumed run ``goes_on`` with its file, and the summary covers all of it. ``gpu`` picks a
-    card that is not the first visible one, ``n_gpus`` takes the first ones only.
+    ``zero_s`` is the Unix time at which the clock of what is watched stood at zero. A resumed run
+    ``goes_on`` with its file, and the summary covers all of it.
     """
     with open_gpus(gpu, n_gpus) as gpus:
         card, sampler = describe(gpus), Sampler(gpus)
@@ -176,11 +172,6 @@ def monitor(
 
 
 def replay(trace: Path, facts: Path | None) -> MonitorRecord:
-    """Sum up a recorded series again; ``facts`` is the record of the card it was taken from.
-
-    Raises:
-        DataError: the trace is missing or holds no readings.
-    """
     if not trace.is_file():
         raise DataError(f"{trace}: no such trace; give the .jsonl that the monitor wrote")
     samples = read_samples(trace)
@@ -207,10 +198,6 @@ def write_missing_record(
 
 
 def read_samples(path: Path) -> list[GpuSample]:
-    """Read a file of readings; a line that a crash cut short is left out.
-
-    Raises:
-        DataError: a line is none of the monitor's.
-    """
+    """Read a file of readings; a line that a crash cut short is left out."""
     where = f"{path}: not a reading of the monitor"
     return [from_json(GpuSample, line, where=where) for line in read_json_lines(path)]

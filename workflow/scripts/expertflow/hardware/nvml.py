@@ -32,7 +32,6 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
     """Open the cards that CUDA_VISIBLE_DEVICES leaves, or the one ``which`` names, for a block.
 
     ``which`` is an index as nvidia-smi counts, or a UUID; ``n_gpus`` takes the first ones only.
-    NVML counts who has opened it, so blocks may lie inside each other.
     """
     reason = None
     try:

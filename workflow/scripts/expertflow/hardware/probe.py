@@ -115,10 +115,7 @@ def probe_machine(
 
 
 def short_of_memory(needed_bytes: int, n_gpus: int) -> str | None:
-    """Return which of the first ``n_gpus`` visible cards lacks free memory, and who holds it.
-
-    Null where all have enough, or none can be asked.
-    """
+    """Return which of the first ``n_gpus`` cards lacks free memory, and who holds it; or null."""
     with open_gpus() as gpus:
         for device in gpus.devices[:n_gpus]:
             free = device.figure("memory_free_bytes")
@@ -190,10 +187,7 @@ def memory_limit_bytes(root: Path = ROOT) -> int | None:
 
 
 def memory_left_bytes(root: Path = ROOT) -> int | None:
-    """Return how much memory this process may still take; null without a limit.
-
-    Cached files that nobody used lately count as free: they give way.
-    """
+    """Return how much memory this process may still take, idle cached files included."""
     return min((left for _, left in _memory_limits(root) if left is not None), default=None)
 
 
@@ -216,10 +210,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's control groups and all above them: the tightest limit counts.
-
-    In a container the path may be the host's; what does not exist below the mount is passed over.
-    """
+    """Yield this process's control groups and all above them: the tightest limit counts."""
     for line in _read(root / "proc/self/cgroup").split("\n"):
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

@@ -8,10 +8,9 @@ from expertflow.core.records import Record
 
 
 class GpuFacts(Record, frozen=True, kw_only=True):
-    """A card as a planner sees it. Null where no source gives the figure.
+    """A card as a planner sees it; ``peak_*`` are dense figures. Null where no source gives it.
 
-    ``peak_*`` are dense figures, without sparsity. ``sources`` says of each known figure, by its
-    field's name, where it comes from; ``source`` sums that up in one line.
+    ``sources`` says of each known figure where it comes from; ``source`` sums that up.
     """
 
     name: str
@@ -39,14 +38,12 @@ class Stats(Record, frozen=True, kw_only=True):
 class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One reading. ``utilization_percent`` means "some kernel was running", no more.
 
-    ``tensor_active_percent`` and ``sm_active_percent`` are the card's own counters (GPM) over the
-    time since the reading before. ``throttle_reasons`` names what held the clocks back just then.
-    RAM is the whole machine's. Disk figures are this machine's counters since the last reading that
-    had them, some 1 s ago.
+    ``tensor_active_percent`` and ``sm_active_percent`` are over the time since the reading before;
+    disk figures since the last that had them, some 1 s ago. RAM is the whole machine's.
 
     ``starts`` marks the first reading of a stretch: no difference is taken to the one before it.
-    ``violation_s`` are the card's own counters of time lost, by cause. ``*_all_*`` add up all
-    cards watched. ``lost`` names figures that the driver failed to give this once, and its reason.
+    ``violation_s`` are the card's own counters of time lost, by cause. ``*_all_*`` add up all cards
+    watched. ``lost`` names figures that the driver failed to give this once, and its reason.
     """
 
     elapsed_s: float
@@ -94,16 +91,12 @@ class Card(Record, frozen=True, kw_only=True):
 
 
 class MonitorRecord(Card, frozen=True, kw_only=True):
-    """A monitored stretch of time.
+    """A monitored stretch of time. Statistics are over time; RAM is the whole machine's.
 
-    ``configured_interval_s`` is null where the monitor chose its own. ``throttle_s`` are the
-    seconds by cause (``power``, ``thermal``, ``sync_boost``, ``board_limit``, ``reliability``,
-    ``hw_slowdown``), ``monitor_cpu_fraction`` is what the monitor took of one core in its last
-    stretch. ``n_lost_readings`` counts readings that failed for once, by figure.
-
-    Statistics are over time. ``*_all_*`` add up the cards watched. RAM is the whole machine's.
-    ``wall_s`` is the time watched, pauses left out. ``epoch_s`` is an epoch's length where the
-    monitor chose its interval by it. ``remarks`` qualify the record, not the machine.
+    ``configured_interval_s`` is null where the monitor chose its own. ``throttle_s`` are seconds by
+    cause, ``monitor_cpu_fraction`` is what the monitor took of one core, ``n_lost_readings`` counts
+    readings that failed for once, by figure. ``*_all_*`` add up the cards watched. ``wall_s``
+    leaves pauses out. ``remarks`` qualify the record, not the machine.
     """
 
     configured_interval_s: float | None

@@ -68,8 +68,7 @@ class Sampler:
 def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
     """Return bytes read and written by real disks; null without counters, as in some containers.
 
-    Volumes over disks (LVM, RAID, loop) count the same bytes again: they have no device, and
-    partitions no entry of their own.
+    Volumes over disks (LVM, RAID, loop) count the same bytes again: they have no device.
     """
     try:
         disks = psutil.disk_io_counters(perdisk=True)
@@ -96,11 +95,10 @@ def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
 
 
 class SamplingInterval(Struct):
-    """Chooses the time to the next reading.
+    """Chooses the time to the next reading: ``configured_s``, or at least 20 an epoch.
 
-    ``configured_s`` is kept to whatever happens. Else ``steps`` is the log that the trainer writes,
-    a line a step or a logging interval with ``step`` and ``elapsed_s``; readings are dense until it
-    tells how long an epoch takes. Without a trainer they are a second apart.
+    ``steps`` is the log that the trainer writes; readings are dense until it tells how long an
+    epoch takes. Without a trainer they are a second apart.
     """
 
     configured_s: float | None = None

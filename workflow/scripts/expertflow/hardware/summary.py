@@ -144,8 +144,7 @@ def summarise(
 def stats(readings: Sequence[tuple[float, bool, float | None]]) -> Stats | None:
     """Return the spread over time of (moment, starts a stretch, value); null where none is known.
 
-    The interval changes, so readings do not count alike: a value stands for the time since the one
-    before it in its stretch, or since the stretch began. Percentiles are of the nearest rank.
+    A value stands for the time since the one before it in its stretch.
     """
     known = sorted(_weighted(readings))
     if not known:

@@ -168,7 +168,6 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
 
 
 def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | None:
-    """Return the first text that two engines encode differently."""
     expected, found = one.encode_flat(texts), other.encode_flat(texts)
     for i, text in enumerate(texts):
         if not np.array_equal(found[i], expected[i]):

@@ -1,8 +1,7 @@
 """Export packed rows as other trainers read them: with labels or a mask, made once and stored.
 
-Made for TRL's ``SFTTrainer`` with ``padding_free=True``. Its collator lays the rows of a batch end
-to end and derives position ids, and from them the bounds of documents, from ``seq_lengths``. It
-takes these to cover the whole row: where padding stays, it is listed as one more document.
+Made for TRL's ``SFTTrainer`` with ``padding_free=True``, which derives position ids from
+``seq_lengths`` and takes these to cover the row: padding is listed as one more document.
 """
 
 from collections.abc import Iterator

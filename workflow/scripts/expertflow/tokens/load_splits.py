@@ -1,9 +1,7 @@
 """The documents of each split: where their tokens lie, and their tokens gathered into rows.
 
-What is held of a document is where its tokens lie, not the tokens: some thirty bytes each. Rows are
-gathered a few at a time, in flat memory: their documents are read in the order in which they lie in
-the token files, each straight to its place. Memory mapping would be as quick, and the whole corpus
-would count as the job's memory.
+Only where its tokens lie is held of a document. Rows are gathered a few at a time: their documents
+are read in the order of the token files, each straight to its place.
 """
 
 import os
@@ -63,8 +61,7 @@ def load_splits(
     """Read the kept documents of all shards.
 
     Raises:
-        DataError: the chat template refuses more of one source than may be rejected, or a file is
-            not as long as its record says.
+        DataError: the template refuses more than may be rejected, or a file has another size.
     """
     keep_rows = keep_by_shard(keep)
     parts: tuple[list[_Part], list[_Part]] = ([_NOTHING], [_NOTHING])
@@ -163,10 +160,7 @@ def row_batches(
     length: int,
     done: Callable[[int], None],
 ) -> Iterator[PackedRows]:
-    """Yield rows of pieces, padded to ``length``; ``done`` is told the number of rows.
-
-    A batch is valid until the next one is asked for.
-    """
+    """Yield rows of pieces, padded, each batch valid until the next is asked for."""
     per_batch = max(1, BATCH_BYTES // (length * IDS_DTYPE.itemsize))
     ids = np.empty((min(per_batch, len(rows)), length), IDS_DTYPE)
     with ExitStack() as stack:

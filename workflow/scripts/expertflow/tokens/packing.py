@@ -108,8 +108,8 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
 def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group]:
     """Fill rows from a histogram: ``counts[n]`` pieces of length n; yield groups of equal rows.
 
-    The fullest row that still takes a piece gets it. That row, if it takes another one of the same
-    length, is then the fullest again: so a row takes all it can of one length at once.
+    The fullest row that still takes a piece gets it, and is then the fullest again: so a row takes
+    all it can of one length at once.
     """
     waiting: list[deque[Group]] = [deque() for _ in range(row_length + 1)]
     rooms = np.zeros(row_length + 1, dtype=bool)
@@ -175,11 +175,7 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
 
 
 def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Ragged:
-    """Clip each list of spans to its piece [start, start + length), and move it to the offset.
-
-    The first token of a piece has no context, so it is never a target; its span is left as it is
-    and the batch leaves the token out.
-    """
+    """Clip each list of spans to its piece [start, start + length), and move it to the offset."""
     owner = np.repeat(np.arange(len(spans)), spans.lengths // 2)
     low = np.maximum(spans.values[::2], starts[owner])
     high = np.minimum(spans.values[1::2], (starts + lengths)[owner])

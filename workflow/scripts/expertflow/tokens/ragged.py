@@ -34,7 +34,6 @@ class Ragged(Record, frozen=True):
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]])
 
     def take(self, which: NDArray[np.integer]) -> "Ragged":
-        """Select lists, in the order and as often as they are asked for."""
         starts, lengths = self.offsets[which], self.offsets[which + 1] - self.offsets[which]
         return Ragged(self.values[runs(starts, lengths)], offsets_of(lengths))
 
@@ -49,7 +48,6 @@ def ragged(lists: Iterable[Sequence[int]] = ()) -> Ragged:
 
 
 def concatenate(parts: Iterable[Ragged]) -> Ragged:
-    """Append the lists of each part to those of the parts before it."""
     parts = [ragged(), *parts]
     lengths = np.concatenate([part.lengths for part in parts])
     return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))

@@ -60,11 +60,7 @@ def pretokenize_shard(
     ids: Path,
     index: Path,
 ) -> TokenShardRecord:
-    """Write ids and supervised spans of some shards' documents, or take them from the store.
-
-    Raises:
-        DataError: the documents are chats and the model has no layout for them.
-    """
+    """Write ids and supervised spans of some shards' documents, or take them from the store."""
     made_from = [
         [shard.sha256 for shard in shards],
         tokenizer.sha256,

@@ -1,8 +1,6 @@
 """Store tokens by what they were made from, so that the same ones are never made twice.
 
-A key names a folder below the store: same documents, tokenizer, layout, engines and code, same key,
-whichever expert asks. Results are hard links into the store, so they take no extra space and come
-back at once after a result was deleted or an edit undone.
+Results are hard links into the store: they take no extra space, and come back at once.
 """
 
 import tempfile

@@ -1,8 +1,7 @@
-r"""Turn documents into token ids and supervised spans, many at a time.
+"""Turn documents into token ids and supervised spans, many at a time.
 
-A *piece* is one segment as ids: a special token's one id, or what the engine makes of a text. All
-texts go to the engine in one call, and arrays of numbers do the rest: no Python object per token.
-Most documents are laid out as columns of texts, the others one by one.
+A *piece* is one segment as ids. All texts go to the engine in one call, and arrays of numbers do
+the rest. Most documents are laid out as columns of texts, the others one by one.
 """
 
 import logging
@@ -98,10 +97,10 @@ class BatchDraft(Struct):
         return engine.encode_flat([*self.texts, *self.edges])
 
     def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
-        r"""Assemble what was drafted and encoded; documents without a draft get no tokens.
+        """Assemble what was drafted and encoded; documents without a draft get no tokens.
 
-        Of the segment "assistant\nSELECT 1" what stands before the learned stretch is tokenized
-        once more by itself, to find the token at which learning starts.
+        What stands before a learned stretch is tokenized once more by itself, to find where it
+        starts.
         """
         special = np.array([engine.special_id(token) for token in self.special], np.int32)
         n_special = len(special)
@@ -163,8 +162,7 @@ def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBa
 def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
     """Count, by piece, the leading ids that belong to the text before an edge alone.
 
-    Usually all of that text's. Where its last characters merge with what follows, the token that
-    holds both is the first behind the edge.
+    A token that merges its last characters with what follows is the first behind the edge.
     """
     counts = np.zeros(len(at), np.int64)
     order = np.argsort(edge, kind="stable")
@@ -205,8 +203,6 @@ class Drafted(BatchDraft, kw_only=True):
 
 
 class Drafter:
-    """Renders documents, and keeps count of those that cannot be."""
-
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._forms: OrderedDict[bytes, Form | None] = OrderedDict()

@@ -41,8 +41,7 @@ def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
 def fix_workspaces() -> None:
     """Make a card's matrix products return the same bits every time, in this process.
 
-    Call it before the very first product: torch looks once, and refuses all later ones under
-    deterministic kernels where it was not set by then.
+    Call it before the first product: torch looks once.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -65,8 +64,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def measured_matmul_flops_per_s(dtype: torch.dtype) -> float:
     """Return what the card reaches on the median product of two square matrices.
 
-    The data is random: products of zeros draw less power, and so run at higher clocks. All are
-    queued before the first is waited for.
+    The data is random, as products of zeros draw less power, and so run at higher clocks.
     """
     generator = torch.Generator("cuda").manual_seed(0)
     shape = MATMUL_WIDTH, MATMUL_WIDTH

@@ -1,7 +1,6 @@
 """Bring a run to its end: train, choose the weights that count, and leave all kept in its state.
 
-The published weights lie at the root of a folder, as anyone loads them; the others below ``steps``,
-each as complete. Gathering shares is a collective: every process goes through the same list.
+The published weights lie at the root of a folder; the others below ``steps``, as complete.
 """
 
 import gc
@@ -37,7 +36,6 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
 
     Raises:
         Interrupted: a signal came; run again to resume.
-        TrainingError: the run cannot start or go on.
     """
     state = inputs.state
     if inputs.seen_s is None:
@@ -124,9 +122,6 @@ def write_candidates(run: Run, target: Path, *, published: int) -> tuple[Candida
     """Write the model's weights, which are those of step ``published``, and all others kept.
 
     The folder appears whole or not at all. The model holds other weights afterwards. A collective.
-
-    Raises:
-        TrainingError: a checkpoint is of another model, or another process does not see it.
     """
     losses = {point.step: point.loss for point in run.progress.eval_points}
     found: list[Candidate] = []

@@ -53,11 +53,7 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def changes_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the hyper-parameters that were set by hand.
-
-    Raises:
-        ConfigError: a value that a manifest may not have either.
-    """
+    """Return the hyper-parameters that were set by hand; refuse what no manifest may say."""
     settings = flags()
     given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
     if not given:

@@ -57,12 +57,7 @@ class TrainingJob(Record, frozen=True, kw_only=True):
 
 
 def run_job(job: TrainingJob) -> bool:
-    """Bring the job's state to its end and publish it; false in a process that only helps.
-
-    Raises:
-        Interrupted: a signal came; the state is saved.
-        TrainingError, HardwareError: the run cannot go on.
-    """
+    """Bring the job's state to its end and publish it; false in a process that only helps."""
     processes.stop_with_launcher()
     packing = read_record(PackingRecord, job.packing)
     inputs = _read_inputs(job, packing)
@@ -167,11 +162,9 @@ def _staged(job: TrainingJob, inputs: TrainInputs) -> Iterator[tuple[TrainInputs
 
 @contextmanager
 def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
-    """Monitor the block, as often as the plan says or, by itself, 20 times an epoch.
+    """Monitor the block; readings are timed by the run's clock, which stood at ``seen_s``.
 
-    A resumed run goes on with its file of samples. Readings are timed by the run's own clock: what
-    earlier sessions took (``seen_s``), and then the time since this process started. The monitor is
-    a witness: if it fails, the run goes on, and the record says what is missing.
+    The monitor is a witness: if it fails, the run goes on, and the record says what is missing.
     """
     # What an earlier session left must not pass for this one's.
     (state / MONITOR_RECORD).unlink(missing_ok=True)

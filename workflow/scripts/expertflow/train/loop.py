@@ -77,7 +77,7 @@ def step(run: Run, batches: Iterator[Batch]) -> PendingStep:
 def _accumulate(run: Run, batches: Iterator[Batch], *, n_targets: int) -> tuple[torch.Tensor, int]:
     """Sum gradients of the mean loss per target; return this process's share of it, and padding.
 
-    What wraps the model for several processes averages over them, hence their number as a factor.
+    Wrappers for several processes average over them, hence their number as a factor.
     """
     accelerator = run.processes.accelerator
     total, n_padding = torch.zeros((), device=run.device), 0
@@ -107,7 +107,6 @@ def _next(run: Run, batches: Iterator[Batch]) -> Batch:
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Begin to copy a batch; where documents end stays known to the host."""
     if device.type == "cpu":
         return batch
     names = TENSORS[:3]

@@ -67,10 +67,6 @@ def retries(state: Path) -> tuple[MemoryRetry, ...]:
 
 
 def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
-    """Return the plan with the micro-batch that this run came down to.
-
-    A micro-batch that was asked for stays as it is.
-    """
     known = retries(state)
     if not known or not plan.may_halve_micro_batch:
         return plan
@@ -83,7 +79,7 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 
 
 def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -> bool:
-    """Note that the run goes on with half the micro-batch of ``plan``; false where it cannot."""
+    """Note that the run goes on with half the micro-batch; false where it cannot."""
     known = retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
         return False
@@ -99,10 +95,9 @@ def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -
 
 
 def probe_longest_batch(run: Run) -> None:
-    """Run the longest micro-batch forward and backward, and forget it.
+    """Run the longest micro-batch, so that a run that does not fit fails at once.
 
-    Rows that are cut to the longest of their batch differ in length, and the longest may come late;
-    so a run that does not fit fails at once. Packed rows are all of one length.
+    Only rows that are cut to the longest of their batch differ in length.
     """
     feed = run.feed
     if isinstance(feed, Feed) and feed.collator.cuts:
@@ -113,9 +108,8 @@ def probe_longest_batch(run: Run) -> None:
 def warm_up_compile(run: Run, n_steps: int) -> int:
     """Run one micro-batch of each shape of the next steps and forget it; return how many.
 
-    Compiled layers are compiled anew for the last micro-batch of an epoch, and for each number of
-    documents that bounds are padded to. That takes longer than many steps, and may come late.
-    Rows that are cut to the longest of their batch have too many shapes to be tried.
+    Layers are compiled anew for the last micro-batch of an epoch and for each padded number of
+    documents. Rows that are cut to the longest of their batch have too many shapes.
     """
     feed, first = run.feed, run.progress.step
     if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:

@@ -1,7 +1,6 @@
-"""Optimiser and learning-rate schedule, by the names of the manifest; its state by parameter name.
+"""Optimizer and learning-rate schedule by the names of the manifest; its state by parameter name.
 
-A state is kept as ``"<parameter>/<what>"``: tensors apart from plain numbers, so that a file of
-tensors and a file of JSON hold it, whatever the number of processes.
+A state is kept as ``"<parameter>/<what>"``: tensors apart from plain numbers.
 """
 
 import importlib
@@ -19,9 +18,7 @@ from expertflow.train.model.weights import Copy, distributed, gathered, trained_
 
 
 def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
-    """Make AdamW; norms, biases and other vectors get no weight decay.
-
-    After ``fully_shard``, as the optimiser holds on to the parameters that it is given.
+    """Make AdamW, after ``fully_shard``; norms, biases and other vectors get no weight decay.
 
     Raises:
         TrainingError: 8-bit AdamW without its package, or on sharded parameters.
@@ -61,10 +58,9 @@ def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
 
 
 def learning_rate(step: int, plan: TrainPlan) -> float:
-    """Return the learning rate of optimizer step ``step``, counted from 0.
+    """Return the learning rate of a step counted from 0, a pure function, so no state is saved.
 
-    A pure function of the step, so there is no scheduler state to save. Decays come to 0 at step
-    ``n_steps``, which is the first that is not done.
+    Decays come to 0 at step ``n_steps``, the first that is not done.
     """
     warmup, total = plan.n_warmup_steps, plan.n_steps
     if step < warmup:
@@ -85,9 +81,6 @@ def optimizer_tensors(
     """Return the state by parameter name: whole tensors through ``copy``, and numbers.
 
     A collective where parameters are sharded.
-
-    Raises:
-        TrainingError: a state belongs to no parameter that the model shows, so it would be lost.
     """
     own, parameters = _unwrapped(optimizer), trained_parameters(model)
     if lost := len(set(own.state) - set(parameters.values())):

@@ -42,8 +42,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
     ``rows`` is the file of rows to train on: how fast it is read is measured.
 
     Raises:
-        HardwareError: the checkpoints will not fit the disk, the card is missing, holds too much
-            already or lacks the precision, or a package is too old.
+        HardwareError: this machine cannot run the plan.
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state)

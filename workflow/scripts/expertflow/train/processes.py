@@ -97,7 +97,7 @@ class Processes:
         self.accelerator.trackers = []
 
     def shutdown_process_group(self) -> None:
-        """Shut down the process group; must be the last collective."""
+        """Must be the last collective."""
         if self.world_size > 1:
             self.accelerator.wait_for_everyone()
             release_gloo_threads()
@@ -105,10 +105,9 @@ class Processes:
 
 
 def release_gloo_threads() -> None:
-    """Wait until gloo's threads have released finished work, before their group is destroyed.
+    """Wait until gloo's threads have released finished work: they take Python's lock to do so.
 
-    They do it under a lock, and need Python's lock for it; whoever destroys the group holds the one
-    and waits for the other.
+    Whoever destroys the group holds that lock, and waits for them.
     """
     for _ in range(N_NAPS):
         time.sleep(LET_GO_S / N_NAPS)
@@ -117,8 +116,7 @@ def release_gloo_threads() -> None:
 class RankZeroDecision:
     """Rank 0's go/no-go decision, broadcast through a store; a no-op with one process.
 
-    Rank 0 waits at a lock for as long as it takes, and a process group that is being formed does
-    not.
+    Rank 0 may wait at a lock for hours, which a process group that is being formed cannot.
     """
 
     def __init__(self) -> None:
@@ -176,8 +174,7 @@ def is_helper() -> bool:
 def stop_with_launcher() -> None:
     """Ask the kernel for a SIGTERM when the launcher ends, if there is one; on Linux only.
 
-    The launcher gives each process a session of its own, so a signal to its group does not reach
-    them: if it is killed, they are told to stop, and save.
+    The launcher gives each process a session, so that a signal to its group does not reach them.
     """
     if RANK in os.environ:
         end_with_parent()
@@ -200,18 +197,13 @@ def wrap(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
 
 
 def reshard(loss: Any) -> None:
-    """Free the whole parameters that an evaluation left, where they are sharded.
-
-    A forward pass without a backward one keeps those of the root gathered, and a state that is
-    saved then would miss what the optimizer knows of them.
-    """
+    """Free the whole parameters that a forward pass without a backward one left gathered."""
     if hasattr(loss, "reshard"):
         loss.reshard()
 
 
 @contextmanager
 def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
-    """Leave it to a later backward pass to sum gradients over processes, or do it in this one."""
     if isinstance(loss, DistributedDataParallel):
         with loss.no_sync() if when else nullcontext():
             yield
@@ -237,9 +229,8 @@ def relaunch(world_size: int) -> None:
 def launch_command(world_size: int, command: list[str]) -> list[str]:
     """Return the command that starts ``command``, a script with its arguments, so many times.
 
-    Torchrun does it, under srun in a Slurm allocation of several machines, one on each. The first
-    process is on the first of them, where the job runs and the run is watched, so ranks are handed
-    out by machine rather than in the order of arrival.
+    Torchrun, under srun in a Slurm allocation of several machines; the first process runs on the
+    first, where the run is watched.
 
     Raises:
         TrainingError: the processes cannot be shared out evenly, or Slurm does not answer.
@@ -287,10 +278,7 @@ def _allocated_nodes() -> int:
 
 
 def free_port() -> int:
-    """Find a port that is free on this machine, which is the first node.
-
-    Torchrun takes it seconds later. The ports that the system gives to whoever asks for any lie
-    above these, so that one of those is not gone by then.
+    """Find a free port on this machine, below those that the system hands out by itself.
 
     Raises:
         TrainingError: none is free.

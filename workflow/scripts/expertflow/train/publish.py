@@ -170,10 +170,7 @@ def _epoch_summaries(progress: Progress, steps_per_epoch: int) -> tuple[EpochSum
 
 
 def _time_spent(clock: dict[str, float], *, on_cpu: bool) -> TimeSpent:
-    """Split wall time into its parts.
-
-    Host times of forward, backward and optimizer mean something on a CPU only: a GPU runs behind.
-    """
+    """Split wall time; only on a CPU do host times of a step's parts mean something."""
     parts = {
         f"{name}_s": clock.get(name, 0.0) for name in ("startup", "data_wait", "checkpoint", "eval")
     }
@@ -202,10 +199,7 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
 
 
 def read_outcome(state: Path) -> RunSummary | None:
-    """Read what a finished run left; null when there is none, or when it is not whole any more.
-
-    Without it the run goes on from its last checkpoint, which makes the missing parts again.
-    """
+    """Read what a finished run left; null where there is none, or not whole any more."""
     path = state / OUTCOME
     if not path.is_file():
         return None

@@ -159,14 +159,11 @@ class Kernel(Record, frozen=True, kw_only=True):
 class KernelProfile(Record, frozen=True, kw_only=True):
     """What a profiler saw in ``n_steps`` steps, ``first_step`` the first of them, counted from 1.
 
-    On a CUDA device kernels are counted; on a CPU operators, by the time that each spent itself,
-    over all threads. ``wall_s`` is what the steps took while they were watched, and
-    ``neighbour_step_s`` the mean of ``n_neighbour_steps`` steps just before. ``pause_s`` is for how
-    long training then waited for the profile to be read and written. ``device_busy_fraction`` is
-    the share of the span of the steps in which any kernel ran. ``kernels`` are the longest of
-    ``n_kernels``, ``rest`` all others in one, and ``kernels_s`` the seconds of all. ``trace`` names
-    the file beside the record. ``reason`` says why no step was watched, ``unavailable`` by field
-    why another value is null, and ``notes`` what was cut short.
+    On a CUDA device kernels are counted; on a CPU operators, by the time that each spent itself.
+    ``wall_s`` is what the steps took while watched, ``neighbour_step_s`` the mean of steps just
+    before, ``pause_s`` how long training waited for the profile to be written. ``kernels`` are the
+    longest of ``n_kernels``, ``rest`` all others in one. ``reason`` says why no step was watched,
+    ``unavailable`` by field why another value is null, and ``notes`` what was cut short.
     """
 
     n_wanted_steps: int

@@ -47,7 +47,6 @@ class Diverged(TrainingError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line; a MemoryError mostly has none."""
     text = " ".join(str(error).split())[:400]
     return text or ("host memory ran out" if isinstance(error, MemoryError) else repr(error))
 
@@ -62,10 +61,9 @@ def catching_signals() -> Iterator[Callable[[], bool]]:
 class TrainInputs(Record, frozen=True, kw_only=True):
     """What a run is made from, and where its state is.
 
-    ``weights`` is where the model is read on this machine; null: where its record says. With
-    ``documents`` these are tokenized in every step and the rows are not read. ``since_start``:
-    whether all that this process did so far belongs to the run and is not booked yet. ``seen_s`` is
-    where the run's clock stood when this process took it up; null: ask the state.
+    ``weights``: a copy of the model to read. With ``documents`` the rows are not read.
+    ``since_start``: all that this process did so far belongs to the run and is not booked yet.
+    ``seen_s``: where the run's clock stood when this process took it up; null: ask the state.
     """
 
     plan: TrainPlan
@@ -81,8 +79,8 @@ class TrainInputs(Record, frozen=True, kw_only=True):
 class Progress(Struct, kw_only=True):
     """How far a run has come: what a checkpoint keeps besides tensors.
 
-    ``epochs`` sums up steps, losses, tokens and seconds by epoch; ``sampled`` the seconds of the
-    parts of the steps that were timed on the device, with their number under ``steps``.
+    ``epochs`` sums up steps, losses, tokens and seconds by epoch; ``sampled`` seconds of the parts
+    of the timed steps, with their number under ``steps``.
     """
 
     step: int = 0
@@ -122,8 +120,7 @@ class Progress(Struct, kw_only=True):
 class Run(Struct, kw_only=True):
     """Everything a run is made of while it runs.
 
-    ``net`` is the model with its adapter; ``loss`` the ``PackedLoss`` around it, wrapped for
-    several processes, and what a step calls. ``activated`` says in words what is on.
+    ``loss`` is the ``PackedLoss`` around ``net``, wrapped for several processes: what a step calls.
     """
 
     plan: TrainPlan
@@ -174,11 +171,7 @@ def assemble(
     stop: Callable[[], bool],
     directory: Path | None,
 ) -> Run:
-    """Make a run, resumed from a checkpoint if there is one.
-
-    Raises:
-        TrainingError: the model cannot be trained so, or the state is of another run.
-    """
+    """Make a run, resumed from a checkpoint if there is one."""
     plan, model = inputs.plan, inputs.model
     progress, clock = _progress(inputs, directory)
     feed, held_out, data = _data(inputs, processes)

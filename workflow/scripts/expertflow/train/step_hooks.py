@@ -28,7 +28,7 @@ SHOWN_ROWS = 16
 
 
 def after_step(run: Run) -> None:
-    """Do what is due; the last step is logged, evaluated and saved in any case.
+    """Log, evaluate and save what is due; after the last step in any case.
 
     Raises:
         Interrupted: a signal came; the state was saved first.
@@ -50,7 +50,7 @@ def after_step(run: Run) -> None:
 
 
 def evaluate(run: Run) -> bool:
-    """Measure the held-out loss; tell whether it is the lowest so far."""
+    """Measure the held-out loss; return whether it is the lowest so far."""
     flush(run)
     plan, progress, processes = run.plan, run.progress, run.processes
     start, best = time.perf_counter(), progress.best
@@ -86,7 +86,7 @@ def evaluate(run: Run) -> bool:
 
 
 def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta: float) -> bool:
-    """Tell whether the last ``patience`` evaluations brought nothing.
+    """Return whether the last ``patience`` evaluations brought nothing.
 
     Each that is lower than the lowest before it by ``min_delta`` or more begins the count again.
     """
@@ -189,7 +189,6 @@ def truncate_log(run: Run) -> None:
 
 
 def _check(run: Run, record: StepRecord) -> None:
-    """Stop a run whose loss says that it learns nothing any more."""
     # A loss scaler skips steps whose gradients overflow; that is its way of finding its scale.
     # Below 1 it has found none, and would skip steps until the end.
     scaler = run.processes.accelerator.scaler

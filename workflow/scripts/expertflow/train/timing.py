@@ -31,11 +31,7 @@ def process_age_s() -> float:
 
 
 class Clock:
-    """Host seconds by part.
-
-    Wall time starts when the process started, imports included, or now where the process has been
-    at it before.
-    """
+    """Host seconds by part. Wall time starts when the process did, imports included, or now."""
 
     def __init__(
         self, earlier: dict[str, float] | None = None, *, since_process_start: bool = True
@@ -77,7 +73,6 @@ def is_sampled(step: int) -> bool:
 
 
 def mark_time(*, cuda: bool) -> Any:
-    """Mark this moment on the device: on a GPU, which runs behind the host, by an event."""
     return cuda_event() if cuda else time.perf_counter()
 
 
@@ -88,8 +83,7 @@ def seconds_between(start: Any, end: Any) -> float:
 class StepTimer:
     """Books the host seconds of every part; in sampled steps also those of the device.
 
-    Marks are read when the losses are fetched anyway. Steps in ``left_out`` are not sampled: a
-    profiler is at work there, and their seconds are not those of the others.
+    Steps in ``left_out`` are not sampled: a profiler slows them down.
     """
 
     def __init__(self, clock: Clock, device: torch.device) -> None:
@@ -110,7 +104,6 @@ class StepTimer:
             marks.append((name, start, mark_time(cuda=self._cuda)))
 
     def end(self) -> Callable[[], dict[str, float]] | None:
-        """Return a reader of the parts' seconds once the device is done; null if not sampled."""
         marks, self._marks = self._marks, None
         return None if marks is None else lambda: _read_parts(marks)
 

@@ -1,8 +1,7 @@
 """Time some steps of a plan in this process, through the loop that trains, and leave nothing.
 
-Warm-up steps come first (they compile, fill caches, find the allocator's sizes) and do not count,
-and the shapes that compiled layers have yet to meet; then the device is waited for, and the clock
-runs until the last timed step is done.
+Warm-up steps come first: they compile, fill caches, find the allocator's sizes. Then the device is
+waited for, and the clock runs until the last timed step is done.
 """
 
 import math
@@ -49,11 +48,10 @@ COUNTS = ("n_tokens", "n_target_tokens", "n_padding_tokens")
 class Trial(Record, frozen=True, kw_only=True):
     """What to run: a plan of one process, its model and rows, and for how long.
 
-    ``scratch`` is a folder that is made and removed. With ``documents`` they are tokenised in every
-    step. Warming up ends early after a step, not the first, that takes over ``long_step_s``. The
-    timed part ends after ``n_timed_steps``, or after the step in which ``max_timed_s`` is reached.
-    ``least_tokens_per_s``: a trial that is slower is given up early; null: none is.
-    ``with_save``: whether one checkpoint is taken at the end, and timed.
+    ``scratch`` is made and removed. Warming up ends early after a step, not the first, that takes
+    over ``long_step_s``; the timed part after the step in which ``max_timed_s`` is reached. A trial
+    below ``least_tokens_per_s`` is given up. ``with_save``: a checkpoint is taken at the end, and
+    timed.
     """
 
     plan: TrainPlan
@@ -72,11 +70,9 @@ class Trial(Record, frozen=True, kw_only=True):
 class TrialResult(Record, frozen=True, kw_only=True):
     """What a trial took. All but ``outcome`` and ``problem`` mean something if it was measured.
 
-    ``n_tokens`` are those of documents in the timed steps, ``timed_s`` the seconds these took as a
-    whole, with the device waited for at both ends; ``steps_s`` are theirs one by one, on the device
-    where it is a card. ``startup_s`` is loading the model and all before the first step;
-    ``losses`` those of all steps from the first on, per target. Memory of the card is null on a
-    CPU; ``save_s`` where none was asked for.
+    ``timed_s`` are the seconds of the timed steps as a whole, with the device waited for at both
+    ends, ``steps_s`` theirs one by one, on the device where it is a card. ``startup_s`` is all
+    before the first step; ``losses`` are those of all steps, per target.
     """
 
     outcome: Literal["measured", "given up", "out of memory", "failed"]
@@ -110,7 +106,6 @@ def run_trial(trial: Trial) -> TrialResult:
     A process should run one only: kernels, compiled code and peaks of memory stay.
 
     Raises:
-        Interrupted: a signal came.
         TrainingError: the plan cannot be run at all, e.g. a kernel is missing.
     """
     n_steps = max(1, trial.n_warmup_steps) + trial.n_timed_steps
@@ -133,7 +128,6 @@ def run_trial(trial: Trial) -> TrialResult:
 
 @contextmanager
 def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[Run]:
-    """Assemble a run as training does; a signal from here on leaves no folder behind."""
     state = trial.scratch
     with catching_signals() as stop:
         try:

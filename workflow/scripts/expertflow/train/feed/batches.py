@@ -99,9 +99,9 @@ class Buffers:
 class Collator:
     """Makes micro-batches from packed rows; what does not depend on the batch is counted once.
 
-    Padding is one more document at the end of its row, so that every position belongs to a document
-    and shapes stay fixed; its labels are ignored. The first token of a document is never a target.
-    Where all rows hold one document each, padding beyond the longest of a batch is cut off.
+    Padding is one more document at the end of its row, so that shapes stay fixed; its labels are
+    ignored, as are the first tokens of documents. Where all rows hold one document each, padding
+    beyond the longest of a batch is cut off.
     """
 
     def __init__(self, rows: PackedRows) -> None:
@@ -118,7 +118,7 @@ class Collator:
     __getitem__ = batch
 
     def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
-        """Build a micro-batch of each part, all in one go: most of the cost is in calls.
+        """Build a micro-batch of each part, in one go, as most of the cost is in calls.
 
         With ``buffers``, they hold until the buffers are filled again.
         """
@@ -192,11 +192,7 @@ class Collator:
 
 
 def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
-    """Count the targets of every row, [N]: supervised tokens that are not first of a document.
-
-    The loss is divided by the targets of a whole step, so they must be known before its first
-    micro-batch is made.
-    """
+    """Count the targets of every row, [N]: supervised tokens that are not first of a document."""
     counts = np.zeros(len(rows), np.int64)
     for start in range(0, len(rows), COUNTED_ROWS):
         part = np.arange(start, min(start + COUNTED_ROWS, len(rows)))

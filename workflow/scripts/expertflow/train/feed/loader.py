@@ -104,7 +104,6 @@ def feed_of(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
 def load_batches(
     feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> AbstractContextManager[Iterator[Batch]]:
-    """Load all micro-batches from a step on; nothing is left running after the block."""
     if not isinstance(feed, Feed):
         return closing(feed.batches_from(step))
     if plan.loader == "thread":
@@ -116,8 +115,7 @@ def load_batches(
 class BufferGroup:
     """Buffers of some micro-batches that are filled and given back together.
 
-    A GPU may copy from them later than the host asks it to, so an event is recorded behind all that
-    was queued, and they are filled again only when it has come.
+    A GPU copies from them later than asked: an event behind all that was queued says when it has.
     """
 
     def __init__(self, feed: Feed, n_batches: int, device: torch.device) -> None:
@@ -143,10 +141,8 @@ class ThreadLoader(Iterator[Batch]):
     """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
 
     Groups of buffers take turns: the thread fills one while the trainer works off the other, and
-    the device, which runs behind, a third. What fails in the thread is raised in the trainer.
-
-    ``device_wait_s`` are the seconds in which the trainer waited for the device to be done with a
-    group: it is busy then, and short of nothing.
+    the device, which runs behind, a third. ``device_wait_s`` is how long the trainer waited for the
+    device to be done with a group: it is short of nothing then.
     """
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
@@ -198,7 +194,6 @@ class ThreadLoader(Iterator[Batch]):
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:
-    """Keep a worker alive when all processes are told to stop: the trainer ends its step first."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

@@ -32,10 +32,7 @@ class Documents(Record, frozen=True, kw_only=True):
         return sha256_json([records, sha256_file(self.keep)])
 
     def planned(self, plan: TrainPlan) -> TrainPlan:
-        """Return the plan for rows of one document each, made when they are asked for.
-
-        The number of steps stays, so a step sees fewer tokens than the plan says.
-        """
+        """Return the plan for rows of one document each; the number of steps stays."""
         own = {(r.source, r.shard) for r in (read_record(ShardRecord, p) for p in self.shards)}
         n_rows = sum(
             int(rows.n_copies[~rows.held_out].sum())

@@ -16,11 +16,7 @@ MEGA_BATCHES = 50
 
 
 class RowOrder(Struct, kw_only=True):
-    """Which rows every step takes.
-
-    With ``lengths_N``, the tokens of every row, rows of similar length share a step; an epoch still
-    sees each row once.
-    """
+    """Which rows every step takes. With ``lengths_N`` rows of similar length share a step."""
 
     n_rows: int
     global_batch: int

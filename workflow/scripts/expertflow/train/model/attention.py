@@ -75,15 +75,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each document; return values as [B, L, H, D].
 
-    ``cu_seq_lens_q`` drives torch's variable-length kernel, which needs CUDA, half precision and
-    Ampere or newer. ``document_bounds`` (the same figures, on the host) drive one SDPA call per
-    document: the route of the CPU, where it beats a masked call per row.
-    Both may end in bounds of empty documents. With a sliding window, query i sees the keys j
-    with i - j < window.
+    ``cu_seq_lens_q`` drives torch's variable-length kernel, ``document_bounds`` (the same figures,
+    on the host) one SDPA call per document. Both may end in bounds of empty documents. With a
+    sliding window, query i sees the keys j with i - j < window.
 
     Raises:
-        TrainingError: the batch came without document lengths, or the model asks for what neither
-            route does.
+        TrainingError: there are no document lengths, or the model asks for what neither does.
     """
     name = type(module).__name__
     for other in REFUSED:
@@ -147,8 +144,7 @@ def ungrouped(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Repeat keys and values, [L, K, D], for query heads that share them, where SDPA needs it.
 
-    On CUDA memory-efficient attention refuses shared ones, and flash attention does not run where
-    this route is taken: what is left keeps N x N scores. The CPU's kernel takes them as they are.
+    On CUDA memory-efficient attention refuses shared ones, and what is left keeps N x N scores.
     """
     return _repeated(query, key, value) if on_cuda else (key, value)
 
@@ -252,8 +248,7 @@ def check_flex(device: torch.device) -> None:
 def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
     """Return the mask that a kernel of transformers needs, one for each kind of layer if it varies.
 
-    ``attention`` is transformers' name of the kernel, ``config`` that of the text model. A document
-    starts where ``position_ids_BL`` is 0; ``dtype`` is that of a mask that is added to the scores.
+    ``attention`` is transformers' name of the kernel, ``config`` that of the text model.
     """
     make: Callable[[torch.Tensor, int | None], Any]
     if attention == FLEX:
@@ -278,8 +273,7 @@ def layer_kinds(config: Any) -> frozenset[str]:
 def document_mask(position_ids_BL: torch.Tensor, window: int | None = None) -> torch.Tensor:
     """Return the [B, 1, L, L] mask that is true where a query may look at a key.
 
-    A position starts a document where it is 0; queries see keys of their own document up to
-    themselves, as far back as the window reaches.
+    A position starts a document where it is 0.
     """
     document_BL = (position_ids_BL == 0).cumsum(dim=1)
     same_BLL = document_BL[:, :, None] == document_BL[:, None, :]

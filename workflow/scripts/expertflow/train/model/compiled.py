@@ -23,11 +23,10 @@ ONE_BY_ONE = "random numbers one by one"
 
 
 def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
-    """Compile each decoder layer in place for the shapes it meets; say in a line what was done.
+    """Compile each decoder layer in place for the shapes it meets; describe what was done.
 
-    Names of parameters stay, and so does checkpointing. Attention that loops over documents cannot
-    be in a graph; it splits that of each layer, and a checkpointed layer cannot be split. Whether
-    it loops follows from ``dtype``, in which the run does its products.
+    Attention that loops over documents cannot be in a graph; it splits that of each layer, and a
+    checkpointed layer cannot be split.
 
     Raises:
         TrainingError: there are no layers, or nothing to compile with.
@@ -85,9 +84,8 @@ def _try_a_kernel(device: torch.device) -> None:
 def _draw_one_by_one() -> None:
     """Make each random number of a kernel depend on the seed and on its place, and nothing else.
 
-    Drawn four at once, as torch does where a kernel has one dimension, it depends on the kernel's
-    shape too (pytorch issue 198333). A checkpointed layer is computed again by other kernels: the
-    backward pass would have another mask of dropout than the forward pass, without an error.
+    Drawn four at once it depends on the kernel's shape too (pytorch issue 198333): a checkpointed
+    layer, computed again by other kernels, would get another mask of dropout without an error.
     """
     from torch._inductor.codegen.triton import TritonOverrides
 

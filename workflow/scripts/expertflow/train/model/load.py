@@ -39,8 +39,7 @@ def load_base(
     ``dtype`` and lies on ``device``; any other lies on the CPU.
 
     Raises:
-        TrainingError: the directory holds no model that transformers can load, or one that is
-            quantised already; or bitsandbytes is not installed.
+        TrainingError: it cannot be loaded, is quantised already, or bitsandbytes is missing.
     """
     attention.register()
     options = _four_bit_options(dtype, device) if quantised else {}
@@ -77,11 +76,6 @@ def load_base(
 
 
 def _four_bit_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return how transformers quantises each weight on ``device`` as it reads it.
-
-    The 4-bit codes depend on ``dtype``, in which the weights are read: whoever loads the base again
-    must read it alike.
-    """
     if find_spec("bitsandbytes") is None:
         raise TrainingError(
             "training.method qlora needs bitsandbytes, which is not installed; run pip install -r"
@@ -132,10 +126,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
 
 
 def name_base(checkpoint: Path, model: ModelRecord) -> None:
-    """Let an adapter name a hub model by its id and commit, as those who load it elsewhere would.
-
-    Done in the file: peft asks the hub about a name that it finds in the model.
-    """
+    """Let an adapter name a hub model by its id and commit, as who loads it elsewhere would."""
     path = checkpoint / ADAPTER_FILE
     if model.kind != "hub" or not path.is_file():
         return
@@ -222,9 +213,8 @@ def load_for_scoring(
 ) -> Any:
     """Load the base model (null ``checkpoint``) or the trained one, where the plan trains.
 
-    ``weights`` is a copy of the base to read.
-    A base that is trained on in 4 bits is scored in 4 bits before training as well: that is where
-    training starts, so the difference is what training did, and not what quantising cost.
+    A base that is trained on in 4 bits is scored in 4 bits before training as well, so that the
+    difference is what training did.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
     quantised = plan.method == "qlora"
@@ -242,10 +232,7 @@ def load_for_scoring(
 def load_for_export(
     checkpoint: Path, *, base: str, method: str, precision: str, attention_name: str
 ) -> Any:
-    """Load the trained model on the CPU, computing in fp32.
-
-    Under qlora the base is read in the precision of training, which gives its 4-bit codes again.
-    """
+    """Load the trained model on the CPU, computing in fp32, on the same 4-bit codes under qlora."""
     quantised = method == "qlora"
     net = load_trained(
         checkpoint,
@@ -268,8 +255,7 @@ def load_for_export(
 def mergeable(model: Any, checkpoint: Path) -> Any:
     """Return the adapter on a base it can be merged into without loss.
 
-    An adapter that was trained on 4 bits has learnt to make up for their errors: it fits the base
-    as the 4 bits hold it, and neither the original one nor one that is quantised again.
+    One that was trained on 4 bits fits the base as the 4 bits hold it, errors and all.
     """
     return _with_adapter(_dequantise(model.unload()), checkpoint) if is_quantised(model) else model
 

@@ -111,9 +111,8 @@ def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) 
 def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
     """Return the bounds of documents in one of a few shapes, for the compiler.
 
-    What follows the last document are empty ones, up to the next multiple of ``DOCUMENTS_STEP`` or
-    to the most that a batch can hold. Not always to the most: the kernel's backward pass has
-    memory and blocks for empty ones too.
+    Empty documents follow, up to a multiple of ``DOCUMENTS_STEP`` or to the most that a batch can
+    hold: the kernel's backward pass has memory and blocks for them too.
     """
     n_documents, end = len(batch.cu_seqlens) - 1, batch.input_ids_BL.numel()
     n_rounded = -(-n_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP

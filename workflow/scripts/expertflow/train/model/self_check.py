@@ -48,8 +48,7 @@ HALF_TOLERANCE = 0.1
 def check_model(loss: PackedLoss) -> str:
     """Compare head and attention with the model's own forward pass; return how far they are apart.
 
-    Run it under the autocast of training and before the model is compiled or wrapped. Random
-    numbers, modes and attention of the model are left as they were.
+    Run it under the autocast of training and before the model is compiled or wrapped.
 
     Raises:
         TrainingError: training would not be of this model, or not of one document at a time.

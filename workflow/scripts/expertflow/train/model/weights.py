@@ -1,8 +1,7 @@
 """The trained parameters of a model: read, put back, checked, and named by a hash.
 
-``model`` is the network itself, not a wrapper that adds a prefix to the names. A parameter may be
-sharded over processes (``fully_shard``): what leaves here is always the whole tensor, so that one
-file serves any number of processes. Gathering is a collective: every rank calls, in the same order.
+A parameter may be sharded over processes (``fully_shard``): what leaves here is the whole tensor.
+Gathering is a collective: every rank calls, in the same order.
 """
 
 import hashlib
@@ -42,10 +41,7 @@ def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
-    """Return the trained parameters by name, whole, one after the other through ``copy``.
-
-    On the CPU the default shares memory with the model; ``checkpoint.take`` makes a true copy.
-    """
+    """Return the trained parameters by name, whole, one after the other through ``copy``."""
     return {name: copy(gathered(p)) for name, p in trained_parameters(model).items()}
 
 
@@ -70,10 +66,7 @@ def _words(tensor: torch.Tensor) -> str:
 
 
 def first_not_finite(model: Any) -> str | None:
-    """Name the first trained parameter that holds a NaN or an infinity, on every rank the same.
-
-    One reduction a parameter and one wait for the device; nothing of a parameter's size is made.
-    """
+    """Name the first trained parameter that holds a NaN or an infinity, on every rank the same."""
     parameters = trained_parameters(model)
     if not parameters:
         return None
@@ -87,7 +80,6 @@ def first_not_finite(model: Any) -> str | None:
 
 
 def _extremes(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the least and the greatest value of this rank's part; a NaN takes the place of both."""
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not part.numel():
         return torch.zeros(2, device=part.device)

@@ -65,10 +65,7 @@ def spans_of(profiler: profile, *, cuda: bool) -> list[Span]:
 
 
 def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
-    """Return what ran on a device, from the profiler's own list.
-
-    Its tree of events, which only an operator's own time needs, takes kilobytes for each one.
-    """
+    """Return what ran on a device from the profiler's list: its tree takes kilobytes an event."""
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     if results is None:
         return []

@@ -58,10 +58,9 @@ class Window(Record, frozen=True, kw_only=True):
 def choose_window(plan: TrainPlan, first: int) -> Window | None:
     """Choose the steps to watch in a session that begins at step ``first``; null: it is too short.
 
-    They follow each other. Watched are the first ones after ``N_WARM`` steps of the session, or
-    earlier where it is shorter, among which none is timed on the device for the report, and between
-    which nothing is saved or evaluated; else such as are not timed; else the first ones. The first
-    step of a session, which compiles, is never among them.
+    The first ones after ``N_WARM`` steps, or earlier in a short session, among which none is timed
+    on the device, and between which nothing is saved or evaluated; else such as are not timed; else
+    the first. A session's first step, which compiles, is never among them.
     """
     n_left = plan.n_steps - first
     n_steps = min(_n_allowed(plan), n_left - 1)
@@ -101,8 +100,7 @@ def _is_quiet(plan: TrainPlan, steps: range) -> bool:
 class StepProfiler:
     """Watches steps of a run once, in its first process; a state that has a profile keeps it.
 
-    Nothing of a profiler that fails, or is broken off, reaches the run. Stacks, shapes and memory
-    are not recorded: they cost most of a profiler's time, and the table does not need them.
+    Nothing of a profiler that fails, or is broken off, reaches the run.
     """
 
     def __init__(self, run: Run) -> None:

@@ -1,13 +1,11 @@
 """Save and restore the state of a run: trained weights, optimizer, random numbers, progress.
 
-A checkpoint is a directory that appears by one rename, after everything in it was flushed, so a
-half-written one is never seen. It holds tensors and JSON, nothing that could run. Everything in it
-is whole and by name, so what some processes saved, any number of them can resume. The state of the
-data order needs no saving: batches are a function of the step.
+A checkpoint is a directory of tensors and JSON that appears by one rename, after everything in it
+was flushed. All in it is whole and by name, so any number of processes can resume it.
 
-Checkpoints are written beside the training, one at a time. The trainer takes a snapshot (``take``)
-and hands it to a ``Saver``. Call its ``wait`` before the next snapshot is taken, so that the host
-holds one of them and not two.
+They are written beside the training, one at a time: the trainer takes a snapshot (``take``) and
+hands it to a ``Saver``, whose ``wait`` it calls before the next, so that the host holds one of
+them.
 """
 
 import json
@@ -168,8 +166,7 @@ def restore(
 ) -> dict[str, Any]:
     """Load a checkpoint into model, optimizer and random generators; return its progress.
 
-    Under another number of processes or on another device than it was saved, random numbers start
-    anew from ``progress["seed"]``, the step and the rank.
+    Under another number of processes or on another device random numbers start anew.
 
     Raises:
         TrainingError: the files are damaged, or belong to another model or optimizer.
@@ -205,7 +202,7 @@ def restore_weights(directory: Path, *, model: Any) -> None:
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
     """Return the states of torch's, Python's and the device's generator, one row a rank.
 
-    A collective where there are several processes.
+    A collective.
     """
     _, internal, gauss = random.getstate()
     # 32-bit integers, which float64 holds exactly.
@@ -242,9 +239,7 @@ def _reseed(*, seed: int, step: int, rank: int) -> None:
 def agree_on(
     own: Path | None, state: Path, processes: Processes, *, within_s: float = SEEN_WITHIN_S
 ) -> Path | None:
-    """Return the first process's checkpoint instead of one's ``own``. A collective.
-
-    What another node sees of a shared file system may be older; it is waited for ``within_s``.
+    """Return rank 0's checkpoint, waited for where a shared file system lags. A collective.
 
     Raises:
         TrainingError: this process does not see the checkpoint, or not whole.
@@ -279,10 +274,9 @@ def check_same_step(step: int, processes: Processes) -> None:
 
 
 class Saver:
-    """A thread that writes snapshots.
+    """A thread that writes snapshots; its error is raised by the next ``submit`` or ``wait``.
 
     ``written_s``: seconds of writing in the background. ``n_bytes``: size of the last checkpoint.
-    An error of the thread is raised, as what it was, by the next ``submit`` or ``wait``.
     """
 
     def __init__(self, state: Path, keep: int) -> None:

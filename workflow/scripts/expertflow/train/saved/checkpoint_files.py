@@ -47,8 +47,7 @@ def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: 
 def damage(directory: Path, *, contents: bool = False) -> str | None:
     """Return what is wrong with a checkpoint's files, if anything.
 
-    A power cut may leave files of the right size and full of zeros: ``contents`` finds these, and
-    reads everything.
+    A power cut may leave files of the right size and full of zeros, which only ``contents`` finds.
     """
     try:
         wanted = read_record(directory)[OURS]
@@ -105,11 +104,7 @@ def n_bytes(directory: Path) -> int:
 
 
 def last_seen_s(state: Path) -> float:
-    """Return the run's clock where its last session was last seen: by a checkpoint or the monitor.
-
-    What was done between the last checkpoint and a kill is paid for and lost; the monitor's samples
-    tell how long it was.
-    """
+    """Return the run's clock where its last session left a checkpoint or a sample."""
     times = [0.0]
     if saved := complete(state):
         times.append(read_progress(saved[-1])["clock"]["wall"])

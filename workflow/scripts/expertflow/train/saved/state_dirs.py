@@ -24,9 +24,8 @@ POLL_S, TOLD_EVERY_S = 0.5, 60.0
 def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
     """Hold the state directory for one trainer; the lock dies with its process.
 
-    A killed Snakemake leaves its trainer running; a second one would write into the same state. One
-    on this machine is waited for, since what it saves is worth more than a refusal; one on another
-    machine for ``elsewhere_s``, as it may be cut off and never let go.
+    A killed Snakemake leaves its trainer running. One on this machine is waited for, since what it
+    saves is worth more than a refusal; one elsewhere for ``elsewhere_s``, as it may be cut off.
 
     Raises:
         TrainingError: a trainer on another machine still holds it.
@@ -81,6 +80,5 @@ def prunable(results: Path, state: Path) -> list[Path]:
 
 
 def _in_use(state: Path) -> bool:
-    """Tell whether a trainer holds the state's lock, or may, where there are no locks."""
     with (state / LOCK_FILE).open("a") as stream:
         return try_lock(stream) != "taken"

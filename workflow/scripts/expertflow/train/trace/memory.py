@@ -43,8 +43,7 @@ ROWS = (1, 4, 16)
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts each storage once, from the operation that makes it to its end, views included.
 
-    What autograd saves for the backward pass keeps its storage alive and so is counted. What a
-    kernel needs within itself is not seen. ``peaks`` are the most bytes alive during each phase.
+    What a kernel needs within itself is not seen. ``peaks``: most bytes alive, by phase.
     """
 
     def __init__(self) -> None:
@@ -92,10 +91,7 @@ def trace_memory(
     sequence_length_tokens: int,
     supervised_fraction: float,
 ) -> MemoryTrace:
-    """Trace a step of a planned run with and without checkpointing, at some micro-batches.
-
-    Where that cannot be done for a known reason, the trace is empty and says why.
-    """
+    """Trace a step with and without checkpointing, at some micro-batches; or say why not."""
     given = spec.batch_size
     few = ROWS if given is None else (1, given, max(ROWS[-1], 2 * given))
     lines = []

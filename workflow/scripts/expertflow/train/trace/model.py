@@ -61,7 +61,6 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
-    """Build the model with so many of its layers on the meta device, adapter and all."""
     attention.register()
     with torch.device("meta"):
         try:
@@ -93,7 +92,6 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
 
 
 def materialise(net: Any, *, fake: bool) -> None:
-    """Allocate every parameter and buffer of a meta model, each once, tied or not."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def on_cpu(old: torch.Tensor) -> torch.Tensor:
@@ -146,10 +144,7 @@ def _shortened(config: Any, n_layers: int) -> Any:
 
 
 def _one_by_one() -> attention.Kernel:
-    """Stand for one memory-efficient SDPA call a document: heads ungrouped, results put together.
-
-    No ``enable_gqa`` among its keywords makes the caller repeat keys and values, as that route has.
-    """
+    """Stand for one memory-efficient SDPA call a document, with heads ungrouped."""
 
     def call(*args: Any, window_size: Any = None, scale: Any = None) -> torch.Tensor:
         out: Any = varlen.varlen_attn(*args, window_size=window_size, scale=scale)
