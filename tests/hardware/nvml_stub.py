@@ -46,7 +46,6 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def environment(library: Path, scenario: Path, **settings: str) -> dict[str, str]:
-    """Give an environment in which NVML is the stand-in."""
     hidden = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
     # This machine's own libraries, if it needs some, come behind.

@@ -58,7 +58,6 @@ def summarise(samples: list[GpuSample], card: Card | None = None) -> MonitorReco
 
 
 def remarks(busy: float = 95, n: int = 20, **figures: Any) -> str:
-    """Give what is said of a card whose readings are all alike."""
     return " | ".join(summarise([sample(t, busy, **figures) for t in range(n)], H100).assessment)
 
 
@@ -400,7 +399,6 @@ def test_a_monitor_waits_for_an_earlier_one(
 
 
 def wait_for(path: Path) -> None:
-    """Wait until a file has content."""
     for _ in range(2400):
         if path.is_file() and path.stat().st_size:
             return

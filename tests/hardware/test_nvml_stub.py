@@ -17,6 +17,11 @@ from expertflow.hardware.nvml import HIDDEN, MIG, visible_gpus
 from expertflow.hardware.nvml_device import Device
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
 def watch(
     library: Path, folder: Path, *, arguments: tuple[str, ...] = (), n: int = 5, **scenario: Any
 ) -> dict[str, Any]:

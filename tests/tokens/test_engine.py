@@ -77,8 +77,6 @@ def test_the_probe_reaches_far_and_is_fixed() -> None:
 
 
 class Wrong(FastEngine):
-    """An engine that agrees on everything but one text."""
-
     def encode_flat(self, texts: list[str]) -> Ragged:
         found = super().encode_flat(texts).tolist()
         pairs = zip(texts, found, strict=True)

@@ -51,7 +51,6 @@ def ids_of(rows: PackedRows) -> np.ndarray:
 
 
 def contents(rows: PackedRows) -> tuple[list[int], list[int]]:
-    """Give all ids and all supervised ids."""
     ids, learned = [], []
     for row, taken in enumerate(ids_of(rows)):
         ids += taken[: rows.seq_lengths[row].sum()].tolist()
@@ -81,7 +80,6 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
 
 @pytest.mark.parametrize("n_copies", [1, 2])
 def test_every_token_arrives_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
-    """Rows hold the documents' ids and supervised ids, each as often as the documents do."""
     record = pack(tmp_path, n_copies=n_copies)
     texts = [d for i, d in enumerate(documents()) if i % 7 != 0] * n_copies
     ids, learned = contents(read_rows(Path(record.train.path)))

@@ -70,7 +70,6 @@ def run(engine: Engine, layout: Layout, *bodies: Body) -> tuple[Drafter, Drafted
 
 
 def mixed_bodies() -> list[Body]:
-    """Make chats and texts of many forms, in an order that mixes them."""
     rng = random.Random(3)
     words = ["ask", "tell", "", "a  b", "<|im_end|>", "\nx", "<tool>", "é\n", "…", "0 1"]
     bodies = []
@@ -242,15 +241,6 @@ def test_an_interrupted_shard_leaves_nothing(
     assert list((tmp_path / "store").iterdir()) == []
     assert not (tmp_path / "000.ids").exists()
     assert pretokenize(tmp_path, tokenizer, shard).n_documents == 5000
-
-
-def test_an_empty_thought_before_the_answer_is_no_hindrance() -> None:
-    renderer = Renderer(replace(chatml_layout(), chat_template=TEMPLATES["thinks"]))
-    frame, texts = frame_of(pair("ask me"))
-    form = renderer.form(frame)
-    assert form is not None
-    assert form.filled(texts) == renderer.render(pair("ask me"))
-    assert any("<think>" in segment.text for segment in form.filled(texts))
 
 
 def test_a_form_that_differs_is_not_believed(

@@ -27,7 +27,6 @@ def chat(answer: str, question: str = "list") -> tuple[Segment, ...]:
 
 
 def alone(document: Sequence[Segment], engine: Engine) -> tuple[list[int], list[int]]:
-    """Give one document's ids and spans."""
     tokens = tokenize([document], engine)
     return tokens.ids[0].tolist(), tokens.spans[0].tolist()
 
@@ -88,13 +87,6 @@ def test_real_tokenizer_gives_the_ids_of_its_own_chat_template(shared_data: Path
 def test_a_tokenizer_without_chat_marks_is_refused(engine: Engine) -> None:
     with pytest.raises(DataError, match="no token"):
         engine.special_id("<|nothing|>")
-
-
-def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        save_tokenizer(train_tokenizer(TEXTS, vocab_size=350), tmp_path / name)
-    assert Engine(tmp_path / "a").sha256 == Engine(tmp_path / "b").sha256
 
 
 def blank_first(folder: Path) -> Engine:

@@ -43,8 +43,6 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 
 
 class Fault:
-    """Sends this process a signal the n-th time it comes to a point."""
-
     def __init__(self, point: str, n: int, number: int, fired: Path) -> None:
         self.point, self.left, self.number, self.fired = point, n, number, fired
 
@@ -81,7 +79,6 @@ class Fault:
 
 
 def train(folder: Path, fault: list[Any] | None) -> None:
-    """Be the trainer; never returns."""
     sys.stdout.flush()
     with (folder / "log").open("a") as stream:
         os.dup2(stream.fileno(), 2)
@@ -101,7 +98,6 @@ def train(folder: Path, fault: list[Any] | None) -> None:
 
 
 def serve() -> None:
-    """Answer until the input ends."""
     for line in sys.stdin:
         request = json.loads(line)
         folder = Path(request["folder"])

@@ -18,14 +18,12 @@ LONGEST_S = 600
 
 
 def start_resting(folder: Path) -> subprocess.Popen[str]:
-    """Start it on the tiny run that lies in a folder."""
     command = [sys.executable, __file__, "--code", "c", "--results", str(folder)]
     command += ["--output", str(folder / "training.json")]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_checkpoints(folder: Path, process: subprocess.Popen[str], n: int = 1) -> None:
-    """Wait until a run has so many checkpoints."""
     deadline = time.monotonic() + 300
     while len(list(folder.glob("state/*/checkpoints/step-*"))) < n:
         assert process.poll() is None, process.communicate()[1]

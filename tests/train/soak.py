@@ -58,7 +58,6 @@ def main() -> None:
 
 
 def straight(trainers: Trainers, folder: Path) -> Any:
-    """Make the inputs of a kind of run, and give the weights of one that is never stopped."""
     inputs = folder / "inputs"
     inputs.mkdir(parents=True)
     write_tiny_run(inputs, n_steps=N_STEPS, **METHODS[folder.name])

@@ -26,7 +26,6 @@ def heads(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def dense(window: int | None, scaling: float) -> torch.Tensor:
-    """Compute packed attention by hand: [B, L, H, D]."""
     query, key, value = heads()
     key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
     document = (POSITIONS == 0).cumsum(1)
@@ -147,13 +146,6 @@ def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: st
     with pytest.raises(TrainingError, match=message) as caught:
         attention.attend(MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options})
     assert "\n" not in str(caught.value)
-
-
-def test_a_module_that_is_not_causal_is_refused() -> None:
-    module = torch.nn.Identity()
-    module.is_causal = False  # type: ignore[assignment]
-    with pytest.raises(TrainingError, match="not causal"):
-        attention.attend(module, *heads(), None, document_bounds=BOUNDS)
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -1,22 +1,22 @@
 """All weights that a run keeps are published, each as a model of its own."""
 
 import logging
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import LORA, SCRIPTS, write_tiny_run
+from support import LORA, run_trainer, write_tiny_run
 from tiny_run import made, train
 
 from expertflow.core.records import read_record
 from expertflow.train import expert
 from expertflow.train.model.load import load_trained
 from expertflow.train.model.weights import trained_parameters
-from expertflow.train.records import TrainingRecord
+from expertflow.train.publish import LOGS, read_outcome, write_outcome
+from expertflow.train.records import RunSummary, TrainingRecord
 from expertflow.train.saved import checkpoint_files
 
 
@@ -25,7 +25,6 @@ def saved(state: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def held(folder: Path, state: Path) -> dict[str, torch.Tensor]:
-    """Load a published folder as the evaluation does, and give its trained parameters."""
     net = load_trained(
         folder, base=str(state.parent / "base_model"), dtype=torch.float32, attention_name="sdpa"
     )
@@ -81,10 +80,7 @@ def test_several_processes_write_them_whole(tmp_path: Path, parallel: str) -> No
         folder, n_steps=12, save_steps=4, batch_size=2, save_total_limit=9, world_size=2,
         parallel=parallel,
     )  # fmt: skip
-    command = [sys.executable, str(SCRIPTS / "train_expert.py"), "--results", str(folder)]
-    command += ["--output", str(folder / "training.json"), "--code", "c"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_trainer(folder)
     record = read_record(TrainingRecord, folder / "training.json")
     assert [c.step for c in record.candidates] == [4, 8, 12]
     (state,) = (folder / "state").iterdir()
@@ -126,3 +122,63 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="disk is full"):
         train(inputs)
     assert not [path for path in inputs.state.iterdir() if "final" in path.name]
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
+    return train(made(tmp_path_factory.mktemp("run"), n_steps=2))
+
+
+@pytest.fixture
+def state(tmp_path: Path, summary: RunSummary) -> Path:
+    (tmp_path / "final" / "deep").mkdir(parents=True)
+    for name in ("final/model.safetensors", "final/deep/config.json", *LOGS):
+        (tmp_path / name).write_text(f"what is in {name}")
+    write_outcome(tmp_path, summary)
+    return tmp_path
+
+
+def test_a_whole_state_gives_what_was_noted(state: Path, summary: RunSummary) -> None:
+    assert read_outcome(state) == summary
+
+
+def cut_outcome(state: Path) -> str:
+    (state / "outcome.json").write_text('{"n_steps": ')
+    return "outcome.json cannot be read"
+
+
+def empty_outcome(state: Path) -> str:
+    (state / "outcome.json").write_bytes(bytes(40))
+    return "outcome.json cannot be read"
+
+
+def zero_model(state: Path) -> str:
+    path = state / "final" / "model.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    return "final/model.safetensors does not hold what was written"
+
+
+def lose_config(state: Path) -> str:
+    (state / "final" / "deep" / "config.json").unlink()
+    return "final/deep/config.json is missing"
+
+
+def cut_log(state: Path) -> str:
+    (state / "steps.jsonl").write_text("wh")
+    return "steps.jsonl has 2 bytes"
+
+
+@pytest.mark.parametrize("spoil", [cut_outcome, empty_outcome, zero_model, lose_config, cut_log])
+def test_a_damaged_one_gives_nothing_and_says_why(
+    state: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
+) -> None:
+    why = spoil(state)
+    with caplog.at_level(logging.WARNING):
+        assert read_outcome(state) is None
+    assert why in caplog.text and "ended once more from its last checkpoint" in caplog.text
+
+
+def test_a_state_without_an_end_gives_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_outcome(tmp_path) is None and not caplog.records

@@ -4,18 +4,23 @@ import logging
 import math
 import os
 import random
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 
-from expertflow.core.errors import TrainingError
+from expertflow.core import files
+from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.optimizer import make_optimizer
 from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved.checkpoint import Saver, Snapshot
 
 PLAN = train_plan()
 EIGHT_BIT = pytest.mark.skipif(
@@ -77,27 +82,6 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
     assert checkpoint_files.read_progress(second)["points"] == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("device", "n_bytes", "pinned"),
-    [("cuda", 16 << 20, True), ("cuda", (16 << 20) + 1, False), ("cpu", 1, False)],
-)
-def test_only_small_tensors_of_a_card_are_pinned(
-    monkeypatch: pytest.MonkeyPatch, device: str, n_bytes: int, pinned: bool
-) -> None:
-    asked: dict[str, bool] = {}
-
-    def empty(shape: Any, *, dtype: Any, pin_memory: bool) -> Any:
-        asked["pin_memory"] = pin_memory
-        return SimpleNamespace(copy_=lambda whole, **how: asked.update(how))
-
-    monkeypatch.setattr(torch, "empty", empty)
-    whole: Any = SimpleNamespace(
-        device=torch.device(device), nbytes=n_bytes, shape=(), dtype=torch.uint8
-    )
-    checkpoint._host_copy(whole)
-    assert asked == {"pin_memory": pinned, "non_blocking": pinned}
-
-
 def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None:
     files = {path.name for path in saved(tmp_path, step=1).iterdir()}
     assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
@@ -106,6 +90,8 @@ def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None
 def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the log of steps, which could not be written again."""
+    (tmp_path / "steps.jsonl").write_text("{}\n")
     flushed: list[tuple[str, bool]] = []
     target = tmp_path / "checkpoints" / "step-00000001"
 
@@ -116,23 +102,20 @@ def test_files_and_directories_are_on_the_disk_before_and_after_the_rename(
     monkeypatch.setattr(os, "fsync", fsync)
     saved(tmp_path, step=1)
     assert set(flushed) == {
-        (tmp_path.name, False), ("safetensors", False), ("json", False), ("partial", False),
-        ("checkpoints", True),
+        ("jsonl", False), (tmp_path.name, False), ("safetensors", False), ("json", False),
+        ("partial", False), ("checkpoints", True),
     }  # fmt: skip
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    saved(tmp_path / "other", step=1)
+    assert checkpoint_files.best(tmp_path / "other") is None
+    assert checkpoint_files.newest(tmp_path / "elsewhere") is None
     for step, loss in [(1, 3.0), (2, 1.0), (3, None), (4, math.nan), (5, 1.0), (6, 2.0)]:
         saved(tmp_path, step=step, loss=loss, keep=2)
     assert names(tmp_path) == [2, 5, 6]
     assert checkpoint_files.best(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
     assert not list((tmp_path / "checkpoints").glob(".*"))
-
-
-def test_without_a_held_out_loss_nothing_is_best(tmp_path: Path) -> None:
-    saved(tmp_path, step=1)
-    assert checkpoint_files.best(tmp_path) is None
-    assert checkpoint_files.newest(tmp_path / "elsewhere") is None
 
 
 @pytest.mark.parametrize(
@@ -172,18 +155,6 @@ def test_what_a_power_cut_left_full_of_zeros_is_removed(
         checkpoint_files.remove_partials(tmp_path)
     assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
     assert list((tmp_path / "checkpoints").iterdir()) == [good]
-
-
-def test_the_log_of_steps_is_on_the_disk_before_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "steps.jsonl").write_text("{}\n")
-    flushed: list[str] = []
-    monkeypatch.setattr(checkpoint, "sync", lambda path: flushed.append(path.name))
-    monkeypatch.setattr(checkpoint, "_fill", lambda *_: flushed.append("filled") or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        saved(tmp_path, step=1)
-    assert flushed == ["steps.jsonl", "filled"]
 
 
 def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
@@ -248,3 +219,91 @@ def test_the_clock_goes_on_from_the_last_sign_of_life(tmp_path: Path) -> None:
     assert checkpoint_files.last_seen_s(tmp_path) == 1.5
     (tmp_path / "gpu.jsonl").write_text(json.dumps({"elapsed_s": 2.5}) + "\n")
     assert checkpoint_files.last_seen_s(tmp_path) == 2.5
+
+
+def taken(step: int) -> Snapshot:
+    net, optimizer = trained(train_plan(), n_steps=1)
+    return snapshot(net, optimizer, step=step)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond a page, as a disk that is full would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def folders(state: Path) -> list[str]:
+    return sorted(path.name for path in (state / "checkpoints").iterdir())
+
+
+def test_training_goes_on_while_a_snapshot_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, order = threading.Event(), []
+    really_write = checkpoint.write
+
+    def write(state: Path, taken: Snapshot, *, keep: int) -> Path:
+        assert go_on.wait(120)
+        order.append(taken.step)
+        return really_write(state, taken, keep=keep)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    with Saver(tmp_path, keep=2) as writer:
+        writer.submit(taken(1))
+        order.append(0)
+        go_on.set()
+        writer.submit(taken(2))
+        assert order[:2] == [0, 1], "the second begins when the first is written"
+    assert order == [0, 1, 2]
+    assert folders(tmp_path) == ["step-00000001", "step-00000002"]
+    assert writer.written_s > 0
+    assert writer.n_bytes == checkpoint_files.n_bytes(tmp_path / "checkpoints" / "step-00000002")
+
+
+def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    writer = Saver(tmp_path, keep=1)
+    writer.submit(taken(1))
+    writer.wait()
+    with full_disk():
+        writer.submit(taken(2))
+        with pytest.raises(
+            HardwareError, match=r"step-00000002: .* could not be written"
+        ) as caught:
+            writer.submit(taken(3))
+    assert "\n" not in str(caught.value)
+    assert folders(tmp_path) == ["step-00000001"]
+    writer.wait()
+
+
+def test_the_error_of_the_training_is_the_one_to_see(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ZeroDivisionError), full_disk(), Saver(tmp_path, keep=1) as writer:
+        writer.submit(taken(1))
+        raise ZeroDivisionError
+    assert "the last checkpoint was not written" in caplog.text
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_kill_while_an_old_one_is_removed_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    checkpoint.write(tmp_path, taken(1), keep=1)
+
+    def killed(path: Path) -> None:
+        min(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.write(tmp_path, taken(step), keep=1)
+    assert checkpoint_files.complete(tmp_path) == [tmp_path / "checkpoints" / f"step-{step:08d}"]
+    assert checkpoint_files.complete(tmp_path) == sorted(tmp_path.glob("checkpoints/step-*"))
+    checkpoint_files.remove_partials(tmp_path)
+    assert folders(tmp_path) == [f"step-{step:08d}"]

@@ -48,7 +48,6 @@ def counted() -> Iterator[Any]:
 
 
 def train_alike(one: Any, other: Any, rows: PackedRows) -> None:
-    """Compare loss and gradients over batches of the same shape and other documents."""
     collator = Collator(rows)
     for pair in PAIRS:
         batch = collator.batch(np.array(pair))
@@ -101,27 +100,6 @@ def test_the_loop_over_documents_is_left_out_and_compiled_for_no_length(
     train_alike(*nets, rows)
     assert first > 0 and counted["stats"]["unique_graphs"] == first
     assert len(counted["graph_break"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "loops"), [(torch.float32, True), (torch.float16, True), (torch.bfloat16, False)]
-)
-def test_the_route_is_that_of_the_runs_own_products(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, loops: bool
-) -> None:
-    def only_bf16(device: torch.device, dtype: torch.dtype) -> str | None:
-        return None if dtype == torch.bfloat16 else "not here"
-
-    monkeypatch.setattr(attention, "varlen_hindrance", only_bf16)
-    net = made(FAMILIES["llama"], "packed")
-    said = compile_layers(net, dtype=dtype, backend="aot_eager")
-    assert ("without the attention" in said) == loops
-
-
-def test_layers_are_not_cut_again_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
-    compile_layers(made(FAMILIES["llama"], "packed"), dtype=FP32, backend="aot_eager")
-    assert torch._dynamo.config.optimize_ddp is False
 
 
 def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:

@@ -75,7 +75,6 @@ def made(config: Any, route: str, *, adapter: bool = False, checkpointing: bool 
 
 
 def by_documents(net: Any, batch: Batch) -> torch.Tensor:
-    """Sum the loss over documents, each alone, through the whole model and torch's own loss."""
     lm, total = causal_lm(net), torch.zeros(())
     ids, labels = batch.input_ids_BL.flatten(), batch.labels_BL.flatten().long()
     bounds = batch.cu_seqlens.tolist()

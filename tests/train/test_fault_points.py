@@ -41,8 +41,6 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Trainers:
-    """Trainers that are told where to die."""
-
     def __init__(self) -> None:
         paths = f"{SCRIPTS}:{ROOT / 'tests'}"
         self._server = subprocess.Popen(
@@ -55,7 +53,6 @@ class Trainers:
         return self.ask(folder, fault=fault)
 
     def ask(self, folder: Path, **request: Any) -> dict[str, Any]:
-        """Send a request of fault_server.py, and wait for the answer."""
         assert self._server.stdin and self._server.stdout
         request = {"folder": str(folder), "fault": None, **request}
         self._server.stdin.write(json.dumps(request) + "\n")
@@ -81,7 +78,6 @@ def trainers() -> Iterator[Trainers]:
 
 @pytest.fixture(scope="module")
 def runs(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Make each kind of run once, and train it straight through when it is first asked for."""
     made: dict[str, tuple[Path, dict[str, Any]]] = {}
 
     def run(method: str) -> tuple[Path, dict[str, Any]]:
@@ -121,7 +117,6 @@ def killed_and_resumed(
 
 
 def chosen(points: dict[str, int], seed: int) -> list[tuple[str, int]]:
-    """Choose one time of each point, alike in every run of the tests."""
     generator = random.Random(seed)
     return [(point, generator.randint(1, most)) for point, most in points.items()]
 

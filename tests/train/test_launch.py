@@ -19,7 +19,6 @@ COMMAND = ["train_expert.py", "--output", "a b.json"]
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand in for squeue, inside of a job; gives the script to write."""
     squeue = tmp_path / "squeue"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "7")

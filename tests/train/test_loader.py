@@ -32,7 +32,6 @@ def made_up_feed(n_documents: int = 4) -> Feed:
 
 
 def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int = 2) -> TrainPlan:
-    """Give a plan: workers, or the thread where their number is null."""
     return train_plan(
         loader="thread" if n_workers is None else "workers",
         dataloader_num_workers=n_workers or 0,
@@ -42,7 +41,6 @@ def loader(n_workers: int | None, *, persistent: bool = False, n_prefetch: int =
 
 
 def nothing_left() -> bool:
-    """Tell whether no thread of a loader and no worker is alive."""
     deadline = time.monotonic() + 60  # torch waits some seconds for a worker, and no longer
     while workers() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -51,7 +49,6 @@ def nothing_left() -> bool:
 
 
 def workers() -> list[Any]:
-    """Give the forks of this process, as workers are."""
     return [p for p in multiprocessing.active_children() if type(p).__name__ == "ForkProcess"]
 
 
@@ -86,8 +83,6 @@ def test_loading_leaves_the_random_state_alone(plan: TrainPlan) -> None:
 
 
 class Broken(Collator):
-    """Fails at row 7."""
-
     def batches(self, parts: Any, buffers: Any = None) -> list[Batch]:
         if any(7 in part for part in parts):
             raise RuntimeError("row 7 is broken")
@@ -145,8 +140,6 @@ def test_a_batch_is_valid_until_the_next_is_asked_for() -> None:
 
 
 class Gate(Struct):
-    """Stands in for a CUDA event: comes when it is let through."""
-
     through: threading.Event
     waited_for: threading.Event
     n_recorded: int = 0

@@ -12,7 +12,6 @@ Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
 def case(n_targets: int, *, frozen: bool = False, dtype: torch.dtype = torch.float32) -> Case:
-    """Give hidden states, head and labels; the first token of a row is no target."""
     generator = torch.Generator().manual_seed(n_targets)
     labels = torch.full((2, 600), IGNORE, dtype=torch.int32)
     places = torch.randperm(2 * 599, generator=generator)[:n_targets]
@@ -24,7 +23,6 @@ def case(n_targets: int, *, frozen: bool = False, dtype: torch.dtype = torch.flo
 
 
 def by_torch(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, smoothing: float):  # type: ignore[no-untyped-def]
-    """Give the summed loss of all rows at once, and the gradients of its mean."""
     leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in (hidden, head)]
     logits = functional.linear(leaves[0][:, :-1], leaves[1]).float().flatten(0, 1)
     targets = labels[:, 1:].flatten().long()
@@ -106,20 +104,6 @@ def test_without_targets_the_loss_and_all_gradients_are_zero() -> None:
     assert loss.item() == 0
     for tensor in (hidden, head):
         assert tensor.grad is not None and not tensor.grad.any()
-
-
-def test_no_gradient_is_made_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[torch.Size] = []
-    monkeypatch.setattr(
-        "expertflow.train.model.loss._add_product", lambda total, *_: added.append(total.shape)
-    )
-    hidden, head, labels, n = case(10, frozen=True)
-    summed_loss(hidden, head, labels, n_targets=n)
-    with torch.no_grad():
-        summed_loss(hidden, head.requires_grad_(), labels, n_targets=n)
-    assert not added
-    summed_loss(hidden, head, labels, n_targets=n)
-    assert added == [head.shape]
 
 
 def test_rows_are_selected_without_asking_how_many(monkeypatch: pytest.MonkeyPatch) -> None:

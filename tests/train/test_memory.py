@@ -62,7 +62,6 @@ def test_another_error_stays_what_it_is(plan: TrainPlan) -> None:
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:
-    """Let the model take no more rows than so many, from some call on."""
     calls = {"n": 0}
     forward = PackedLoss.forward
 

@@ -66,7 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]]]:
-    """Give ids and spans of the split's documents, cut at the row length."""
     numbers = []
     first = 0
     for n in N_BY_SHARD:
@@ -87,8 +86,6 @@ def expected(folder: Path, *, held_out: bool) -> list[tuple[list[int], list[int]
 
 
 class Model:
-    """What of a model's record is looked at."""
-
     def __init__(self, folder: Path) -> None:
         self.path, self.tokenizer = str(folder), tokenizer_record()
 

@@ -38,17 +38,7 @@ def test_readings_are_taken_before_training(plan: TrainPlan, tmp_path: Path) -> 
     assert all(place["read_bytes_per_s"] is None for place in machine["scratch"])
 
 
-def test_the_rows_are_read_for_their_speed(
-    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "file_read_speed", lambda file: (5e8, f"how: {file.name}"))
-    readings = preflight(plan, tmp_path / "state", tmp_path / "rows.arrow")
-    assert readings["rows_read_bytes_per_s"] == 5e8
-    assert readings["rows_read_method"] == "how: rows.arrow"
-
-
 def card(monkeypatch: pytest.MonkeyPatch, name: str = "H100 SXM", *, bf16: bool = True) -> None:
-    """Let torch see a card."""
     cuda = module.torch.cuda
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "get_device_name", lambda: name)
@@ -89,21 +79,6 @@ def test_a_card_that_others_hold_is_refused_by_name(
         preflight(wanted, tmp_path / "state")
 
 
-def test_only_an_unknown_peak_is_measured(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def measured(dtype: object) -> float:
-        seen.append(str(dtype))
-        return 1e12
-
-    monkeypatch.setattr(module, "measured_matmul_flops_per_s", measured)
-    unknown = replace(plan, gpu=H100, precision="bf16")
-    assert module._measured_peak(unknown) == 1e12
-    assert seen == ["torch.bfloat16"]
-    known = replace(H100, peak_bf16_flops_per_s=1.0)
-    assert module._measured_peak(replace(unknown, gpu=known)) is None
-
-
 def test_products_are_made_to_repeat_before_the_first_one(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +97,8 @@ def test_products_are_made_to_repeat_before_the_first_one(
             replace(plan, gpu=H100, precision="bf16", deterministic=deterministic)
         )
     assert seen == [None, ":4096:8"]
+    known = replace(H100, peak_bf16_flops_per_s=1.0)
+    assert module._measured_peak(replace(plan, gpu=known, precision="bf16")) is None
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused(

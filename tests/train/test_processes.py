@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,28 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from resting import wait_for_checkpoints
-from support import LORA, SCRIPTS, write_tiny_run
+from resting import start_resting, wait_for_checkpoints
+from support import LORA, run_trainer, start_trainer, write_tiny_run
 
 N_STEPS = 16
-TRAINER = SCRIPTS / "train_expert.py"
-RESTING = Path(__file__).with_name("resting.py")
-
-
-def start(folder: Path, *flags: str, script: Path = TRAINER) -> subprocess.Popen[str]:
-    command = [sys.executable, str(script), "--results", str(folder)]
-    command += ["--output", str(folder / "training.json"), "--code", "c", *flags]
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def finish(folder: Path, *flags: str) -> dict[str, Any]:
-    process = start(folder, *flags)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    return record
 
 
 def losses(folder: Path) -> list[float]:
@@ -55,9 +36,8 @@ def made(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Train in one process, with the global batch of the others: 2 x 6 = 2 x 3 x 2."""
     folder = made(tmp_path_factory.mktemp("run") / "alone", gradient_accumulation_steps=6)
-    return folder, finish(folder)
+    return folder, run_trainer(folder)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -66,7 +46,7 @@ def test_two_processes_equal_one(
 ) -> None:
     folder, expected = alone
     both = made(tmp_path / "both", world_size=2, parallel=parallel)
-    record = finish(both)
+    record = run_trainer(both)
     assert record["world_size"] == 2
     assert losses(both) == pytest.approx(losses(folder), abs=2e-5)
     for key in ("n_tokens", "n_target_tokens", "n_padding_tokens"):
@@ -91,7 +71,7 @@ def test_what_some_saved_others_resume(
     stop_midway(run, tell)
     then = made(tmp_path / "then", **settings[resumed_by])
     shutil.copy(then / "plan.json", run / "plan.json")
-    record = finish(run)
+    record = run_trainer(run)
     assert 0 < record["resumed_at_steps"][-1] < N_STEPS
     assert losses(run) == pytest.approx(losses(folder), abs=2e-5)
     assert len(list(run.glob("state/*"))) == 1
@@ -100,11 +80,11 @@ def test_what_some_saved_others_resume(
 def test_stopped_in_any_way_they_end_with_the_same_bits(tmp_path: Path) -> None:
     """Killed together, told to stop, or left alone by a launcher that was killed."""
     changes = {"lora": LORA, "world_size": 2}
-    straight = finish(made(tmp_path / "straight", **changes))
+    straight = run_trainer(made(tmp_path / "straight", **changes))
     stopped = made(tmp_path / "stopped", **changes)
     for stop in (kill_all, kill_launcher, tell):
         stop_midway(stopped, stop)
-    record = finish(stopped)
+    record = run_trainer(stopped)
     assert record["weights_sha256"] == straight["weights_sha256"]
     assert record["n_sessions"] == 4
     assert losses(stopped) == losses(tmp_path / "straight")
@@ -121,16 +101,15 @@ def test_a_wrong_number_of_processes_is_refused(
     }  # fmt: skip
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    process = start(folder)
+    process = start_trainer(folder)
     _, stderr = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "the plan is for 2 processes and 1 started" in stderr.splitlines()[-1]
 
 
 def stop_midway(folder: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
-    """Stop a run as soon as it has written one more checkpoint."""
     n_before = len(list(folder.glob("state/*/checkpoints/step-*")))
-    process = start(folder, script=RESTING)
+    process = start_resting(folder)
     wait_for_checkpoints(folder, process, n_before + 1)
     stop(process)
     process.communicate(timeout=180)
@@ -148,12 +127,10 @@ def kill_all(process: subprocess.Popen[str]) -> None:
 
 
 def tell(process: subprocess.Popen[str]) -> None:
-    """Tell the launcher to stop; it tells its trainers."""
     process.terminate()
 
 
 def kill_launcher(process: subprocess.Popen[str]) -> None:
-    """Kill the launcher alone; its trainers save and end by themselves."""
     trainers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     wait_for_end(trainers)

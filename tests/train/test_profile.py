@@ -12,7 +12,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import run_trainer, write_tiny_run
-from test_processes import finish
 from test_processes import made as made_for_two
 from tiny_run import assigned, made, train
 
@@ -29,7 +28,6 @@ from expertflow.train.profile.profiler import (
     PROFILE,
     TRACE,
     choose_window,
-    cut_short,
     publish_profile,
 )
 from expertflow.train.records import KernelProfile, RunSummary
@@ -179,18 +177,6 @@ def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -
     assert "too few steps" in short.unavailable["sampled_steps"]
 
 
-@pytest.mark.parametrize(("n_micro", "n_wanted", "n_watched"), [(1, 19, 16), (8, 5, 2), (40, 5, 1)])
-def test_a_profile_is_of_a_bounded_number_of_micro_batches(
-    tmp_path: Path, n_micro: int, n_wanted: int, n_watched: int
-) -> None:
-    plan = made(tmp_path / "run", n_steps=200, profile_steps=n_wanted).plan
-    plan = replace(plan, gradient_accumulation_steps=n_micro)
-    window = choose_window(plan, 0)
-    assert window is not None and len(window.steps) == n_watched
-    assert f"at most {n_watched} of the {n_wanted} steps" in cut_short(plan)[0]
-    assert cut_short(replace(plan, profile_steps=n_watched)) == ()
-
-
 def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "MAX_MICRO_BATCHES", 1)
     monkeypatch.setattr(profiler, "N_KERNELS", 3)
@@ -220,7 +206,6 @@ def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
 def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
 ) -> None:
-    """And one that has its profile goes on without."""
     inputs = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
     step = loop.step
 
@@ -279,7 +264,7 @@ def test_want_of_memory_amid_its_steps_ends_the_watching(
 
 
 def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:
-    record = finish(made_for_two(tmp_path / "two", world_size=2, profile_steps=3))
+    record = run_trainer(made_for_two(tmp_path / "two", world_size=2, profile_steps=3))
     found = profile_of(tmp_path / "two")
     assert record["world_size"] == 2 and found.n_steps == 3
     assert "communication" in {kind.kind for kind in by_kind(found)}
@@ -322,18 +307,3 @@ def test_a_lost_profile_spoils_nothing_else(
     assert "cannot be read" in (published().reason or "")
     (state / KERNELS).unlink()
     assert published().reason == "the state has lost it"
-
-
-def test_launches_are_summed_by_name() -> None:
-    long = "gemm" + "x" * 1_400
-    spans = [
-        kernels.Span(name="flash", start_us=0, end_us=30, self_us=30),
-        kernels.Span(name=long, start_us=30, end_us=70, self_us=40),
-        kernels.Span(name=long, start_us=70, end_us=90, self_us=20),
-        kernels.Span(name="nvjet", start_us=90, end_us=100, self_us=10),
-    ]
-    table = kernels.kernel_table(spans)
-    assert [(kernel.n_calls, kernel.total_s) for kernel in table] == [
-        (2, 60e-6), (1, 30e-6), (1, 10e-6)
-    ]  # fmt: skip
-    assert len(table[0].name) == kernels.N_CHARS

@@ -44,7 +44,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainPlan, ModelRecor
 
 @pytest.fixture
 def load(run: tuple[TrainPlan, ModelRecord]) -> Load:
-    """Give a loader of the tiny model; keywords change the adapter."""
     plan, model = run
     assert plan.lora is not None
 

@@ -18,7 +18,6 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def stop_midway(folder: Path, number: signal.Signals) -> int:
-    """Start a run and signal it as soon as its first checkpoint is complete."""
     process = start_resting(folder)
     wait_for_checkpoints(folder, process)
     process.send_signal(number)

@@ -16,7 +16,7 @@ from expertflow.train import expert, loop, processes
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.records import RunSummary
 from expertflow.train.run import Diverged, PendingStep, TrainInputs
-from expertflow.train.saved import checkpoint, checkpoint_files
+from expertflow.train.saved import checkpoint_files
 from expertflow.train.step_hooks import flush
 
 
@@ -64,20 +64,7 @@ def test_trackers_end_before_the_clock_is_read(
     assert done == ["tracker", "clock"]
 
 
-def test_the_best_weights_are_not_loaded_where_they_are_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("nothing is to be loaded")
-
-    monkeypatch.setattr(checkpoint, "restore_weights", refuse)
-    inputs = made(tmp_path, eval_steps=20, save_steps=1000, load_best_model_at_end=True, n_steps=20)
-    outcome = train(inputs)
-    assert outcome.published_step == 20 == outcome.n_steps
-
-
 def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> None:
-    """Let the training loss be something else from a step on, one micro-batch a step."""
     forward, calls = PackedLoss.forward, {"n": 0}
 
     def broken(self: PackedLoss, batch: Any) -> torch.Tensor:
@@ -164,8 +151,6 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
 
 
 class StuckScaler:
-    """A loss scaler that finds no scale: every step's gradients overflow."""
-
     def __init__(self, scale: float) -> None:
         self.scale = scale
 

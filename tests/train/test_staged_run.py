@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def made(folder: Path, **spec: Any) -> Path:
-    """Write a tiny run and stage it to a scratch of its own; give the scratch."""
     folder.mkdir(exist_ok=True)
     write_tiny_run(folder, lora=LORA, n_steps=N_STEPS)
     scratch, base = folder / "scratch", folder / "base_model"

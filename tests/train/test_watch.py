@@ -1,4 +1,3 @@
-import itertools
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ from support import write_tiny_run
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
-from expertflow.train.job import _command, run_monitor
+from expertflow.train.job import run_monitor
 
 
 @pytest.fixture
@@ -69,9 +68,3 @@ def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, state
     assert record.gpu_name is None and record.monitor_cpu_fraction is None
     assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
     assert record.n_samples >= 1 and record.ram_used_bytes is not None
-
-
-def test_it_watches_the_cards_of_the_run_for_this_process(plan: TrainPlan, state: Path) -> None:
-    command = _command(state, replace(plan, world_size=3), 0.0)
-    given = dict(itertools.pairwise(command))
-    assert (given["--n-gpus"], given["--with-parent"]) == ("3", str(os.getpid()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import SCRIPTS
-from tiny_net import content, snapshot, tiny_net, train_plan, trained
+from tiny_net import content, snapshot, steps, tiny_net, train_plan, trained
 
 from expertflow.core.errors import TrainingError
 from expertflow.train.model.weights import (
@@ -18,7 +18,12 @@ from expertflow.train.model.weights import (
     trainable_state,
     weights_sha256,
 )
-from expertflow.train.optimizer import make_optimizer
+from expertflow.train.optimizer import (
+    learning_rate,
+    load_optimizer,
+    make_optimizer,
+    optimizer_tensors,
+)
 from expertflow.train.saved import checkpoint, checkpoint_files
 
 
@@ -99,3 +104,119 @@ def test_what_two_processes_saved_one_resumes_and_the_other_way_round(tmp_path: 
     assert weights_sha256(other) == report["weights_sha256"]
     by_one = checkpoint.write(tmp_path / "two_by_one", snapshot(other, new, step=5), keep=1)
     assert content(by_one) == content(two)
+
+
+def names_by_decay(net: torch.nn.Module) -> dict[float, set[str]]:
+    optimizer = make_optimizer(net, train_plan(weight_decay=0.3))
+    found = {}
+    for group in optimizer.param_groups:
+        own = {id(p) for p in group["params"]}
+        found[group["weight_decay"]] = {n for n, p in net.named_parameters() if id(p) in own}
+    return found
+
+
+def test_vectors_get_no_weight_decay() -> None:
+    found = names_by_decay(tiny_net())
+    assert found == {
+        0.3: {"embed.weight", "up.weight"},
+        0.0: {"up.bias", "norm.weight", "norm.bias"},
+    }
+
+
+def test_the_magnitudes_of_dora_get_no_weight_decay() -> None:
+    net = tiny_net("dora")
+    found = names_by_decay(net)
+    assert {name.split(".")[-3] for name in found[0.0]} == {"lora_magnitude_vector"}
+    assert {name.split(".")[-3] for name in found[0.3]} == {"lora_A", "lora_B"}
+    # On an embedding the magnitudes would be a matrix; the name decides.
+    holder = torch.nn.Module()
+    holder.lora_magnitude_vector = torch.nn.Linear(3, 3, bias=False)
+    assert names_by_decay(holder) == {0.0: {"lora_magnitude_vector.weight"}}
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "adamw_8bit"])
+def test_the_settings_reach_the_optimiser(optim: str) -> None:
+    if optim == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    plan = train_plan(optim=optim, adam_epsilon=1e-5, adam_beta1=0.8, adam_beta2=0.95)
+    optimizer = make_optimizer(tiny_net(), plan)
+    for group in optimizer.param_groups:
+        assert (group["eps"], tuple(group["betas"])) == (1e-5, (0.8, 0.95))
+    assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
+
+
+def test_8_bit_adamw_keeps_large_matrices_in_8_bits() -> None:
+    pytest.importorskip("bitsandbytes")
+    net, optimizer = trained(train_plan(optim="adamw_8bit"))
+    tensors, values = optimizer_tensors(optimizer, net)
+    assert tensors["up.weight/state1"].dtype == torch.uint8
+    assert tensors["up.bias/state1"].dtype == torch.float32
+    assert values["up.weight/step"] == 3
+
+
+def test_8_bit_adamw_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(
+        TrainingError, match=r"pip install -r envs/requirements-bitsandbytes\.lock"
+    ) as caught:
+        make_optimizer(tiny_net(), train_plan(optim="adamw_8bit"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+def test_a_state_is_kept_by_name_and_read_by_either_adamw(optim: str) -> None:
+    net, optimizer = trained(train_plan(optim="adamw_torch"))
+    tensors, values = optimizer_tensors(optimizer, net)
+    assert set(values) == {f"{name}/step" for name, _ in net.named_parameters()}
+    assert set(values.values()) == {3.0}
+    plan = train_plan(optim=optim)
+    new = make_optimizer(net, plan)
+    load_optimizer(new, net, tensors, values)
+    steps(net, new, plan, of=range(3, 4))
+    assert set(optimizer_tensors(new, net)[1].values()) == {4.0}
+
+
+def test_a_loaded_state_has_memory_of_its_own() -> None:
+    net, optimizer = trained(train_plan())
+    tensors, values = optimizer_tensors(optimizer, net)
+    before = {key: tensor.clone() for key, tensor in tensors.items()}
+    new = make_optimizer(net, train_plan())
+    load_optimizer(new, net, before, values)
+    steps(net, new, train_plan(), of=range(3, 5))
+    assert all(torch.equal(before[key], tensors[key]) for key in tensors)
+
+
+def closed_form(kind: str, step: int) -> float:
+    """Peak 1, 10 steps, of them 2 to warm up and 3 to decay at the end."""
+    if step < 2:
+        return (step + 1) / 2
+    x = (step - 2) / 8
+    return {
+        "cosine": math.cos(math.pi * x / 2) ** 2,
+        "linear": 1 - x,
+        "constant_with_warmup": 1.0,
+        "warmup_stable_decay": min(1.0, (10 - step) / 3),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["cosine", "linear", "constant_with_warmup", "warmup_stable_decay"]
+)
+def test_schedules(kind: str) -> None:
+    plan = train_plan(lr_scheduler_type=kind, learning_rate=1.0)
+    for step in range(10):
+        assert learning_rate(step, plan) == pytest.approx(closed_form(kind, step), abs=1e-12)
+
+
+def test_a_decay_over_all_steps_is_the_linear_one() -> None:
+    stable = train_plan(lr_scheduler_type="warmup_stable_decay", n_decay_steps=8)
+    linear = train_plan(lr_scheduler_type="linear")
+    for step in range(10):
+        assert learning_rate(step, stable) == pytest.approx(learning_rate(step, linear))
+
+
+def test_no_decay_steps_means_no_decay() -> None:
+    plan = train_plan(lr_scheduler_type="warmup_stable_decay", n_decay_steps=0, n_warmup_steps=0)
+    assert {learning_rate(step, plan) for step in range(10)} == {plan.learning_rate}

@@ -33,7 +33,6 @@ class TinyNet(torch.nn.Module):
 
 
 def train_plan(**changes: Any) -> TrainPlan:
-    """Give a plan that holds what the optimiser reads, and nothing else."""
     settings = {
         "optim": "adamw_torch_fused", "learning_rate": 1e-2, "weight_decay": 0.1,
         "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_epsilon": 1e-8, "n_steps": 10,
@@ -58,7 +57,6 @@ def tiny_net(method: str = "full", dtype: torch.dtype = torch.float32, seed: int
 
 
 def steps(net: Any, optimizer: torch.optim.Optimizer, plan: TrainPlan, *, of: range) -> None:
-    """Train on batches that are a function of the step."""
     for step in of:
         tokens = torch.arange(step, step + 24).reshape(4, 6) % 11
         loss = torch.nn.functional.cross_entropy(
@@ -84,7 +82,6 @@ def snapshot(net: Any, optimizer: Any, *, step: int, loss: float | None = None) 
 
 
 def content(directory: Path) -> dict[str, Any]:
-    """Give all that a checkpoint holds but the random numbers, bits as bytes."""
     tensors = {f"weights/{k}": v for k, v in load_file(directory / WEIGHTS).items()}
     tensors |= {f"optimizer/{k}": v for k, v in load_file(directory / OPTIMIZER).items()}
     record = json.loads((directory / PROGRESS).read_text())

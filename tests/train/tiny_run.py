@@ -17,7 +17,6 @@ from expertflow.train.saved.checkpoint import Saver
 
 
 def made(folder: Path, **settings: Any) -> TrainInputs:
-    """Write what a run reads; ``settings`` are those of training."""
     folder.mkdir(exist_ok=True)
     write_tiny_run(folder, **settings)
     (folder / "state").mkdir()
@@ -25,7 +24,6 @@ def made(folder: Path, **settings: Any) -> TrainInputs:
 
 
 def assigned(folder: Path) -> TrainInputs:
-    """Read what was written."""
     return TrainInputs(
         plan=read_record(TrainPlan, folder / "plan.json"),
         model=read_record(ModelRecord, folder / "model.json"),
@@ -40,7 +38,6 @@ def train(inputs: TrainInputs) -> RunSummary:
 
 @contextmanager
 def assembled(inputs: TrainInputs, *, keep: int = 1) -> Iterator[Run]:
-    """Assemble a run from the start, to be stepped by hand."""
     group = processes.start(inputs.plan)
     with Saver(inputs.state, keep=keep) as saver:
         yield assemble(inputs, processes=group, saver=saver, stop=lambda: False, directory=None)

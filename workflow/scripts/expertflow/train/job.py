@@ -170,12 +170,17 @@ def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None
     (state / MONITOR_RECORD).unlink(missing_ok=True)
     # Its own session: a Ctrl-C meant for the trainer must not end it before the last sample. It
     # ends by itself when the trainer is killed, and keeps none of its pipes open until then.
-    monitor = subprocess.Popen(
-        _command(state, plan, seen_s),
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, str(MONITOR), "--quiet"]
+    command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
+    command += ["--samples", str(state / SAMPLES), "--output", str(state / MONITOR_RECORD)]
+    command += ["--zero", repr(time.time() - process_age_s() - seen_s)]
+    command += ["--go-on"] if seen_s > 0 else []
+    command += ["--steps", str(state / STEPS_FILE)]
+    command += ["--steps-per-epoch", str(plan.n_steps_per_epoch)]
+    if plan.collection_interval_seconds is not None:
+        command += ["--interval", str(plan.collection_interval_seconds)]
+    silent = subprocess.DEVNULL
+    monitor = subprocess.Popen(command, start_new_session=True, stdout=silent, stderr=silent)
     try:
         yield
     finally:
@@ -188,16 +193,3 @@ def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None
             configured_s=plan.collection_interval_seconds,
             reason="the monitor ended without a summary",
         )
-
-
-def _command(state: Path, plan: TrainPlan, seen_s: float) -> list[str]:
-    command = [sys.executable, str(MONITOR), "--quiet"]
-    command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
-    command += ["--samples", str(state / SAMPLES), "--output", str(state / MONITOR_RECORD)]
-    command += ["--zero", repr(time.time() - process_age_s() - seen_s)]
-    command += ["--go-on"] if seen_s > 0 else []
-    command += ["--steps", str(state / STEPS_FILE)]
-    command += ["--steps-per-epoch", str(plan.n_steps_per_epoch)]
-    if plan.collection_interval_seconds is not None:
-        command += ["--interval", str(plan.collection_interval_seconds)]
-    return command
