@@ -298,6 +298,9 @@ def expand_path(stage: Stage, path: str, sources: Iterable[Source]) -> list[str]
     """List the files that a path of a stage stands for, by source and shard."""
     if "{" not in path:
         return [path]
+    if "{variant}" in path:
+        # An ablation lists its own.
+        return []
     found = []
     for name, kind, n_shards in sources:
         if "{shard}" in path:
