@@ -178,18 +178,15 @@ def _measured(
     blank: VariantRecord, own: Sequence[TrialResult], plain: Sequence[TrialResult]
 ) -> VariantRecord:
     first = (*own, *plain)[0]
-    speeds = [[result.tokens_per_s for result in results] for results in (own, plain)]
-    means = [sum(found) / len(found) if found else None for found in speeds]
+    means = [sum(r.tokens_per_s for r in rs) / len(rs) if rs else None for rs in (own, plain)]
     return replace(
         blank,
         outcome="measured",
-        device=first.device,
-        gpu_name=first.gpu_name,
+        **{name: getattr(first, name) for name in ("device", "gpu_name", "activated")},
         timings=tuple(map(_timing, own)),
         plan_timings=tuple(map(_timing, plain)),
         tokens_per_s=means[0],
         plan_tokens_per_s=means[1],
-        activated=first.activated,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
 from expertflow.plan.records import TrainPlan
@@ -18,12 +18,17 @@ from expertflow.studies.records import (
     ClaimVerdict,
     Estimate,
     Metric,
+    Saying,
     Variant,
     VariantRecord,
 )
 
 PER_MILLION = 1e6
 HOUR_S = 3600
+# What the record takes over as it is.
+OF_PLAN = ("expert", "hardware", "method", "sequence_length_tokens", "global_batch_sequences")
+OF_SPEC = ("preset", "n_repeats", "n_warmup_steps", "n_timed_steps")
+OF_MACHINE = ("device", "gpu_name", "machine")
 AS_BEFORE = "as the rung before on this hardware"
 METHOD_NOTE = (
     "ratios are geometric means over pairs of runs that took turns, with 95 % intervals of"
@@ -53,18 +58,10 @@ def join_ablation(
     ladders = dict.fromkeys(variant.of for variant in spec.variants if variant.of is not None)
     first = next((r for r in records if r.device is not None), records[0])
     return AblationRecord(
-        expert=expert,
-        preset=spec.preset,
+        **{name: getattr(plan, name) for name in OF_PLAN},
+        **{name: getattr(spec, name) for name in OF_SPEC},
+        **{name: getattr(first, name) for name in OF_MACHINE},
         model=model,
-        hardware=plan.hardware,
-        device=first.device,
-        gpu_name=first.gpu_name,
-        method=plan.method,
-        sequence_length_tokens=plan.sequence_length_tokens,
-        global_batch_sequences=plan.global_batch_sequences,
-        n_repeats=spec.n_repeats,
-        n_warmup_steps=spec.n_warmup_steps,
-        n_timed_steps=spec.n_timed_steps,
         price_usd_per_hour=price,
         price_as_of=None if price is None else plan.cost.price_as_of,
         plan_tokens_per_s=speed,
@@ -74,7 +71,6 @@ def join_ablation(
         claims=tuple(judge_claim(claim, by_name) for claim in spec.claims),
         versions=_versions(records),
         unavailable=_unavailable(plan, speed, price),
-        machine=first.machine,
         notes=_notes(plan, records),
     )
 
@@ -199,16 +195,11 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}
     metric: Metric = next(iter(sorted(metrics - {"tokens_per_s"})), "tokens_per_s")
-    told = {key: value for key, value in asdict(claim).items() if key not in ("of", "to")}
-    unavailable_reason = _unavailable_reason(claim, of, to)
-    if unavailable_reason is not None:
-        return ClaimVerdict(
-            **told,
-            measured=None,
-            verdict="not measurable",
-            reason=unavailable_reason,
-            metric=metric,
-        )
+    told = {name: getattr(claim, name) for name in Saying.__struct_fields__}
+    reason = _unavailable_reason(claim, of, to)
+    if reason is not None:
+        told |= {"measured": None, "verdict": "not measurable"}
+        return ClaimVerdict(**told, reason=reason, metric=metric)
     one, other = _ratio(of), _ratio(to)
     assert one is not None and other is not None
     # A ratio to the plan needs no division, which would widen it by rounding alone.

@@ -99,7 +99,7 @@ def tune(
     key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = one_process(plan, packing=draft.packing, facts=draft.facts)
-    with open_cache(job.cache, key=key, made_by=made_by) as (path, kept):
+    with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
         bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
         # What failed is tried again, memory that ran out, too: another process may have held it.
         known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
@@ -142,18 +142,15 @@ def tune(
 
 
 @contextmanager
-def open_cache(
-    folder: Path, *, key: str, made_by: tuple[str, ...]
-) -> Iterator[tuple[Path, CachedTrials]]:
-    """Open the trials under a key, and keep others from searching the same at the same time."""
-    name = sha256_json([key, *made_by])
+def open_cache(folder: Path, kept: CachedTrials) -> Iterator[tuple[Path, CachedTrials]]:
+    """Open the trials of a kind, and keep others from searching the same at the same time."""
+    name = sha256_json([kept.key, *kept.made_by])
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("a") as stream:
         if try_lock(stream) == "held":
             log.info("the same is being tuned already; waiting, to take its trials over")
             try_lock(stream, wait=True)
         path = folder / f"{name}.json"
-        kept = CachedTrials(key=key, made_by=made_by)
         if path.is_file():
             try:
                 kept = read_record(CachedTrials, path)
