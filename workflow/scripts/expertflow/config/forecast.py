@@ -12,7 +12,7 @@ from pathlib import Path
 
 from expertflow.config.expert import Expert
 from expertflow.core.errors import ExpertflowError, HardwareError, TrainingError
-from expertflow.core.files import sha256_file, sha256_text
+from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.data import cache
 from expertflow.data.records import SourceLock, SourceRecord
@@ -55,7 +55,7 @@ class Case(Record, frozen=True, kw_only=True):
 
     def is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Tell by its sidecar whether a record is whole and was made by the rule as it is now."""
-        sidecar = record.with_name(f".{record.name}.fingerprint")
+        sidecar = sidecar_of(record)
         if not record.is_file() or not sidecar.is_file():
             return False
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from expertflow.core.errors import ConfigError, ExpertflowError, Interrupted
-from expertflow.core.files import sha256_file, sha256_text
+from expertflow.core.files import sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import from_json, read_record, write_record
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def write_sidecar(output: Path, *, spec: str, code: str) -> None:
         "spec_sha256": sha256_text(spec),
         "code": code,
     }
-    write_record(output.with_name(f".{output.name}.fingerprint"), sidecar)
+    write_record(sidecar_of(output), sidecar)
 
 
 def _one_line(message: str) -> str:

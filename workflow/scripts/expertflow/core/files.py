@@ -43,6 +43,11 @@ def sha256_directory(path: Path) -> str:
     return sha256_json([[p.relative_to(path).as_posix(), sha256_file(p)] for p in files])
 
 
+def sidecar_of(output: Path) -> Path:
+    """Return where the note lies that says what an output was made from."""
+    return output.with_name(f".{output.name}.fingerprint")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it over ``path`` only if the block succeeds.

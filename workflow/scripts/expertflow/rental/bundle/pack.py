@@ -14,7 +14,13 @@ from msgspec.structs import replace
 
 from expertflow.chain import Source, expand_path, stages_before
 from expertflow.core.errors import DataError
-from expertflow.core.files import canonical_json, sha256_file, sha256_json, sha256_text
+from expertflow.core.files import (
+    canonical_json,
+    sha256_file,
+    sha256_json,
+    sha256_text,
+    sidecar_of,
+)
 from expertflow.core.records import read_part, read_record, to_json
 from expertflow.data.records import DocumentsRecord, ExpertLock, ShardRecord
 from expertflow.data.shards import shard_names
@@ -28,7 +34,6 @@ from expertflow.rental.bundle.records import (
     ABLATION,
     CARRIED,
     FOLDERS,
-    FORMAT,
     MODEL,
     OPENED,
     PROVENANCE,
@@ -41,7 +46,6 @@ from expertflow.rental.bundle.records import (
     Opened,
     own_artefact,
     own_tuning,
-    sidecar_of,
 )
 from expertflow.rental.bundle.tar import Items, describe
 from expertflow.staging.records import StagingRecord
@@ -57,11 +61,7 @@ STAGING = "staging.json"
 
 
 def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
-    """Collect an expert's bundle from its results in the working directory.
-
-    Raises:
-        DataError: something is missing, or is not what the records say.
-    """
+    """Raise DataError if something is missing, or is not what the records say."""
     results = Path("results", spec.expert)
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
@@ -80,7 +80,6 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
     _check_recorded(results, members, lock=lock, model=model)
     named = {name: replace(f, path=f"{CARRIED}/{name}") for name, f in spec.files.items()}
     index = BundleIndex(
-        format=FORMAT,
         kind="bundle",
         expert=spec.expert,
         code=spec.code,
@@ -107,7 +106,6 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
 
 
 def _folder_items(folder: Path) -> Items:
-    """Return a folder's files; its time stamp tells Snakemake that it is complete."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
@@ -128,7 +126,6 @@ def _user_items(spec: BundleSpec) -> Items:
 
 
 def _artefact_items(results: Path, spec: BundleSpec) -> Items:
-    """Return what scoring reads of generators' folders, and nothing else of them."""
     items: Items = {}
     for path in (Path(p) for key, p in spec.artefacts.items() if key not in spec.own_artefacts):
         items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
@@ -138,10 +135,7 @@ def _artefact_items(results: Path, spec: BundleSpec) -> Items:
 
 
 def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> Items:
-    """Return tokenizer and settings of a hub or local model, and its weights if asked for.
-
-    Its record names the folder that the model has in an opened bundle.
-    """
+    """Return tokenizer and settings of a hub or local model, and its weights if asked for."""
     folder, record = Path(model.path), results / "model.json"
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
@@ -149,11 +143,15 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     items: Items = {f"{results}/{MODEL}/{path.name}": path for path in wanted}
     moved = _json_text(to_json(replace(model, path=f"{results}/{MODEL}")))
     items |= {f"{results}/{MODEL}/{TIMESTAMP}": b"", record.as_posix(): moved}
-    if (note := sidecar_of(record)).is_file():
-        value = json.loads(note.read_text(encoding="utf-8"))
-        sha256 = hashlib.sha256(moved).hexdigest()
-        items[note.as_posix()] = _json_text({**value, "sha256": sha256})
-    return items
+    return items | _changed_sidecar(record, sha256=hashlib.sha256(moved).hexdigest())
+
+
+def _changed_sidecar(record: Path, **changes: str) -> Items:
+    note = sidecar_of(record)
+    if not note.is_file():
+        return {}
+    value = json.loads(note.read_text(encoding="utf-8"))
+    return {note.as_posix(): _json_text({**value, **changes})}
 
 
 def _json_text(value: object) -> bytes:
@@ -161,9 +159,7 @@ def _json_text(value: object) -> bytes:
 
 
 def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
-    """Return Snakemake's records as the machine that opens the bundle needs them."""
-    folders = {str(parent) for name in items for parent in Path(name).parents}
-    records = read_provenance(spec.expert, lambda key: key in items or key in folders)
+    records = read_provenance(spec.expert, items)
     # The user's files are not there and not asked for.
     names: dict[str, str | None] = dict.fromkeys(spec.content)
     if spec.tuned is not None:
@@ -186,7 +182,6 @@ def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
 def _check_recorded(
     results: Path, members: Iterable[Member], *, lock: ExpertLock, model: ModelRecord
 ) -> None:
-    """Compare the hashes of what is packed with its records, before a machine is rented for it."""
     found = {member.name: member.sha256 for member in members}
     for file, record, sha256 in _recorded_hashes(results, lock, model):
         if found.get(file.as_posix()) != sha256:
@@ -215,13 +210,7 @@ def _recorded_hashes(
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
-    """Collect what was made from an opened bundle in the working directory.
-
-    Checkpoints of a full fine-tuning stay behind: they hold the weights that ``merged`` holds.
-
-    Raises:
-        DataError: no bundle was opened here, or there is no report yet.
-    """
+    """Raise DataError if no bundle was opened here, or there is no report yet."""
     results = Path("results", expert)
     if not (results / OPENED).is_file():
         raise DataError(f"{results}: no bundle was opened here; run open_bundle.py first")
@@ -233,13 +222,10 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     items: Items = {path.as_posix(): path for path in _result_files(results)}
     known = (name for name in sorted(items) if name in came)
     brought = tuple(name for name in known if came[name].sha256 == sha256_file(Path(name)))
-    made = set(items).difference(brought)
-    folders = {str(parent) for name in made for parent in Path(name).parents}
-    records = read_provenance(expert, lambda key: key in made or key in folders)
+    records = read_provenance(expert, set(items).difference(brought))
     items |= _staged_at_home(results, bundle.spec, records)
     items[f"{results}/{PROVENANCE}"] = provenance_text(records)
     index = BundleIndex(
-        format=FORMAT,
         kind="outcome",
         expert=expert,
         code=bundle.code,
@@ -262,22 +248,13 @@ def _result_files(results: Path) -> list[Path]:
 def _staged_at_home(results: Path, spec: BundleSpec, records: Provenance) -> Items:
     """Let Snakemake find at home the staging settings that the bundle was made with.
 
-    Where this machine copied to decides no result, and with its ``scratch`` home would stage, train
-    and evaluate again. The record itself says what was done here.
+    With this machine's ``scratch``, which decides no result, home would stage, train and evaluate
+    again. The record itself says what was done here.
     """
-    used = _spec_text(read_record(StagingRecord, results / STAGING).spec)
-    at_home = _spec_text(spec.staging)
+    settings = (read_record(StagingRecord, results / STAGING).spec, spec.staging)
+    used, at_home = (canonical_json(to_json(each)) for each in settings)
     if record := records.get(f"{results}/{STAGING}"):
         # Snakemake keeps params as they are written in Python.
         params = [repr(at_home) if p == repr(used) else p for p in record["params"] or ()]
         record["params"] = sorted(params)
-    note = sidecar_of(results / STAGING)
-    if not note.is_file():
-        return {}
-    value = json.loads(note.read_text(encoding="utf-8"))
-    value["spec_sha256"] = sha256_text(at_home)
-    return {note.as_posix(): _json_text(value)}
-
-
-def _spec_text(spec: object) -> str:
-    return canonical_json(to_json(spec))
+    return _changed_sidecar(results / STAGING, spec_sha256=sha256_text(at_home))

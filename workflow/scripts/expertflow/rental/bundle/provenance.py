@@ -7,7 +7,7 @@ since. Times, process and environment differ between runs and machines, and stay
 import json
 import logging
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,9 @@ class JobRecord(Record, frozen=True, kw_only=True):
     input_checksums: dict[str, str] | None = None
 
 
-def read_provenance(expert: str, is_wanted: Callable[[str], bool]) -> Provenance:
-    """Return Snakemake's records of the jobs that made an expert's outputs, by output.
-
-    A job counts with all of its outputs if one of them is wanted.
-    """
+def read_provenance(expert: str, outputs: Collection[str]) -> Provenance:
+    """Return Snakemake's records, by output, of the jobs that made files or folders of theirs."""
+    wanted = {*outputs, *(str(parent) for name in outputs for parent in Path(name).parents)}
     found: Provenance = {}
     for path in sorted(METADATA.rglob("*")):
         if path.is_file():
@@ -50,7 +48,7 @@ def read_provenance(expert: str, is_wanted: Callable[[str], bool]) -> Provenance
                     found[key] = json.loads(path.read_text(encoding="utf-8"))
             except ValueError:
                 log.warning("%s: is no record of Snakemake's; left out", path)
-    jobs = {_job(record) for key, record in found.items() if is_wanted(key)}
+    jobs = {_job(record) for key, record in found.items() if key in wanted}
     names = JobRecord.__struct_fields__
     return {
         key: {name: record.get(name) for name in names}
@@ -78,11 +76,7 @@ def adapt_inputs(
 
 
 def write_provenance(directory: Path, text: bytes, *, expert: str, time_s: float) -> None:
-    """Tell Snakemake in a working directory how an expert's outputs were made, as if at ``time_s``.
-
-    Raises:
-        DataError: a record is of another output, or not of Snakemake's form.
-    """
+    """Tell Snakemake how an expert's outputs were made; raise DataError for odd records."""
     # Its layout is not documented, so its own class writes it.
     from snakemake.persistence import MetadataRecord  # type: ignore[import-untyped]
     from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
@@ -101,7 +95,6 @@ def provenance_text(records: Provenance) -> bytes:
 
 
 def _check_records(text: bytes, expert: str) -> Provenance:
-    """Parse records from a bundle, which may be of this expert's results and of nothing else."""
     where = "the bundle's records of Snakemake"
     records = parse_json(text, where)
     if not isinstance(records, dict):
@@ -115,5 +108,4 @@ def _check_records(text: bytes, expert: str) -> Provenance:
 
 
 def _job(record: dict[str, Any]) -> str:
-    """Name the job behind a record: every job has a log of its own."""
     return canonical_json([record.get("rule"), record.get("log")])

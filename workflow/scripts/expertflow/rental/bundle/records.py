@@ -1,6 +1,6 @@
 """The manifest of a bundle, and the record that an opened one leaves behind."""
 
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Literal
 
 from msgspec import field
@@ -77,13 +77,12 @@ class Member(Record, frozen=True, kw_only=True):
 
 
 class BundleIndex(Record, frozen=True, kw_only=True):
-    """The first member of a bundle: all others in their order, and how they were made.
+    """The first member: all others in their order; settings and lock of a bundle.
 
-    Settings and lock are null in an outcome. ``brought`` names the members of an outcome that came
-    with the bundle it was made from.
+    ``brought`` names the members of an outcome that came with the bundle it was made from.
     """
 
-    format: int
+    format: int = FORMAT
     kind: Literal["bundle", "outcome"]
     expert: str
     code: dict[str, str]
@@ -96,7 +95,7 @@ class BundleIndex(Record, frozen=True, kw_only=True):
 class Opened(Record, frozen=True, kw_only=True):
     """The record of an opened bundle, which counts as long as it is there.
 
-    ``settings_here`` hashes this machine's manifest when the bundle was opened, null without one:
+    ``settings_here`` hashes this machine's manifest when the bundle was opened, if it had one:
     edited since, it counts again. ``other_code`` are rules of which this machine has other code.
     """
 
@@ -106,15 +105,8 @@ class Opened(Record, frozen=True, kw_only=True):
 
 
 def own_artefact(expert: str, key: str, place: str) -> str:
-    """Return the place of a user's file that scoring reads in an opened bundle."""
     return f"results/{expert}/{CARRIED}/artefacts/{key}/{PurePath(place).name}"
 
 
 def own_tuning(expert: str) -> str:
-    """Return the place of the tuning behind the plan in an opened bundle."""
     return f"results/{expert}/{CARRIED}/tuning.json"
-
-
-def sidecar_of(record: Path) -> Path:
-    """Return the place of the note beside a record that says what it was made from."""
-    return record.with_name(f".{record.name}.fingerprint")

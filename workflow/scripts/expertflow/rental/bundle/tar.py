@@ -31,16 +31,11 @@ Items = dict[str, Path | bytes]
 
 
 def describe(items: Items) -> tuple[Member, ...]:
-    """Measure and hash the items, in the order of their names."""
     return tuple(_pour(name, _chunks(items[name])) for name in sorted(items))
 
 
 def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
-    """Write a bundle as a whole or not at all.
-
-    Raises:
-        DataError: a file changed since it was described, or has a name that no bundle takes.
-    """
+    """Write a bundle; raise DataError if a file changed since, or has a name that none takes."""
     _check_names(index, path)
     value = to_json(index)
     sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
@@ -55,11 +50,7 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
 
 
 def read_index(path: Path) -> BundleIndex:
-    """Read and check a bundle's index.
-
-    Raises:
-        DataError: this is no bundle, or its index was changed.
-    """
+    """Read a bundle's index; raise DataError if this is none, or its index was changed."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; correct the path")
     with path.open("rb") as stream:
@@ -67,13 +58,9 @@ def read_index(path: Path) -> BundleIndex:
 
 
 def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], BinaryIO]) -> None:
-    """Read a bundle once, checking every byte.
+    """Read a bundle of which the index was read before; raise DataError if a byte differs.
 
-    ``index`` was read before, to decide whether to open the bundle. ``create`` returns the file to
-    write a member to.
-
-    Raises:
-        DataError: a byte differs from what the index says.
+    ``create`` returns the file to write a member to.
     """
     with path.open("rb") as stream:
         if _read_index(stream, path) != index:
@@ -93,11 +80,7 @@ def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], Binar
 
 
 def parse_json(text: bytes, where: str) -> Any:
-    """Parse JSON from a bundle, nested no deeper than ours is.
-
-    Raises:
-        DataError: it is damaged, or was made to overflow the stack.
-    """
+    """Parse JSON from a bundle; raise DataError if it is damaged, or would overflow the stack."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -193,7 +176,6 @@ def _is_shallow(value: Any, n_levels: int) -> bool:
 
 
 def _check_names(index: BundleIndex, path: Path) -> None:
-    """Require every member to lie below its expert's results, at a place of its own."""
     names = [member.name for member in index.members]
     if not is_inside(f"results/{index.expert}/x", index.expert):
         raise DataError(f"{path}: {index.expert!r:.80} is no name of an expert; {AGAIN}")

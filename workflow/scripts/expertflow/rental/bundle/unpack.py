@@ -49,8 +49,7 @@ def open_bundle(
 ) -> bool:
     """Lay a bundle's expert out in a working directory; return false where it was open already.
 
-    ``index`` was read from the bundle, ``model`` is a folder with weights; the last two become part
-    of the record ``Opened``.
+    ``index`` was read from the bundle, ``model`` is a folder with weights.
 
     Raises:
         ConfigError: other results are there and may not be dropped, or a run makes the expert.
@@ -61,7 +60,11 @@ def open_bundle(
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
     results = directory / "results" / index.expert
     with _hold_expert(directory, index.expert):
-        if _is_open(index, results):
+        if (
+            (results / OPENED).is_file()
+            and read_record(Opened, results / OPENED).index == index
+            and all(_is_same(directory / m.name, m) for m in index.members)
+        ):
             _complete_model(index, results, model)
             return False
         if results.exists() and not may_replace:
@@ -84,14 +87,10 @@ def open_bundle(
 def land_outcome(
     outcome: Path, index: BundleIndex, directory: Path, *, may_replace: bool = False
 ) -> None:
-    """Lay an outcome, of which the index was read, out in a working directory; checked.
+    """Lay an outcome, of which the index was read, out in a working directory.
 
     What came to the GPU machine with its bundle is only laid out where it is missing. The report
-    comes last; stopped half-way, the same command finishes it.
-
-    Raises:
-        ConfigError: other results are there and may not be dropped, or a run makes the expert.
-        DataError: this is no outcome, or it was changed.
+    comes last; stopped half-way, the same command finishes it. Raises as ``open_bundle``.
     """
     if index.kind != "outcome":
         raise DataError(f"{outcome}: is a {index.kind}; open it without --outcome")
@@ -115,25 +114,18 @@ def land_outcome(
 def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Keep runs and other openings off an expert; nothing is left of a block that fails."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
-    is_new = not path.exists()
-    with _new_folder(path.parent):
-        with path.open("a+", encoding="utf-8") as stream:
-            held = try_lock(stream) == "held"
-            known = holder(stream)
-            if held:
-                who = f", process {known['pid']} on {known['host']}" if known else ""
-                raise ConfigError(
-                    f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
-                    " it, or stop it"
-                )
-            # The rest of what a run has written there is for the next run.
-            sign(stream, **known)
-            try:
-                yield
-            except BaseException:
-                if is_new:
-                    remove(path)
-                raise
+    with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
+        held = try_lock(stream) == "held"
+        known = holder(stream)
+        if held:
+            who = f", process {known['pid']} on {known['host']}" if known else ""
+            raise ConfigError(
+                f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
+                " it, or stop it"
+            )
+        # The rest of what a run has written there is for the next run.
+        sign(stream, **known)
+        yield
 
 
 @contextlib.contextmanager
@@ -143,7 +135,8 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
     Only who holds the expert may call this, so that earlier attempts' folders can go.
     """
     parent, prefix = results.parent, f"results/{index.expert}/"
-    with _new_folder(parent):
+    partial = parent / f".{results.name}.{os.getpid()}.partial"
+    with _undone_on_failure(partial):
         for left in parent.iterdir():
             if re.fullmatch(rf"\.{re.escape(results.name)}\.\d+\.partial", left.name):
                 remove(left)
@@ -153,7 +146,6 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
                 f"{parent}: {free / 1e9:.1f} GB free, {n_bytes / 1e9:.1f} GB needed for {bundle};"
                 " free some, or open it elsewhere with --directory"
             )
-        partial = parent / f".{results.name}.{os.getpid()}.partial"
 
         def create(member: Member) -> BinaryIO:
             path = partial / member.name.removeprefix(prefix)
@@ -185,17 +177,9 @@ def _adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> Non
     write_provenance(directory, path.read_bytes(), expert=index.expert, time_s=time_s)
 
 
-def _is_same(path: Path, n_bytes: int, sha256: str) -> bool:
-    return path.is_file() and path.stat().st_size == n_bytes and sha256_file(path) == sha256
-
-
-def _is_open(index: BundleIndex, results: Path) -> bool:
-    marker, place = results / OPENED, results.parents[1]
-    return (
-        marker.is_file()
-        and read_record(Opened, marker).index == index
-        and all(_is_same(place / m.name, m.n_bytes, m.sha256) for m in index.members)
-    )
+def _is_same(path: Path, member: Member) -> bool:
+    has_size = path.is_file() and path.stat().st_size == member.n_bytes
+    return has_size and sha256_file(path) == member.sha256
 
 
 def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> None:
@@ -206,16 +190,16 @@ def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> No
 
 
 @contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[None]:
-    """Make a folder and those above it; those that were made are gone again if the block fails."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+def _undone_on_failure(path: Path) -> Iterator[None]:
+    """Make the folders above a path; if the block fails, what was not there before is gone."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         for place in missing:
             with contextlib.suppress(OSError):
-                place.rmdir()
+                place.rmdir() if place.is_dir() else place.unlink()
         raise
 
 
@@ -227,7 +211,7 @@ def _refuse_others(index: BundleIndex, directory: Path) -> None:
         is_kept = member.name in index.brought and name not in DECISIVE
         if is_free or is_kept or not path.exists():
             continue
-        if not _is_same(path, member.n_bytes, member.sha256):
+        if not _is_same(path, member):
             raise ConfigError(
                 f"{path}: is not of this outcome; move it away, use --directory, or drop it with"
                 " --replace"
@@ -251,19 +235,26 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
 def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
     """Link a model's weights into ``folder``, from ``given``, the manifest's folder or the hub.
 
-    Links that lead to the same weights stay.
-
     Raises:
         DataError: the weights found are another model's, or the hub cannot be had.
         TrainingError: there are none.
     """
     # Here, as it takes longer to import than most bundles take to open.
-    from expertflow.train.model.base import hash_weights, weight_files
+    from expertflow.tokens.tokenizer import download_files
+    from expertflow.train.model.base import WANTED_FILES, hash_weights, weight_files
 
     there = weight_files(folder)
     if there and all(map(Path.is_file, there)) and hash_weights(folder) == model.weights_sha256:
         return
-    source = given or _find_folder(model)
+    source = given or Path(model.name).expanduser()
+    if given is None and model.kind == "hub":
+        fix = "give a folder as --model, or pack it with bundle_weights=true"
+        source = download_files(model.name, model.revision, WANTED_FILES, fix=fix)
+    elif given is None and not source.is_dir():
+        raise TrainingError(
+            f"model {model.name}: no such folder on this machine; copy it here and give it as"
+            " --model, or pack it with bundle_weights=true"
+        )
     files = weight_files(source)
     if not files:
         raise TrainingError(f"{source}: no *.safetensors; give the model's own folder as --model")
@@ -278,19 +269,3 @@ def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
         old.unlink()
     for file in files:
         (folder / file.name).symlink_to(file.resolve())
-
-
-def _find_folder(model: ModelRecord) -> Path:
-    if model.kind != "hub":
-        folder = Path(model.name).expanduser()
-        if not folder.is_dir():
-            raise TrainingError(
-                f"model {model.name}: no such folder on this machine; copy it here and give it as"
-                " --model, or pack it with bundle_weights=true"
-            )
-        return folder
-    from expertflow.tokens.tokenizer import download_files
-    from expertflow.train.model.base import WANTED_FILES
-
-    fix = "give a folder as --model, or pack it with bundle_weights=true"
-    return download_files(model.name, model.revision, WANTED_FILES, fix=fix)

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from expertflow.core.errors import ConfigError, DataError, ExpertflowError
+from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
 from expertflow.rental.guard.ledger import PLACE, TravellingLedger
 from expertflow.rental.guard.options import Settings
 from expertflow.rental.sync.states import OUTCOME, pull_states, push_state, states_below
-from expertflow.rental.sync.store import SendRecord, SyncFailed, files_below
+from expertflow.rental.sync.store import SendRecord, SyncFailed, failing_as, files_below
 from expertflow.rental.sync.stores import open_store
 from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
-HOLD = "hold"
+HOLD, SENT = "hold", "%s %s: %d bytes in %.1f s"
 FIRST_WAIT_S = 5.0
 # Longer transfers than the last ones are likely: networks vary.
 MARGIN = 1.5
@@ -52,7 +52,6 @@ class Copies:
         self._pushing: Future[None] | None = None
 
     def begin(self, *, forget_spent: bool) -> None:
-        """Bring back what earlier sessions spent, on this machine and on others."""
         remove(self.own / HOLD)
         self._published_before = self._published()
         if forget_spent:
@@ -62,7 +61,6 @@ class Copies:
                 self._ledger.pull(self.push_store)
 
     def pull(self) -> None:
-        """Bring back training states that are further elsewhere."""
         self._trusted = None
         if self.push_store is not None:
             with _nothing_started():
@@ -71,7 +69,6 @@ class Copies:
             log.info("pulled %s", line)
 
     def try_out(self) -> None:
-        """Send a small file and the ledger to each destination, before the command starts."""
         probe = self.own / "destination.txt"
         self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
@@ -82,12 +79,9 @@ class Copies:
             self.send_ledger()
 
     def send_ledger(self) -> None:
-        """Copy what was spent to where checkpoints go."""
         if self.push_store is not None:
-            try:
+            with failing_as(f"{self._ledger.path}: not sent"):
                 self._ledger.send(self.push_store)
-            except (DataError, OSError) as error:
-                raise SyncFailed(f"{self._ledger.path}: not sent: {error}") from error
 
     def push_soon(self) -> None:
         self.check_push()
@@ -95,7 +89,6 @@ class Copies:
             self._pushing = self._thread.submit(self._push_all, self._published_before)
 
     def check_push(self) -> None:
-        """Note how a push ended; a failed one is repeated when due."""
         if self._pushing is not None and self._pushing.done():
             error = self._pushing.exception()
             self._pushing = None
@@ -111,38 +104,34 @@ class Copies:
         self.cancel.clear()
 
     def _push_all(self, left_out: frozenset[str]) -> None:
-        """Copy the ledger and all states but those whose weights are left out."""
         states = (partial(self._push, state) for state in self._unsaved(left_out))
         _run_all([self.send_ledger, *states])
 
     def _push(self, state: Path) -> None:
         if self.push_store is None:
             return
-        try:
+        with failing_as(f"checkpoints of {state}"):
             record = push_state(state, self.push_store, self.own / HOLD, trusted=self._trusted)
-        except (DataError, OSError) as error:
-            raise SyncFailed(f"checkpoints of {state}: {error}") from error
         if record is not None:
             if self._trusted is not None:
                 self._trusted.add(record.what)
             self.pushes.append(record)
-            _log_sent("pushed", record)
+            log.info(SENT, "pushed", record.what, record.n_bytes, record.duration_s)
 
     def _unsaved(self, left_out: frozenset[str]) -> list[Path]:
         found = states_below(self.state)
         return [state for state in found if _weights_of(state / OUTCOME) not in left_out]
 
     def _published(self) -> frozenset[str]:
-        """Return the hashes of weights in the results; none where results are not copied."""
         if self.sync_store is None:
             return frozenset()
         found = {_weights_of(path) for path in self.results.glob("*/training.json")}
         return frozenset(sha256 for sha256 in found if sha256 is not None)
 
-    def send_results(self) -> None:
+    def _send_results(self) -> None:
         if self.sync_store is None:
             return
-        try:
+        with failing_as(f"{self.results}: not copied"):
             names = files_below(self.results, skip=self.skip)
             if not names:
                 raise SyncFailed(
@@ -150,29 +139,25 @@ class Copies:
                     " that the command writes"
                 )
             record = self.sync_store.send(self.results, "results", names)
-        except OSError as error:
-            raise SyncFailed(f"{self.results}: not copied: {error}") from error
         self.syncs.append(record)
-        _log_sent("synced", record)
+        log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
     def send_all(self) -> None:
-        """Copy what has to outlive the machine."""
-        _run_all([lambda: self._push_all(self._published()), self.send_results])
+        _run_all([lambda: self._push_all(self._published()), self._send_results])
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
         """Copy all, again and again with longer waits; return whether it is there."""
-        wait_s = FIRST_WAIT_S
         for attempt in range(n_retries + 1):
             try:
                 self.send_all()
                 return True
             except SyncFailed as error:
                 self._note_failure(f"sync: {error}")
+            wait_s = FIRST_WAIT_S * 2**attempt
             if attempt == n_retries or not may_go_on(wait_s):
                 break
             log.warning("trying again in %.0f s", wait_s)
             self.cancel.wait(wait_s)
-            wait_s *= 2
         return False
 
     def _note_failure(self, message: str, error: BaseException | None = None) -> None:
@@ -181,17 +166,12 @@ class Copies:
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
     def reserve_s(self, floor_s: float) -> float:
-        """Return the seconds to keep for the last save and for sending what is not sent.
-
-        By what was measured so far, ``floor_s`` at least: the longest that a trainer waited for a
-        checkpoint, and about how much is unsent at the speed of the copies.
-        """
+        """Return the seconds to keep for the last save and copies, by what was measured so far."""
         found = map(checkpoint_files.newest, self._unsaved(self._published()))
         newest = [path for path in found if path is not None]
         progresses = map(checkpoint_files.read_progress, newest)
         points = (point for progress in progresses for point in progress.get("save_points", []))
-        save_s = max((point["save_s"] for point in points), default=0.0)
-        n_unsent = 0
+        save_s, n_unsent = max((point["save_s"] for point in points), default=0.0), 0
         if self.sync_store is not None:
             names = files_below(self.results, skip=self.skip)
             n_results = sum((self.results / name).stat().st_size for name in names)
@@ -204,7 +184,6 @@ class Copies:
 
 
 def _weights_of(record: Path) -> str | None:
-    """Return the hash of the weights that a record is about; null where there is no such record."""
     try:
         value = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -214,7 +193,6 @@ def _weights_of(record: Path) -> str | None:
 
 
 def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
-    """Run each, even if others fail; raise the first failure at the end."""
     failures = []
     for task in tasks:
         try:
@@ -233,7 +211,3 @@ def _nothing_started() -> Iterator[None]:
         yield
     except (SyncFailed, OSError) as error:
         raise ConfigError(f"{error}; nothing was started") from error
-
-
-def _log_sent(how: str, record: SendRecord) -> None:
-    log.info("%s %s: %d bytes in %.1f s", how, record.what, record.n_bytes, record.duration_s)

@@ -1,6 +1,6 @@
 """Dollars: what a run has cost over all its sessions, here and on other machines."""
 
-import shutil
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +25,6 @@ class PaidSession(Record, frozen=True, kw_only=True):
 
 
 class Ledger(Record, frozen=True, kw_only=True):
-    """All sessions that count towards one budget."""
-
     sessions: tuple[PaidSession, ...] = ()
 
 
@@ -57,14 +55,12 @@ class Meter:
             later = [s for s in earlier if s.start_s > now_s]
             clipped = [replace(s, end_s=min(s.end_s, start_s)) for s in before]
             earlier = (*clipped, *later)
-        self._earlier = earlier
-        self.usd_before = sum((s.usd() for s in earlier), 0.0)
+        self._earlier, self.usd_before = earlier, sum((s.usd() for s in earlier), 0.0)
 
     def usd(self, *, ahead_s: float = 0.0) -> float:
         return self.usd_before + self._paid_s(ahead_s) / 3600 * self._session.usd_per_hour
 
     def lasts_s(self, limit_usd: float) -> float:
-        """Return the seconds after which a limit is spent; 0 where it is."""
         return max(0.0, limit_usd - self.usd()) / self._session.usd_per_hour * 3600
 
     def note(self) -> None:
@@ -82,8 +78,7 @@ class TravellingLedger:
     """
 
     def __init__(self, own: Path) -> None:
-        self.path = own / LEDGER
-        self._pulled, self._sending = own / "pulled", own / "sending"
+        self.path, self._copy = own / LEDGER, own / "ledger"
         self._judged = Ledger()
         self._begins_anew = False
 
@@ -93,44 +88,37 @@ class TravellingLedger:
         self._begins_anew = True
 
     def pull(self, store: Store) -> None:
-        """Add what the store knows of earlier sessions."""
-        if not self._begins_anew:
-            self._merge_from(store, self.path)
+        if not self._begins_anew and (joined := self._joined(store)).sessions:
+            write_record(self.path, joined)
         self._judged = read_ledger(self.path)
 
     def send(self, store: Store) -> None:
         """Bring the store up to date, and keep what other machines have written there."""
         if not self.path.is_file():
             return
-        # A copy: the ledger itself is written again while it is sent.
-        self._sending.mkdir(parents=True, exist_ok=True)
-        copy = self._sending / LEDGER
+        joined = read_ledger(self.path) if self._begins_anew else self._joined(store)
         try:
-            shutil.copyfile(self.path, copy)
-            if not self._begins_anew:
-                self._merge_from(store, copy)
-            store.send(self._sending, PLACE, [LEDGER])
+            # A copy: the ledger itself is written again while it is sent.
+            write_record(self._copy / LEDGER, joined)
+            store.send(self._copy, PLACE, [LEDGER])
             self._begins_anew = False
         finally:
-            remove(self._sending)
+            remove(self._copy)
 
-    def _merge_from(self, store: Store, path: Path) -> None:
+    def _joined(self, store: Store) -> Ledger:
+        mine = read_ledger(self.path)
         try:
-            store.fetch(f"{PLACE}/{LEDGER}", self._pulled)
-            merge(path, self._pulled / LEDGER, judged=self._judged)
+            store.fetch(f"{PLACE}/{LEDGER}", self._copy)
+            return merge(mine, read_ledger(self._copy / LEDGER), judged=self._judged)
         except NotThere:
             # No machine has sent one yet.
-            return
+            return mine
         finally:
-            remove(self._pulled)
+            remove(self._copy)
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Read what earlier sessions cost; nothing where there were none.
-
-    Raises:
-        DataError: the file is no ledger.
-    """
+    """Read what earlier sessions cost, if there were any; raise DataError if it is no ledger."""
     if not path.is_file():
         return Ledger()
     try:
@@ -139,18 +127,18 @@ def read_ledger(path: Path) -> Ledger:
         raise DataError(f"{error}; or give --forget-spent to begin a new budget") from error
 
 
-def merge(path: Path, other: Path, *, judged: Ledger | None = None) -> None:
+def merge(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
     """Add sessions that only the other ledger knows, or knows for longer.
 
     ``judged`` are sessions that a meter has counted or clipped already; they come in again only
     where they went on since.
     """
-    known = {session.start_s: session for session in read_ledger(path).sessions}
-    ends_s = {session.start_s: session.end_s for session in (judged or Ledger()).sessions}
-    for session in read_ledger(other).sessions:
-        mine = known.get(session.start_s)
-        if session.start_s in ends_s and session.end_s <= ends_s[session.start_s]:
+    known = {session.start_s: session for session in mine.sessions}
+    ends_s = {session.start_s: session.end_s for session in judged.sessions}
+    for session in other.sessions:
+        start_s = session.start_s
+        if session.end_s <= ends_s.get(start_s, -math.inf):
             continue
-        if mine is None or mine.end_s < session.end_s:
-            known[session.start_s] = session
-    write_record(path, Ledger(sessions=tuple(known[start] for start in sorted(known))))
+        if start_s not in known or known[start_s].end_s < session.end_s:
+            known[start_s] = session
+    return Ledger(sessions=tuple(known[start_s] for start_s in sorted(known)))

@@ -44,11 +44,7 @@ class Settings(Record, frozen=True, kw_only=True):
 
 
 def settings_from(arguments: Sequence[str], description: str | None) -> Settings:
-    """Read the command line; what follows ``--`` is the command.
-
-    Raises:
-        ConfigError: settings contradict each other.
-    """
+    """Read what stands before ``--``, where the command begins; raise ConfigError if wrong."""
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     args = _parser(description).parse_args(words[:cut])
@@ -127,7 +123,6 @@ def _check(settings: Settings) -> None:
 
 
 def _device(path: Path) -> int:
-    """Return the disk that a path is on, or will be."""
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -135,7 +130,6 @@ def _device(path: Path) -> int:
 
 
 def _check_directory(command: Sequence[str]) -> None:
-    """Refuse a Snakemake that is told to work in another folder than the guard."""
     names = [Path(word).name for word in command]
     if "snakemake" not in names:
         return
@@ -178,8 +172,7 @@ def guard_command(options: str, expert: str) -> str:
     """Return the command that guards an expert's job, its copies in a folder of their own.
 
     Raises:
-        ConfigError: this is no command line, or it would stop the machine before the outcome is
-            packed.
+        ConfigError: it would stop the machine before the outcome is packed, or is none.
     """
     try:
         words = shlex.split(options)

@@ -31,28 +31,26 @@ class Guard:
         self._noted_s = self._pushed_s = time.monotonic()
         self._estimated_s = -ESTIMATE_EVERY_S
         self._reserve_s = settings.reserve_s
-        self._starting = True
 
     def run(self) -> int:
         for number in SIGNALS:
             # What started this guard with nohup wants it to outlive its terminal.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
-                signal.signal(number, self._came)
+                signal.signal(number, self.session.on_signal)
         with self.session.locked():
             self._begin()
             return self._run()
 
     def _begin(self) -> None:
         """Do all that may refuse to start; the meter runs from when the ledger is known."""
-        settings = self.settings
-        self.copies.begin(forget_spent=settings.forget_spent)
+        self.copies.begin(forget_spent=self.settings.forget_spent)
         self.session.start_meter()
-        if settings.pull:
+        if self.settings.pull:
             with self.session.within_budget("states were pulled"):
                 self.copies.pull()
         self.copies.try_out()
-        remove(settings.results / RECORD)
-        self._starting = False
+        remove(self.settings.results / RECORD)
+        self.session.may_cancel = False
 
     def _run(self) -> int:
         settings = self.settings
@@ -75,12 +73,6 @@ class Guard:
                 exit_code = self.session.finish(cause, code=code, idle_timer=idle.state)
         return exit_code
 
-    def _came(self, number: int, _: object) -> None:
-        self.session.add_signal(number)
-        if self._starting:
-            # Nothing to save yet, and what is brought back may take long.
-            self.copies.cancel.set()
-
     def _timers(self, supervisor: Supervisor, idle: IdleGpu, notice: Notice) -> Timers:
         settings = self.settings
         folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
@@ -94,44 +86,35 @@ class Guard:
         }
 
     def _watch(self, supervisor: Supervisor, timers: Timers) -> Cause | None:
-        """Wait for the command's end or a reason to stop it; note and push what is due."""
         settings = self.settings
         while supervisor.poll() is None:
             for outcome, ask in timers.items():
                 if (why := ask()) is not None:
                     grace_s = settings.notice_s if outcome == "notice" else settings.grace_s
                     return Cause(outcome=outcome, why=why, grace_s=grace_s)
-            self._note_and_push()
+            now_s = time.monotonic()
+            if now_s - self._noted_s >= NOTE_EVERY_S:
+                self._noted_s = now_s
+                self.session.note()
+            if settings.push is not None:
+                self.copies.check_push()
+                if now_s - self._pushed_s >= 60 * settings.push_minutes:
+                    self._pushed_s = now_s
+                    self.copies.push_soon()
             time.sleep(NAP_S)
         return None
 
     def _over_budget(self) -> str | None:
-        reserve_s = self._reserve()
-        if self.session.has_usd_for(reserve_s):
-            return None
-        spent, limit = self.session.usd(), self.settings.max_usd
-        return f"${spent:.2f} of ${limit:.2f} spent, {reserve_s:.0f} s kept for save and sync"
-
-    def _reserve(self) -> float:
-        """Return the seconds to keep, from what saves and copies have taken so far."""
         if time.monotonic() - self._estimated_s >= ESTIMATE_EVERY_S:
             self._estimated_s = time.monotonic()
             try:
                 self._reserve_s = self.copies.reserve_s(self.settings.reserve_s)
             except (OSError, SyncFailed) as error:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
-        return self._reserve_s
-
-    def _note_and_push(self) -> None:
-        now_s, settings = time.monotonic(), self.settings
-        if now_s - self._noted_s >= NOTE_EVERY_S:
-            self._noted_s = now_s
-            self.session.note()
-        if settings.push is not None:
-            self.copies.check_push()
-            if now_s - self._pushed_s >= 60 * settings.push_minutes:
-                self._pushed_s = now_s
-                self.copies.push_soon()
+        if self.session.has_usd_for(self._reserve_s):
+            return None
+        spent, limit, reserve_s = self.session.usd(), self.settings.max_usd, self._reserve_s
+        return f"${spent:.2f} of ${limit:.2f} spent, {reserve_s:.0f} s kept for save and sync"
 
     def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
         """Have the command save and end; kill what is left after the grace or a repeated signal."""

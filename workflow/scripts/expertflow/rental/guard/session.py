@@ -19,7 +19,7 @@ from msgspec import field
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.locks import try_lock
-from expertflow.core.process import SIGNALS, kill_group
+from expertflow.core.process import kill_group
 from expertflow.core.records import Record, write_record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import LEDGER, Meter
@@ -35,6 +35,7 @@ RECORD = "guard.json"
 EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
 NOT_SYNCED, NOT_STOPPED = 84, 85
 NO_HOOK = ("signal", "notice")
+COPIED = ("pulls", "pushes", "syncs", "failures")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
 # As of timeout(1).
 TIMED_OUT = 124
@@ -73,24 +74,19 @@ class Session:
         self.settings = settings
         self.signals: list[int] = []
         self._signals_s: list[float] = []
+        # Whether a signal ends copies: there is nothing to save yet, or its end is near.
+        self.may_cancel = True
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.copies = Copies(settings)
         self.meter: Meter | None = None
         self._zero_s = time.monotonic()
         self._hook = "not asked for"
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._zero_s
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the guard's folder for a block, and for as long as what it started runs.
 
-        A second guard would stop the machine under the first.
-
-        Raises:
-            ConfigError: another guard holds it.
+        A second guard, which would stop the machine under the first, is refused: ConfigError.
         """
         path = self.copies.own / "lock"
         try:
@@ -109,11 +105,7 @@ class Session:
             yield
 
     def start_meter(self) -> None:
-        """Begin to count dollars, where the price is known.
-
-        Raises:
-            ConfigError: the budget is spent.
-        """
+        """Count dollars where the price is known; raise ConfigError if the budget is spent."""
         settings = self.settings
         if settings.usd_per_hour is None:
             return
@@ -142,7 +134,6 @@ class Session:
         return self.meter is None or limit is None or self.meter.usd(ahead_s=wait_s) < limit
 
     def note(self) -> bool:
-        """Write down what is spent; return whether that went well."""
         try:
             if self.meter is not None:
                 self.meter.note()
@@ -151,14 +142,12 @@ class Session:
             return False
         return True
 
-    def add_signal(self, number: int) -> None:
+    def on_signal(self, number: int, _: object) -> None:
         self.signals.append(number)
         self._signals_s.append(time.monotonic())
-
-    @property
-    def is_echo(self) -> bool:
-        """Whether the last signal is the first one, come twice."""
-        return len(self.signals) > 1 and not self.is_insisted
+        # One soon after the first is that one, come twice.
+        if self.may_cancel and (len(self.signals) == 1 or self.is_insisted):
+            self.copies.cancel.set()
 
     @property
     def is_insisted(self) -> bool:
@@ -168,11 +157,7 @@ class Session:
 
     @contextmanager
     def within_budget(self, what: str) -> Iterator[None]:
-        """Break off copies of a block when what is left of the budget is the reserve.
-
-        Raises:
-            ConfigError: it came to that.
-        """
+        """Break off copies, and raise ConfigError, when only the reserve of the budget is left."""
         meter, limit, reserve_s = self.meter, self.settings.max_usd, self.settings.reserve_s
         if meter is None or limit is None:
             yield
@@ -208,21 +193,18 @@ class Session:
         ``code`` is the command's own. One that came to its end although it was told to stop is
         finished.
         """
-        if cause is not None and code != 0:
-            self._outcome = cause.outcome
-        else:
-            self._outcome = "finished" if code == 0 else "failed"
-        words = f"the command ended with exit code {code}"
-        self._why = words if cause is None else f"{cause.why}; {words}"
         self._code, self._idle_timer = code, idle_timer
+        self._outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
+        words = f"the command ended with exit code {code}"
+        self._why = f"{cause.why}; {words}" if cause else words
         # Whoever stops a run by hand, or takes its machine away, does not want us to stop it.
-        self._hurried = cause.outcome if cause is not None and cause.outcome in NO_HOOK else None
+        self._hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
         self.copies.break_off()
-        for number in SIGNALS:
-            if callable(signal.getsignal(number)):
-                signal.signal(number, self._break_off)
-        noted = self.note()
-        synced = self._send() and noted
+        self.may_cancel = True
+        synced = self.note()
+        if self.copies.push_store is not None:
+            n_retries = 0 if self._hurried else self.settings.sync_retries
+            synced &= self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
         hook = self.settings.on_finish
         if hook is not None:
             self._hook = self._refusal(synced) or "due"
@@ -235,42 +217,22 @@ class Session:
             return NOT_SYNCED
         if self._hook.startswith("failed"):
             return NOT_STOPPED
-        if self._outcome == "signal":
-            return 128 + self.signals[0]
-        return self._exit_code()
+        return 128 + self.signals[0] if self._outcome == "signal" else self._exit_code()
 
     def _exit_code(self) -> int:
         return EXIT_CODES.get(self._outcome, self._code)
 
-    def _break_off(self, number: int, _: object) -> None:
-        """End copies that are under way: the next signal, or the machine's end, is near."""
-        self.add_signal(number)
-        if not self.is_echo:
-            self.copies.cancel.set()
-
-    def _send(self) -> bool:
-        if self.copies.push_store is None:
-            return True
-        n_retries = 0 if self._hurried else self.settings.sync_retries
-        return self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
-
     def _may_go_on(self, wait_s: float) -> bool:
-        """Return whether the budget and the user leave time for another try.
-
-        What is to be stopped after the copy is paid for without it, whatever the budget.
-        """
+        # What is to be stopped after the copy is paid for without it, whatever the budget.
         has_usd = self.settings.on_finish is not None or self.has_usd_for(wait_s)
         return has_usd and not self.copies.cancel.is_set()
 
     def _refusal(self, synced: bool) -> str | None:
-        """Return why the stop command must not run, if so."""
         if not synced:
             return "not run: the results are not known to be anywhere else"
         if self._hurried is not None:
             return f"not run after a {self._hurried}"
-        if self.signals:
-            return "not run: a signal came"
-        return None
+        return "not run: a signal came" if self.signals else None
 
     def _run_hook(self, command: str) -> str:
         usd = self.usd()
@@ -292,27 +254,22 @@ class Session:
         return f"failed {N_HOOKS} times, exit code {code}"
 
     def _write_record(self, *, send: bool = True) -> bool:
-        """Write guard.json, and send it after the results; return whether that went well."""
         noted = self.note()
         path = self.settings.results / RECORD
         try:
             write_record(path, self._record())
-        except OSError as error:
-            log.error("%s could not be written: %s", path, error)
-            return False
-        store = self.copies.sync_store
-        if store is None or not send:
-            return noted
-        try:
-            store.send(path.parent, "results", [RECORD])
+            if send and self.copies.sync_store is not None:
+                self.copies.sync_store.send(path.parent, "results", [RECORD])
         except SyncFailed as error:
             log.error("sync: %s", error)
+            return False
+        except OSError as error:
+            log.error("%s could not be written: %s", path, error)
             return False
         return noted
 
     def _record(self) -> GuardRecord:
-        settings, meter, copies = self.settings, self.meter, self.copies
-        usd = self.usd()
+        settings, meter, copies, usd = self.settings, self.meter, self.copies, self.usd()
         unavailable = {}
         if usd is None:
             unavailable = dict.fromkeys(("usd_per_hour", "usd_before", "usd"), "no --usd-per-hour")
@@ -323,7 +280,7 @@ class Session:
             why=self._why,
             exit_code=self._code,
             started_at=self.started_at,
-            elapsed_s=round(self.elapsed_s, 3),
+            elapsed_s=round(time.monotonic() - self._zero_s, 3),
             usd_per_hour=settings.usd_per_hour,
             usd_before=None if meter is None else round(meter.usd_before, 4),
             # Rounded up: what is told is not less than what is paid.
@@ -331,10 +288,7 @@ class Session:
             max_usd=settings.max_usd,
             signals=tuple(signal.Signals(number).name for number in self.signals),
             idle_timer=self._idle_timer,
-            pulls=tuple(copies.pulls),
-            pushes=tuple(copies.pushes),
-            syncs=tuple(copies.syncs),
-            failures=tuple(copies.failures),
+            **{name: tuple(getattr(copies, name)) for name in COPIED},
             on_finish=self._hook,
             unavailable=unavailable,
         )
@@ -348,17 +302,15 @@ class Session:
             log.error("NOT SYNCED: this machine holds what is nowhere else, and is still paid for")
         if self._hook.startswith("failed"):
             log.error("NOT STOPPED: the stop command %s; the machine is still paid for", self._hook)
+        elapsed_s = time.monotonic() - self._zero_s
         log.warning(
             "%s after %.0f s, %s; %s; stop command %s",
-            self._outcome, self.elapsed_s, money, self._why, self._hook,
+            self._outcome, elapsed_s, money, self._why, self._hook,
         )  # fmt: skip
 
 
 def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
-    """Run a shell command that is never shown; its output goes where the guard's goes.
-
-    One that does not end is killed with all of its group, and counts as failed.
-    """
+    """Run a shell command that is never shown; one that does not end is killed, and has failed."""
     own = {**os.environ, **environment}
     process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
     with suppress(subprocess.TimeoutExpired):

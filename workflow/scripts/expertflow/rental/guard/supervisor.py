@@ -12,6 +12,7 @@ trainers, a loader's workers) is the job's own to end.
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -39,8 +40,6 @@ KILLED_S = 60.0
 
 
 class Supervisor:
-    """The guard's side: starts the process, tells it what to do, asks whether it ended."""
-
     def __init__(self, command: Sequence[str], *, grace_s: float) -> None:
         guard = os.getpid()
         sys.stdout.flush()
@@ -51,7 +50,6 @@ class Supervisor:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the command's exit code, 128 + n after signal n; null while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -71,7 +69,6 @@ class Supervisor:
 
 
 def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) -> NoReturn:
-    """End this process with the command's exit code, and never go on as a second guard."""
     code = os.EX_SOFTWARE
     try:
         code = _supervise(command, guard=guard, grace_s=grace_s)
@@ -79,11 +76,11 @@ def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) ->
         if sys.exc_info()[0] is not None:
             traceback.print_exc()
         sys.stderr.flush()
+        # Whatever happened, no second guard goes on from here.
         os._exit(code)
 
 
 def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
-    """Run the command and what it leaves behind to their end; return its exit code."""
     came: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _: came.add(received))
@@ -113,14 +110,13 @@ def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
 
 
 def _in_command() -> None:
-    """Undo, in the command, what it would inherit: a shell's background jobs ignore SIGINT."""
+    # Else it would inherit that a shell's background jobs ignore interrupts.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     end_with_parent()
 
 
 def _collect(process: subprocess.Popen[bytes]) -> int | None:
-    """Collect processes that ended; return the command's exit code if it did, else null."""
     code = process.poll()
     with contextlib.suppress(ChildProcessError):
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -139,21 +135,19 @@ class _Stop:
         self._root, self._grace_s = root, grace_s
         self._told: set[psutil.Process] = set()
         self._seen: set[psutil.Process] = set()
-        self._begun_s: float | None = None
+        self._begun_s = self._killed_s = math.inf
         self._alone_s: float | None = None
-        self._killed_s: float | None = None
 
     @property
     def is_hopeless(self) -> bool:
         """Whether what is left does not even end by a kill."""
-        return self._killed_s is not None and time.monotonic() - self._killed_s > KILLED_S
+        return time.monotonic() - self._killed_s > KILLED_S
 
     def go_on(self, *, kill: bool) -> None:
         now_s = time.monotonic()
-        if self._begun_s is None:
-            self._begun_s = now_s
+        self._begun_s = min(self._begun_s, now_s)
         if kill or now_s - self._begun_s > self._grace_s:
-            self._killed_s = self._killed_s or now_s
+            self._killed_s = min(self._killed_s, now_s)
             for process in _living():
                 _send(process, signal.SIGKILL)
             return
@@ -167,8 +161,7 @@ class _Stop:
 
         A shell that starts something new after the stop is going on with its script: told, too.
         """
-        living = set(_living())
-        stopping = bool(self._told)
+        living, stopping = set(_living()), bool(self._told)
         for child in psutil.Process().children():
             for process, is_scheduler in self._wanted(child, stopping, living):
                 if is_scheduler == schedulers and process not in self._told:
@@ -198,14 +191,14 @@ class _Stop:
                 yield from self._wanted(child, stopping, living)
 
     def _interrupt_stuck(self, now_s: float) -> None:
-        """Interrupt Snakemake where for long there was nothing but it and shells around it."""
-        identities = {process: _identity(process) for process in _living()}
-        schedulers = [process for process, (_, is_scheduler) in identities.items() if is_scheduler]
-        is_alone = all(
-            is_scheduler or name in SHELLS or process.pid == self._root
-            for process, (name, is_scheduler) in identities.items()
-        )
-        if not schedulers or not is_alone:
+        schedulers, others = [], []
+        for process in _living():
+            name, is_scheduler = _identity(process)
+            if is_scheduler:
+                schedulers.append(process)
+            elif name not in SHELLS and process.pid != self._root:
+                others.append(process)
+        if not schedulers or others:
             self._alone_s = None
         elif self._alone_s is None:
             self._alone_s = now_s
@@ -232,11 +225,9 @@ def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.P
 
 
 def _identity(process: psutil.Process) -> tuple[str, bool]:
-    """Return a process's name, and whether it is Snakemake; nothing of one that is gone.
-
-    Snakemake is ``snakemake …``, ``python …/snakemake …`` and ``python -m snakemake …``.
-    """
+    """Return a process's name, and whether it is Snakemake; nothing of one that is gone."""
     try:
+        # snakemake …, python …/snakemake … or python -m snakemake …
         arguments = process.cmdline()[:3]
         return process.name(), any(Path(argument).name == "snakemake" for argument in arguments)
     except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):

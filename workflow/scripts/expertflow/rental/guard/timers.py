@@ -40,8 +40,9 @@ class IdleGpu:
         if minutes > 0:
             gpus = stack.enter_context(open_gpus())
             self._devices = gpus.devices
-            watched = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
-            self.state = watched if gpus.reason is None else f"off: {gpus.reason}"
+            self.state = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
+            if gpus.reason is not None:
+                self.state = f"off: {gpus.reason}"
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -86,12 +87,10 @@ class Stalled:
         if works or files != self._files:
             self._alive_s = now_s
         self._files, self._work_before = files, work
-        still_s = now_s - self._alive_s
-        if still_s < self._limit_s:
+        idle_min = (now_s - self._alive_s) / 60
+        if now_s - self._alive_s < self._limit_s:
             return None
-        return (
-            f"no file changed, no processor was used, nothing was moved for {still_s / 60:.1f} min"
-        )
+        return f"no file changed, no processor was used, nothing was moved for {idle_min:.1f} min"
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         found = {}
@@ -109,19 +108,13 @@ class Stalled:
         for process in psutil.Process(self._pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
-                    found[process] = _work_of(process)
+                    times, n_bytes = process.cpu_times(), 0
+                    # Some containers do not tell; then processors and files have to do.
+                    with contextlib.suppress(psutil.AccessDenied):
+                        moved = process.io_counters()
+                        n_bytes = moved.read_chars + moved.write_chars
+                    found[process] = (times.user + times.system, n_bytes)
         return found
-
-
-def _work_of(process: psutil.Process) -> tuple[float, int]:
-    times = process.cpu_times()
-    try:
-        moved = process.io_counters()
-        n_bytes = moved.read_chars + moved.write_chars
-    except psutil.AccessDenied:
-        # Some containers do not tell; then processors and files have to do.
-        n_bytes = 0
-    return times.user + times.system, n_bytes
 
 
 class Notice:

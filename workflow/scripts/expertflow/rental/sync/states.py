@@ -12,8 +12,7 @@ A push without its .json is one that was broken off, and counts for nothing.
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -41,14 +40,12 @@ FETCH_WAITS_S = (5.0, 10.0, 20.0)
 
 
 class PushRecord(Record, frozen=True, kw_only=True):
-    """What a push holds: hashes by relative name."""
-
     name: str
     sha256s: dict[str, str]
 
 
 class _Damaged(SyncFailed):
-    """A push is not what its manifest says."""
+    pass
 
 
 def states_below(root: Path) -> list[Path]:
@@ -68,19 +65,17 @@ def push_state(
 
     ``hold`` is a place on the same disk for links, which keep the trainer from taking a checkpoint
     away meanwhile. A push whose key is not among the ``trusted`` (null: all are) is compared again,
-    and repaired.
-
-    Raises:
-        SyncFailed: it is not all there; earlier pushes are.
+    and repaired. Where SyncFailed is raised, earlier pushes are still there.
     """
-    place, name = _key_of(state), _progress_of(state)
+    place, name, folder = _key_of(state), _progress_of(state), hold / "files"
     if name is None:
         return None
     there = store.names(place)
     if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
         return None
     start_s = time.monotonic()
-    with _held(state, hold) as (name, folder, files):
+    try:
+        name, files = _hold(state, folder)
         key = f"{place}/{name}"
         if f"{name}.json" in there:
             store.drop(f"{key}.json")
@@ -91,6 +86,8 @@ def push_state(
         write_record(hold / f"{name}.json", PushRecord(name=name, sha256s=sha256s))
         store.send(hold, place, [f"{name}.json"])
         (hold / f"{name}.json").unlink()
+    finally:
+        remove(folder)
     _drop_older(store, place, [*there, f"{name}.json"], name)
     return replace(sent, duration_s=round(time.monotonic() - start_s, 3))
 
@@ -100,10 +97,8 @@ def pull_states(
 ) -> list[str]:
     """Bring back what is further elsewhere than here; return a line on each state.
 
-    A damaged push gives way to the one before it, and is not taken for a push any more.
-
-    Raises:
-        SyncFailed: the store cannot be read, or has nothing but damaged pushes of a state.
+    A damaged push gives way to the one before it, and is not taken for a push any more; where all
+    of a state are damaged, or the store cannot be read, SyncFailed is raised.
     """
     lines = []
     for expert in _visible(store, "state"):
@@ -118,10 +113,7 @@ def _key_of(state: Path) -> str:
 
 
 def _progress_of(state: Path) -> str | None:
-    """Return the name of a state's newest checkpoint, ``finished`` for a model, null for neither.
-
-    Names sort by how far they are.
-    """
+    """Return the newest checkpoint's name, ``finished`` for a model; names sort by progress."""
     if (state / OUTCOME).is_file() and (state / FINAL).is_dir():
         return FINISHED
     newest = checkpoint_files.newest(state)
@@ -133,7 +125,6 @@ def _rank(name: str | None) -> tuple[bool, str]:
 
 
 def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None:
-    """Drop all pushes but two, and what broken-off ones left; a manifest goes before its files."""
     pushes = sorted({n.removesuffix(".json") for n in names if n.endswith(".json")}, key=_rank)
     # The newest is kept whatever else is there: a run that was rolled back starts below others.
     kept = {newest, *[name for name in pushes if name != newest][-(KEPT - 1) :]}
@@ -143,28 +134,19 @@ def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None
                 store.drop(f"{place}/{entry}")
 
 
-@contextmanager
-def _held(state: Path, hold: Path) -> Iterator[tuple[str, Path, list[str]]]:
-    """Lay out what is to be pushed: links to what never changes, copies of what grows."""
-    folder = hold / "files"
+def _hold(state: Path, folder: Path) -> tuple[str, list[str]]:
     for _ in range(N_HOLDS):
         remove(folder)
         try:
-            name, files = _lay_out(state, folder)
-            break
+            return _lay_out(state, folder)
         except FileNotFoundError as error:
             # Newer checkpoints took the place of this one meanwhile.
             log.info("%s changed while it was held (%s); again", state, error)
-    else:
-        raise SyncFailed(f"{state}: changes too fast to be held; push less often than it saves")
-    try:
-        yield name, folder, files
-    finally:
-        remove(folder)
+    raise SyncFailed(f"{state}: changes too fast to be held; push less often than it saves")
 
 
 def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
-    """Link and copy into a folder; return the push's name, and what the folder has to hold."""
+    """Link what never changes and copy what grows; return the push's name and its files."""
     name = _progress_of(state)
     if name is None:
         raise FileNotFoundError(f"{state}: no complete checkpoint")
@@ -204,8 +186,10 @@ def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | N
     further = [name for name in sorted(pushed, key=_rank, reverse=True) if _rank(name) > here]
     damaged = []
     for name in further:
-        if _is_locked(state):
-            return f"{name} is there, and a trainer is at work here: left alone"
+        if (state / LOCK).is_file():
+            with (state / LOCK).open("a") as stream:
+                if try_lock(stream) == "held":
+                    return f"{name} is there, and a trainer is at work here: left alone"
         try:
             _fetch_with_retries(store, check_key(name), state, wait)
         except _Damaged as error:
@@ -227,7 +211,6 @@ def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | N
 
 
 def _intact_progress_of(state: Path) -> str | None:
-    """Return how far a state is, by the newest checkpoint that holds what was written."""
     name = _progress_of(state)
     if name in (None, FINISHED):
         return name
@@ -242,7 +225,6 @@ def _intact_progress_of(state: Path) -> str | None:
 def _fetch_with_retries(
     store: Store, name: str, state: Path, wait: Callable[[float], object]
 ) -> None:
-    """Fetch a push; a line that breaks is no reason to train again what is there."""
     for wait_s in FETCH_WAITS_S:
         try:
             return _fetch(store, name, state)
@@ -277,10 +259,3 @@ def _fetch(store: Store, name: str, state: Path) -> None:
             path = partial / file
             if not path.is_file() or sha256_file(path) != sha256:
                 raise _Damaged(f"{shown}: {file} is not what was pushed")
-
-
-def _is_locked(state: Path) -> bool:
-    if not (state / LOCK).is_file():
-        return False
-    with (state / LOCK).open("a") as stream:
-        return try_lock(stream) == "held"

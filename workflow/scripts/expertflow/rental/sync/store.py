@@ -6,9 +6,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from expertflow.core.errors import ConfigError, HardwareError
+from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.files import CHUNK_BYTES
 from expertflow.core.records import Record
 
@@ -24,6 +25,15 @@ class SyncFailed(HardwareError):
 
 class NotThere(SyncFailed):
     """A place holds nothing under the key that it was asked for."""
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Raise SyncFailed for an error of the system or of a record."""
+    try:
+        yield
+    except (DataError, OSError) as error:
+        raise SyncFailed(f"{what}: {error}") from error
 
 
 class SendRecord(Record, frozen=True, kw_only=True):
@@ -97,29 +107,16 @@ class Store(ABC):
 
 
 def is_local(destination: str) -> bool:
-    """Return whether a destination is a folder here.
-
-    >>> is_local("/volume/run1"), is_local("s3://bucket/run1"), is_local("host:run1")
-    (True, False, False)
-    """
     return not destination.startswith(S3) and REMOTE.match(destination) is None
 
 
 def without_secrets(destination: str) -> str:
-    """Return an address without password and query.
-
-    >>> without_secrets("rsync://me:secret@host/module")
-    'rsync://host/module'
-    """
+    """Return an address without password and query."""
     return _SECRETS.sub("", destination)
 
 
 def check_destination(destination: str) -> None:
-    """Refuse an address that is empty, or names no bucket.
-
-    Raises:
-        ConfigError: it is such a one.
-    """
+    """Raise ConfigError if an address is empty, or names no bucket."""
     bucket = destination.removeprefix(S3).split("/")[0]
     if not destination or (destination.startswith(S3) and not bucket):
         raise ConfigError(
@@ -128,11 +125,7 @@ def check_destination(destination: str) -> None:
 
 
 def check_key(key: str) -> str:
-    """Return a key that came from a store, if it stays below where it is put.
-
-    Raises:
-        SyncFailed: it does not.
-    """
+    """Return a key that came from a store; raise SyncFailed if it leads elsewhere."""
     if key.startswith("/") or ".." in key.split("/") or not key:
         raise SyncFailed(f"{key!r} is no name of a file below a folder; the store is not ours")
     return key
@@ -143,11 +136,8 @@ def files_below(
 ) -> list[str]:
     """List files by relative name, in a fixed order; ``skip`` are names of files and folders.
 
-    What is half-written is left out. A link to a file or a folder counts as what it leads to.
-    ``only_a_look`` leaves out linked folders and what cannot be read.
-
-    Raises:
-        SyncFailed: something there cannot be listed, or leads nowhere.
+    What is half-written is left out. A link counts as what it leads to. ``only_a_look`` leaves out
+    linked folders and what cannot be listed; else that raises SyncFailed, as a link to nothing.
     """
     found = []
     failed = None if only_a_look else _refuse
@@ -171,7 +161,6 @@ def _refuse(error: OSError) -> None:
 
 
 def _check_link(path: Path, folder: Path) -> None:
-    """Refuse a link that leads nowhere, or back to a folder that it lies in."""
     if not path.is_symlink():
         return
     if not path.exists():

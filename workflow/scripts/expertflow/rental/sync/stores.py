@@ -23,6 +23,7 @@ from expertflow.rental.sync.store import (
     SyncFailed,
     check_destination,
     check_key,
+    failing_as,
     is_local,
     without_secrets,
 )
@@ -40,11 +41,7 @@ SUM = "SHA256"
 
 
 def open_store(destination: str, cancel: threading.Event) -> Store:
-    """Open a destination: a local path, host:path, rsync://host/module or s3://bucket/prefix.
-
-    Raises:
-        ConfigError: what it needs is not installed.
-    """
+    """Open a destination; raise ConfigError where what it needs is not installed."""
     if destination.startswith(S3):
         return S3Store(destination, cancel)
     if not is_local(destination):
@@ -57,7 +54,7 @@ class LocalStore(Store):
 
     def _send_file(self, path: Path, key: str) -> tuple[int, str]:
         target, way = Path(self.shown, key), "read back, sha256 equal"
-        try:
+        with failing_as(f"{target}: not copied"):
             if target.is_file() and self._sha256(target) == self._sha256(path):
                 return 0, way
             digest = hashlib.sha256()
@@ -72,8 +69,6 @@ class LocalStore(Store):
                     raise SyncFailed(f"{target}: what was read back is not what was written")
                 shutil.copystat(path, partial)
             return target.stat().st_size, way
-        except OSError as error:
-            raise SyncFailed(f"{target}: not copied: {error}") from error
 
     def _sha256(self, path: Path) -> str:
         """Hash what the disk has, rather than what memory still holds of it."""
@@ -86,7 +81,7 @@ class LocalStore(Store):
 
     def fetch(self, key: str, folder: Path) -> None:
         source = Path(self.shown, key)
-        try:
+        with failing_as(f"{source}: not copied"):
             if source.is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._copy(str(source), str(folder / source.name))
@@ -94,8 +89,6 @@ class LocalStore(Store):
                 shutil.copytree(source, folder, copy_function=self._copy, dirs_exist_ok=True)
             else:
                 raise NotThere(f"{source}: nothing is there")
-        except OSError as error:
-            raise SyncFailed(f"{source}: not copied: {error}") from error
 
     def _copy(self, source: str, target: str) -> None:
         with Path(target).open("wb") as writer:
@@ -105,17 +98,13 @@ class LocalStore(Store):
 
     def names(self, key: str) -> list[str]:
         place = Path(self.shown, key)
-        try:
+        with failing_as(f"{place}: cannot be listed"):
             return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-        except OSError as error:
-            raise SyncFailed(f"{place}: cannot be listed: {error}") from error
 
     def drop(self, key: str) -> None:
         place = Path(self.shown, key)
-        try:
+        with failing_as(f"{place}: not removed"):
             remove(place)
-        except OSError as error:
-            raise SyncFailed(f"{place}: not removed: {error}") from error
 
 
 class RsyncStore(Store):
@@ -136,7 +125,6 @@ class RsyncStore(Store):
         self._doubts = False
 
     def _send_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
-        """Copy files; then let both sides hash them again."""
         verified = "rsync --checksum: nothing differs"
         if not names:
             return 0, verified
@@ -189,7 +177,6 @@ class RsyncStore(Store):
             self._run("--recursive", "--delete", *rules, f"{empty}/", f"{self._root}/{parent}/")
 
     def _run(self, *arguments: str, text: str = "", patience_s: int = PATIENCE_S) -> list[str]:
-        """Run rsync to its end, or until it is not wanted any more; return its lines."""
         self._check_wanted()
         *options, source, target = arguments
         command = ["rsync", f"--timeout={patience_s}", *options, "--", source]
@@ -310,7 +297,6 @@ class S3Store(Store):
             self._asked(self._client.delete_object, name)
 
     def _objects(self, place: str) -> list[str]:
-        """List the object of this key and all below it."""
         with self._errors_as_ours(place):
             listed = self._client.get_paginator("list_objects_v2")
             pages = list(listed.paginate(Bucket=self._bucket, Prefix=place))
@@ -338,7 +324,6 @@ class S3Store(Store):
 
 
 def _whole(parts: list[bytes]) -> bytes:
-    """Return the checksum of an object: of its content, or of the sums of its parts."""
     if len(parts) == 1:
         return parts[0]
     return hashlib.sha256(b"".join(parts)).digest()
