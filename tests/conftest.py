@@ -46,14 +46,14 @@ def shared_data() -> Path:
 LONGEST = (
     "test_interruptions.py", "test_processes.py", "test_fault_points.py", "test_reruns.py",
     "test_token_reruns.py", "test_resume.py", "test_whole_runs.py", "test_bad_input.py",
-    "test_cluster_generic.py", "test_real_records.py", "test_trace_memory.py", "test_readme.py",
+    "test_cluster_generic.py", "test_real_records.py", "test_trace_memory.py", "test_documents.py",
 )  # fmt: skip
 
 
 # What takes minutes belongs to make test-all: interruptions, several processes, bundles, trials,
 # clusters, peers, real data.
 LONG = {
-    "bench": {"test_learned_bench", "test_peers_training", "test_train_gpu"},
+    "bench": {"test_peers_training", "test_train_gpu"},
     "data": {"test_real_records"},
     "export": {"test_export", "test_merge"},
     "rental": {"test_guard_faults", "test_guard_money", "test_guard_stop", "test_guard_timers"},

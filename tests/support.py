@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from expertflow.core.records import write_record
@@ -26,6 +29,68 @@ from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRe
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 SHARED_DATA = ROOT.parent / "shared" / "data"
+# For what hangs, also on a slow machine.
+PATIENCE_S = 900.0
+
+
+def wait_for(
+    what: Callable[[], object], *, said: str = "", during: "subprocess.Popen[Any] | None" = None
+) -> None:
+    """Wait until something is so, while a process goes on that would bring it about."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline_s, said or "waited too long"
+        assert during is None or during.poll() is None, said or "its process ended"
+        time.sleep(0.01)
+
+
+def is_running(process: psutil.Process | int) -> bool:
+    """Tell whether a process is at work; one that has ended may not be collected yet."""
+    try:
+        if isinstance(process, int):
+            process = psutil.Process(process)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def running_in(folder: Path) -> list[psutil.Process]:
+    """List the processes that work in a folder or below.
+
+    That is known from their first moment on; what they run, and with what environment, is not.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(folder) and is_running(process):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def run_script(name: str, *words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script of the workflow to its end."""
+    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, words)]
+    given = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **settings}
+    return subprocess.run(command, **given)
+
+
+def tiny_inputs(folder: Path, *names: str) -> list[object]:
+    """Return the arguments of a script that reads records of a tiny run, and its rows."""
+    records = [word for name in names for word in (f"--{name}", folder / f"{name}.json")]
+    return [*records, "--rows", folder / "packed"]
+
+
+def patched_script(folder: Path, name: str, code: str) -> Path:
+    """Write a script of ours that runs some code before it begins."""
+    path, program = folder / f"patched_{name}.py", str(SCRIPTS / f"{name}.py")
+    before = f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
+    after = (
+        f"sys.argv[0] = {program!r}\nexec(compile(Path({program!r}).read_text(), 'it', 'exec'))\n"
+    )
+    path.write_text(f"{before}{code}\n{after}")
+    return path
 
 
 def plan_spec(**changes: Any) -> PlanSpec:

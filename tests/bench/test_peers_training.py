@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from bare_python import bare_python
+from support import PATIENCE_S, ROOT
 
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
@@ -72,27 +73,11 @@ def test_a_loss_that_is_not_finite_is_never_the_same_work(
     assert same_work({"lines": {line: row}}) is False
 
 
-# As if the packages were not installed.
-IMPORT = """
-import sys
-from importlib.machinery import PathFinder
-
-class Bare(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in ABSENT else super().find_spec(name, path, target)
-
-ABSENT = sys.argv[1].split(",")
-sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
-sys.path.insert(0, sys.argv[2])
-import our_steps, step_work
-"""
-ABSENT = "orjson,fastokens,snakemake,datasets,trl,pytest,jsonschema"
-
-
 def test_our_side_needs_few_packages() -> None:
-    command = [sys.executable, "-c", IMPORT, ABSENT, str(ROOT / "bench" / "peers")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    absent = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
+    code = "sys.path.insert(0, sys.argv[1])\nimport our_steps, step_work"
+    command = bare_python(absent, code, ROOT / "bench" / "peers")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -113,7 +98,6 @@ def test_the_peer_is_given_the_tokens_that_ours_trains_on(tmp_path: Path) -> Non
 
 
 def read_rows_of_peer(folder: Path) -> list[int]:
-    """Give the tokens of every row of an exported, unpadded folder."""
     from datasets import load_from_disk
 
     return [len(ids) for ids in load_from_disk(str(folder))["input_ids"]]

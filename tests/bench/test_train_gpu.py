@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from bare_python import bare_python
 from support import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -26,26 +27,11 @@ ABSENT = (
     *("snakemake", "datasets", "pandas", "jsonschema", "bitsandbytes", "altair", "orjson"),
     *("pynvml", "fastokens", "sqlglot", "pytest", "hypothesis", "detect_secrets", "vl_convert"),
 )
-# As if the packages were not installed: whoever asks whether they are is told so.
-RUN = """
-import runpy, sys
-from importlib.machinery import PathFinder
-
-class Bare(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in ABSENT else super().find_spec(name, path, target)
-
-_, absent, *sys.argv = sys.argv
-ABSENT = absent.split(",")
-sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
-    program = ROOT / "bench" / "train_gpu.py"
-    command = [sys.executable, "-c", RUN, ",".join(ABSENT), str(program)]
+    run = 'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__main__")'
+    command = bare_python(ABSENT, run, ROOT / "bench" / "train_gpu.py")
     command += ["--device", "cpu", "--model", "tiny", "--steps", "2", "--only", PARTS]
     command += ["--scratch", str(tmp_path), "--output", str(tmp_path / "result.json")]
     # No part may be left out or ended where the machine is slow.

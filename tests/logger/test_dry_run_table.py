@@ -61,6 +61,9 @@ def job(rule: str, expert: str | None = "a", forecast: str | None = None) -> log
     )
 
 
+TRAINED = job("train_expert", "a", PRICED)
+
+
 def printed(
     capsys: pytest.CaptureFixture[str], *records: logging.LogRecord, **settings: Any
 ) -> list[str]:
@@ -93,12 +96,9 @@ def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixtur
 
 
 def test_there_is_no_total_of_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(
-        capsys, ENDED, job("train_expert", "a", PRICED), job("train_expert", "b", UNKNOWN)
-    )
-    assert (
-        lines[-1] == "b       1     unknown       unknown     cpu           a reason; in two parts"
-    )
+    both = (job("train_expert", "a", PRICED), job("train_expert", "b", UNKNOWN))
+    last = "b       1     unknown       unknown     cpu           a reason; in two parts"
+    assert printed(capsys, ENDED, *both)[-1] == last
 
 
 def test_figures_of_a_record_that_is_made_again_are_marked(
@@ -128,16 +128,10 @@ def test_jobs_that_quiet_hides_are_not_called_none(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("records", "settings"),
     [
-        ((ENDED, job("train_expert", "a", PRICED)), {"dryrun": False}),
-        ((ENDED, job("train_expert", "a", PRICED), event(None, level=logging.ERROR)), {}),
+        ((ENDED, TRAINED), {"dryrun": False}),
+        ((ENDED, TRAINED, event(None, level=logging.ERROR)), {}),
         ((event(LogEvent.WORKFLOW_STARTED),), {}),
-        (
-            (
-                event(LogEvent.RUN_INFO, stats={"train_expert": 1}),
-                job("train_expert", "a", PRICED),
-            ),
-            {},
-        ),
+        ((event(LogEvent.RUN_INFO, stats={"train_expert": 1}), TRAINED), {}),
     ],
     ids=["a real run", "a run that failed", "no jobs yet", "left before its end"],
 )

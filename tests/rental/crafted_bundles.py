@@ -43,12 +43,10 @@ def make(path: Path, items: Items = ITEMS, **changes: Any) -> Path:
 
 
 def start(folder: Path, path: Path, **changes: Any) -> bool:
-    """Open a bundle as the script does it; return whether it was laid out anew."""
     return open_bundle(path, read_index(path), folder, **changes)
 
 
 def model_record(**changes: Any) -> bytes:
-    """Return the text of a base model's record."""
     facts = {
         "n_layers": 1, "hidden_size": 8, "n_heads": 1, "n_kv_heads": 1, "head_dim": 8,
         "intermediate_size": 8, "vocab_size": 8, "tie_word_embeddings": True,
@@ -73,7 +71,6 @@ def _text(value: Any) -> bytes:
 
 
 def raw(path: Path, text: bytes, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    """Write a tar of an index and members, whatever they are."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for info, content in [(tarfile.TarInfo(INDEX), text), *members]:
             info.size = info.size or len(content)
@@ -120,7 +117,6 @@ def listed(parts: list[tuple[tarfile.TarInfo, bytes]]) -> Forge:
 
 
 def item(name: str, content: bytes) -> Forge:
-    """Forge a bundle that is sound as a tar, with other content."""
     return lambda path: void(make(path, {**ITEMS, name: content}))
 
 

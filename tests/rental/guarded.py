@@ -4,14 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support import SCRIPTS
+from support import PATIENCE_S, SCRIPTS, patched_script, wait_for
 
-PATIENCE_S = 600.0
 # Counts steps; told to stop, it finishes its step, saves, and ends as ours do. A file "hold" keeps
 # it saving.
 TRAINER = """
@@ -37,15 +34,26 @@ for step in range(n_steps):
 """
 
 
-def write_trainer(folder: Path) -> Path:
-    path = folder / "trainer.py"
-    path.write_text(TRAINER)
-    return path
+# A guard's clock that runs ahead by a thousand seconds as soon as a trainer is at work, at a dollar
+# a second: a budget is spent while one looks on, however long it takes to start.
+AHEAD = """
+import time
+from expertflow.rental.guard.ledger import Meter
+
+ahead = lambda: time.monotonic() + 1000 * Path("starts.txt").is_file()
+Meter.__init__.__kwdefaults__["clock"] = ahead
+"""
+BUDGET = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "1")
+
+
+def guard_ahead(folder: Path) -> Path:
+    return patched_script(folder, "guard_run", AHEAD)
 
 
 def trainer(folder: Path, *, save_s: float = 0.0, n_steps: int = 100_000) -> list[str]:
-    """Give a command that runs a stand-in for a trainer."""
-    return [sys.executable, str(write_trainer(folder)), str(save_s), str(n_steps)]
+    path = folder / "trainer.py"
+    path.write_text(TRAINER)
+    return [sys.executable, str(path), str(save_s), str(n_steps)]
 
 
 def start(
@@ -55,7 +63,6 @@ def start(
     env: dict[str, str] | None = None,
     program: Path = SCRIPTS / "guard_run.py",
 ) -> "subprocess.Popen[str]":
-    """Start a guard in a folder."""
     return subprocess.Popen(
         [sys.executable, str(program), *options, "--", *command],
         cwd=folder,
@@ -67,7 +74,6 @@ def start(
 
 
 def end(guard: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Wait for a guard; give its exit code and what it said."""
     try:
         out, _ = guard.communicate(timeout=PATIENCE_S)
     finally:
@@ -75,8 +81,8 @@ def end(guard: "subprocess.Popen[str]") -> tuple[int, str]:
     return guard.returncode, out
 
 
-def run(folder: Path, *options: str, command: list[str], **env: str) -> tuple[int, str]:
-    return end(start(folder, *options, command=command, env=env))
+def run(folder: Path, *options: str, **settings: Any) -> tuple[int, str]:
+    return end(start(folder, *options, **settings))
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -84,19 +90,17 @@ def record(folder: Path) -> dict[str, Any]:
     return value
 
 
-def wait_for(what: Callable[[], bool], *, said: str) -> None:
-    """Wait until something is so."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline_s, said
-        time.sleep(0.02)
-
-
 def start_trainer(folder: Path, *options: str, **settings: Any) -> "subprocess.Popen[str]":
     """Start a guard, and wait until its trainer is at work."""
     guard = start(folder, *options, **{"command": trainer(folder), **settings})
-    wait_for((folder / "starts.txt").is_file, said="the trainer did not start")
+    wait_for((folder / "starts.txt").is_file, said="the trainer did not start", during=guard)
     return guard
+
+
+def wait_for_line(guard: "subprocess.Popen[str]", part: str) -> None:
+    assert guard.stdout is not None
+    while part not in guard.stdout.readline():
+        assert guard.poll() is None
 
 
 def n_starts(folder: Path) -> int:

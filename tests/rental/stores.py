@@ -8,15 +8,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from guarded import wait_for
+from support import wait_for
 
 from expertflow.core.records import Record
 from expertflow.rental.sync.store import Store
 from expertflow.rental.sync.stores import open_store
 
-KINDS = ("local", "rsync", "daemon", "s3")
+every_kind = pytest.mark.parametrize("place", ["local", "rsync", "daemon", "s3"], indirect=True)
+local, s3, rsync = (
+    pytest.mark.parametrize("place", [kind], indirect=True) for kind in ("local", "s3", "rsync")
+)
 BUCKET = "expertflow-tests"
 
 
@@ -46,7 +50,7 @@ class Place(Record, frozen=True, kw_only=True):
         os.utime(path, ns=(times, times))
 
 
-def _client():  # type: ignore[no-untyped-def]
+def _client() -> Any:
     import boto3
 
     return boto3.client("s3")
@@ -62,7 +66,7 @@ def remote_shell(folder: Path) -> Path:
 
 @contextmanager
 def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
-    """Run rsync's daemon on loopback; give its address."""
+    """Run rsync's daemon on loopback; yield its address."""
     folder.mkdir(parents=True)
     settings = tmp_path / "rsyncd.conf"
     own = f"uid={os.getuid()}\ngid={os.getgid()}\n" if os.getuid() == 0 else ""
@@ -77,7 +81,7 @@ def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
         where = ["--address=127.0.0.1", f"--port={port}", f"--config={settings}"]
         process = subprocess.Popen(["rsync", "--daemon", "--no-detach", *where])
         try:
-            wait_for(lambda: _listens(port), said="rsync's daemon did not start")
+            wait_for(lambda: _listens(port), said="rsync's daemon did not start", during=process)
             yield f"rsync://127.0.0.1:{port}/m"
         finally:
             process.terminate()
@@ -91,7 +95,7 @@ def _listens(port: int) -> bool:
 
 @pytest.fixture(scope="session")
 def object_storage() -> Iterator[str]:
-    """Run object storage on loopback; give its address."""
+    """Run object storage on loopback; yield its address."""
     server_module = pytest.importorskip("moto.server", reason="moto is not installed")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
@@ -100,28 +104,21 @@ def object_storage() -> Iterator[str]:
     server.stop()
 
 
-def set_storage(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    for name, value in (
-        ("AWS_ENDPOINT_URL", address),
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        # Of the machine's own settings nothing counts.
-        ("AWS_CONFIG_FILE", os.devnull),
-        ("AWS_SHARED_CREDENTIALS_FILE", os.devnull),
-    ):
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """Give an empty place of the kind that a test is parametrised with."""
+    """Yield an empty place of the kind that a test is parametrized with."""
     folder = tmp_path / "elsewhere" / "a place"
     if request.param == "s3":
-        set_storage(monkeypatch, request.getfixturevalue("object_storage"))
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("object_storage"))
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        # Of the machine's own settings nothing counts.
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(name, os.devnull)
         client = _client()
         client.create_bucket(Bucket=BUCKET)
         yield Place(destination=f"s3://{BUCKET}/run", folder=None)

@@ -1,29 +1,22 @@
 """What the guard copies at its end: all that would be lost, and the ledger before all else."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded import wait_for
-from stores import Place, place
+from stores import Place, local
+from support import wait_for
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
 from expertflow.rental.guard.options import settings_from
-from expertflow.rental.sync.store import SendRecord, Store, SyncFailed
-from expertflow.rental.sync.stores import open_store
-
-__all__ = ["place"]
-
-local = pytest.mark.parametrize("place", ["local"], indirect=True)
+from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 
 def copies_of(folder: Path, place: Place, *, forget_spent: bool = False) -> Copies:
-    """Begin as a guard does, in a folder of its own."""
     words = ["--state", str(folder / "state"), "--results", str(folder / "results")]
     words += ["--sync-to", place.destination, "--", "true"]
     copies = Copies(settings_from(words, None))
@@ -61,9 +54,7 @@ def spend(folder: Path, start_s: float) -> PaidSession:
     return session
 
 
-def fail_at(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None = None
-) -> None:
+def fail_at(copies: Copies, part: str, error: Exception | None = None) -> None:
     """Have the store fail for keys that contain something."""
     store: Any = copies.sync_store
     send = store.send
@@ -73,14 +64,18 @@ def fail_at(
             raise error or SyncFailed(f"{key}: the line is dead")
         return send(folder, key, names)
 
-    monkeypatch.setattr(store, "send", failing)
+    store.send = failing
 
 
-def pushed(copies: Copies) -> None:
+def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
+    place.open().fetch("state/.guard/ledger.json", folder / "back")
+    return read_ledger(folder / "back" / "ledger.json").sessions
+
+
+def push(copies: Copies) -> None:
     copies.push_soon()
-    pushing = copies._pushing
-    assert pushing is not None
-    wait_for(pushing.done, said="the push did not end")
+    assert copies._pushing is not None
+    wait_for(copies._pushing.done, said="the push did not end")
     copies.check_push()
 
 
@@ -108,15 +103,13 @@ def test_a_state_in_the_results_is_not_sent_again(place: Place, tmp_path: Path) 
 
 
 @local
-def test_a_state_that_fails_holds_up_nothing(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     for name in ("a", "b"):
         unfinished(tmp_path / "state" / name / "f")
     spend(tmp_path, 0.0)
     copies = copies_of(tmp_path, place)
-    fail_at(copies, monkeypatch, "state/a")
+    fail_at(copies, "state/a")
     with pytest.raises(SyncFailed, match="the line is dead"):
         copies.send_all()
     store = place.open()
@@ -125,38 +118,31 @@ def test_a_state_that_fails_holds_up_nothing(
 
 
 @local
-def test_a_failing_disk_is_a_failed_copy(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_disk_is_a_failed_copy(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     copies = copies_of(tmp_path, place)
-    fail_at(copies, monkeypatch, "results", OSError("no answer"))
+    fail_at(copies, "results", OSError("no answer"))
     assert not copies.send_with_retries(n_retries=0, may_go_on=lambda _: True)
     assert "no answer" in copies.failures[-1]
 
 
 @local
-def test_a_failed_push_does_not_end_training(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
     copies = copies_of(tmp_path, place)
-    fail_at(copies, monkeypatch, "state/a", RuntimeError("unheard of"))
-    pushed(copies)
+    fail_at(copies, "state/a", RuntimeError("unheard of"))
+    push(copies)
     assert "unheard of" in copies.failures[-1]
 
 
 @local
-def test_the_ledger_goes_first(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_goes_first(place: Place, tmp_path: Path) -> None:
     unfinished(tmp_path / "state" / "a" / "f")
     copies = copies_of(tmp_path, place)
     session = spend(tmp_path, 0.0)
-    fail_at(copies, monkeypatch, "state/a")
-    pushed(copies)
-    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
-    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (session,)
+    fail_at(copies, "state/a")
+    push(copies)
+    assert sessions_there(place, tmp_path) == (session,)
 
 
 @local
@@ -172,8 +158,7 @@ def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> 
     copies = copies_of(tmp_path / "three", place, forget_spent=True)
     session = spend(tmp_path / "three", 200.0)
     copies.send_ledger()
-    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
-    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (session,)
+    assert sessions_there(place, tmp_path) == (session,)
 
 
 @local
@@ -184,8 +169,7 @@ def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: P
     clipped = PaidSession(start_s=0.0, end_s=5.0, usd_per_hour=1.0)
     write_record(tmp_path / "state/.guard/ledger.json", Ledger(sessions=(clipped,)))
     copies.send_ledger()
-    place.open().fetch("state/.guard/ledger.json", tmp_path / "back")
-    assert read_ledger(tmp_path / "back" / "ledger.json").sessions == (clipped,)
+    assert sessions_there(place, tmp_path) == (clipped,)
 
 
 @local
@@ -201,11 +185,8 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
 
 
 def test_a_place_that_cannot_be_read_starts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    store: Store = open_store(str(tmp_path / "there"), threading.Event())
-    assert store.names("state") == []
-    (tmp_path / "there" / "state" / ".guard" / "ledger.json").mkdir(parents=True)
-    place = Place(destination=str(tmp_path / "there"), folder=None)
-    (tmp_path / "there" / "state" / ".guard" / "ledger.json" / "x").symlink_to("nowhere")
+    ledger = tmp_path / "there" / "state" / ".guard" / "ledger.json"
+    ledger.mkdir(parents=True)
+    (ledger / "x").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="nothing was started"):
-        copies_of(tmp_path, place)
+        copies_of(tmp_path, Place(destination=str(tmp_path / "there"), folder=None))

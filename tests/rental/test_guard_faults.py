@@ -1,26 +1,32 @@
 """What goes wrong with the guard itself, or is told to it wrongly, costs neither work nor money."""
 
-import subprocess
-import sys
+import os
+import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
-from guarded import end, record, run, start, start_trainer, trainer, wait_for
-from support import SCRIPTS
+from guarded import (
+    BUDGET,
+    end,
+    guard_ahead,
+    record,
+    run,
+    start,
+    start_trainer,
+    trainer,
+    wait_for_line,
+)
+from support import patched_script, running_in, wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.options import Settings, settings_from
+from expertflow.rental.guard.options import Settings, guard_command, settings_from
 from expertflow.rental.guard.session import TIMED_OUT, Session, run_hook
 from expertflow.rental.guard.timers import Notice
 
 HOOK = ("--disk-stays", "--on-finish", "touch hook")
 # A guard whose watch breaks as soon as the trainer is at work.
 BROKEN = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, {scripts!r})
 from expertflow.rental.guard.timers import Stalled
 
 def poll(stalled):
@@ -28,9 +34,8 @@ def poll(stalled):
         raise RuntimeError("unheard of")
 
 Stalled.poll = poll
-sys.argv[0] = {program!r}
-exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"))
 """
+LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
 
 def settings(*options: str) -> Settings:
@@ -51,12 +56,21 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, command=["true"])[0] == 0
 
 
-def test_results_elsewhere_keep_the_machine(tmp_path: Path) -> None:
-    work = ["bash", "-c", "mkdir -p run1/results; touch run1/results/weights"]
-    options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *HOOK)
-    code, out = run(tmp_path, *options, command=work)
-    assert code == 84 and "nothing below results" in out
-    assert not (tmp_path / "hook").exists()
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--max-usd", "4"), "--max-usd needs --usd-per-hour"),
+        (("--usd-per-hour", "1", "--paid-since", LATER), "still to come"),
+        (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync where the disk stays"),
+        (("--sync-retries", "-1"), "give 0 or more"),
+        (("--push", "s3:///x"), "give a path, host:path"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    options: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        settings(*options)
 
 
 @pytest.mark.parametrize("words", [["-d", "run1"], ["--directory=run1"]])
@@ -93,14 +107,10 @@ def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
 def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
-    program = str(SCRIPTS / "guard_run.py")
-    (tmp_path / "broken.py").write_text(BROKEN.format(scripts=str(SCRIPTS), program=program))
-    options = ["--sync-to", str(tmp_path / "there"), *HOOK, "--", *trainer(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "broken.py", *options],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 1 and "unheard of" in done.stderr
+    broken = patched_script(tmp_path, "guard_run", BROKEN)
+    options = ("--sync-to", str(tmp_path / "there"), *HOOK)
+    code, out = run(tmp_path, *options, command=trainer(tmp_path), program=broken)
+    assert code == 1 and "unheard of" in out
     assert (tmp_path / "saved.txt").is_file() and (tmp_path / "hook").is_file()
     assert (tmp_path / "there" / "results" / "x").is_file()
     assert record(tmp_path)["why"].startswith("the guard itself failed")
@@ -108,13 +118,12 @@ def test_a_watch_that_breaks_saves_and_copies_first(tmp_path: Path) -> None:
 
 def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    script = "mkdir results; echo x > results/x; rm -r there; touch there; exec sleep 600"
-    # Dollars are seconds: time enough for the script to come to its sleep on a busy machine.
-    price = ("--usd-per-hour", "3600", "--max-usd", "30", "--reserve-seconds", "1")
-    guard = start(tmp_path, *price, "--sync-to", str(there), *HOOK, command=["bash", "-c", script])
-    assert guard.stdout is not None
-    while "trying again" not in guard.stdout.readline():
-        assert guard.poll() is None
+    script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
+    guard = start(
+        tmp_path, *BUDGET, "--sync-to", str(there), *HOOK, command=["bash", "-c", script],
+        program=guard_ahead(tmp_path),
+    )  # fmt: skip
+    wait_for_line(guard, "trying again")
     there.unlink()
     code, out = end(guard)
     assert code == 80 and (tmp_path / "hook").is_file(), out
@@ -132,11 +141,16 @@ def test_a_pull_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Session(settings(*price)).start_meter()
 
 
-def test_a_stop_command_that_hangs_has_failed(tmp_path: Path) -> None:
-    command = f"sleep 600 & echo $! > '{tmp_path}/child'; wait"
-    assert run_hook(command, {}, limit_s=20.0) == TIMED_OUT
-    child = int((tmp_path / "child").read_text())
-    wait_for(lambda: _is_gone(child), said="what the stop command started goes on")
+def is_alone(folder: Path) -> bool:
+    return all(process.pid == os.getpid() for process in running_in(folder))
+
+
+def test_a_stop_command_that_hangs_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_hook("sleep 600 & wait", {}, limit_s=1.0) == TIMED_OUT
+    wait_for(lambda: is_alone(tmp_path), said="what the stop command started goes on")
 
 
 def test_a_signal_ends_the_tries_of_the_stop_command(tmp_path: Path) -> None:
@@ -146,17 +160,42 @@ def test_a_signal_ends_the_tries_of_the_stop_command(tmp_path: Path) -> None:
     assert (tmp_path / "tries").read_text() == "x\n"
 
 
-def test_no_notice_command_leaves_children_behind(tmp_path: Path) -> None:
-    child = tmp_path / "child"
-    notice = Notice(f"sleep 600 & echo $! > '{child}.new'; mv '{child}.new' '{child}'; wait")
+def test_no_notice_command_leaves_children_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notice = Notice("sleep 600 & wait")
     notice.poll()
-    wait_for(child.is_file, said="the notice command did not start")
+    wait_for(lambda: len(running_in(tmp_path)) > 2, said="the notice command did not start")
     notice.close()
-    wait_for(lambda: _is_gone(int(child.read_text())), said="its child goes on")
+    wait_for(lambda: is_alone(tmp_path), said="its child goes on")
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def job_options(text: str) -> list[str]:
+    words = shlex.split(guard_command(text, "an expert"))
+    assert words[0] == "python" and words[-1] == "--"
+    return words[2:-1]
+
+
+def test_each_experts_copies_have_a_place_of_their_own() -> None:
+    assert job_options("--push s3://b/c/ --push-minutes 5 --sync-to=/a/b --max-usd 2") == [
+        *("--push", "s3://b/c/an expert", "--push-minutes", "5"),
+        *("--sync-to=/a/b/an expert", "--max-usd", "2"),
+    ]
+    assert job_options("--sync-t 'a b' --push=c") == [
+        "--sync-t",
+        "a b/an expert",
+        "--push=c/an expert",
+    ]
+    assert guard_command("", "an expert") == ""
+
+
+@pytest.mark.parametrize("text", ["--on-finish stop", "--push a --on-finish=stop", "--on-fin stop"])
+def test_nothing_stops_the_machine_before_the_outcome_is_packed(text: str) -> None:
+    with pytest.raises(ConfigError, match="--on-finish would stop the machine before the outcome"):
+        guard_command(text, "e")
+
+
+def test_an_open_quote_ends_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="is no shell text"):
+        guard_command("--push 'a", "e")

@@ -6,19 +6,19 @@ import signal
 from pathlib import Path
 
 import pytest
-from guarded import end, record, run, start, start_trainer
-from stores import KINDS, Place, object_storage, place, remote_shell
+from guarded import end, record, run, start, start_trainer, wait_for_line
+from stores import Place, every_kind, remote_shell
 
 from expertflow.rental.guard.session import N_HOOKS
 
-__all__ = ["object_storage", "place"]
-
 HOOK = ("--disk-stays", "--on-finish", 'echo "$EXPERTFLOW_OUTCOME $EXPERTFLOW_USD" > hook')
 WORK = ["bash", "-c", "mkdir -p results/sums; echo trained > results/sums/report.json"]
+# The place takes files when the run begins and is gone when it ends.
+GONE = ["bash", "-c", "mkdir results; echo x > results/x; rm -r there; touch there"]
 ONCE = ("--sync-retries", "0")
 
 
-@pytest.mark.parametrize("place", KINDS, indirect=True)
+@every_kind
 def test_results_are_verified_before_the_machine_is_stopped(place: Place, tmp_path: Path) -> None:
     price = ("--usd-per-hour", "2.49")
     code, out = run(tmp_path, *price, "--sync-to", place.destination, *HOOK, command=WORK)
@@ -44,10 +44,7 @@ def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
 
 
 def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    # The place takes files when the run begins and is gone when it ends.
-    work = ["bash", "-c", f"mkdir results; echo x > results/x; rm -r '{there}'; touch '{there}'"]
-    code, out = run(tmp_path, "--sync-to", str(there), *ONCE, *HOOK, command=work)
+    code, out = run(tmp_path, "--sync-to", "there", *ONCE, *HOOK, command=GONE)
     assert code == 84, out
     assert not (tmp_path / "hook").exists()
     assert "NOT SYNCED" in out
@@ -58,11 +55,8 @@ def test_a_failed_sync_keeps_the_machine(tmp_path: Path) -> None:
 
 def test_a_sync_is_tried_again(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    work = ["bash", "-c", f"mkdir results; echo x > results/x; rm -r '{there}'; touch '{there}'"]
-    guard = start(tmp_path, "--sync-to", str(there), "--sync-retries", "3", *HOOK, command=work)
-    assert guard.stdout is not None
-    while "trying again" not in guard.stdout.readline():
-        assert guard.poll() is None
+    guard = start(tmp_path, "--sync-to", "there", "--sync-retries", "3", *HOOK, command=GONE)
+    wait_for_line(guard, "trying again")
     there.unlink()
     code, out = end(guard)
     assert code == 0, out
@@ -98,9 +92,6 @@ def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_pat
 
 
 def test_stopping_without_a_copy_has_to_be_asked_for(tmp_path: Path) -> None:
-    code, out = run(tmp_path, *HOOK, command=["touch", "worked"])
-    assert code == 1 and "--without-sync" in out
-    assert not (tmp_path / "worked").exists()
     code, out = run(tmp_path, *HOOK, "--without-sync", command=["true"])
     assert code == 0 and (tmp_path / "hook").is_file(), out
 
@@ -119,8 +110,7 @@ def test_a_run_that_was_stopped_by_hand_keeps_its_machine(tmp_path: Path) -> Non
 
 def test_a_stop_command_that_fails_is_told_loudly(tmp_path: Path) -> None:
     hook = ("--on-finish", "echo x >> tries; exit 9", "--without-sync")
-    guard = start(tmp_path, *hook, command=["true"], env={"EXPERTFLOW_TEST": ""})
-    code, out = end(guard)
+    code, out = run(tmp_path, *hook, command=["true"])
     assert code == 85 and "NOT STOPPED" in out, out
     assert (tmp_path / "tries").read_text() == "x\n" * N_HOOKS
     assert record(tmp_path)["on_finish"] == "failed 3 times, exit code 9"

@@ -1,26 +1,16 @@
 """Whatever tells a guarded run to stop, its trainer saves, and nothing of it is left running."""
 
 import os
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from guarded import (
-    end,
-    n_starts,
-    record,
-    run,
-    start_trainer,
-    trainer,
-    wait_for,
-    write_trainer,
-)
-from support import SCRIPTS
+from guarded import end, n_starts, record, run, start_trainer, trainer, wait_for_line
+from support import SCRIPTS, patched_script, running_in, wait_for
 
 from expertflow.rental.guard import session as guard_session
 
@@ -50,22 +40,10 @@ rule after:
 
 
 def snakemake(folder: Path, *, save_s: float) -> list[str]:
-    words = " ".join(f"'{word}'" for word in trainer(folder, save_s=save_s))
+    words = shlex.join(trainer(folder, save_s=save_s))
     (folder / "Snakefile").write_text(SNAKEFILE.format(trainer=words))
     program = str(Path(sys.executable).with_name("snakemake"))
     return [program, "--cores", "2", "--scheduler", "greedy", "--quiet", "all"]
-
-
-def left_running(folder: Path) -> list[str]:
-    """List what still runs in a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -77,64 +55,44 @@ def test_a_signal_reaches_the_trainer(tmp_path: Path, number: signal.Signals) ->
     # It saved, its pipe of logs did not end before it, and no retry began.
     assert (tmp_path / "saved.txt").is_file()
     assert n_starts(tmp_path) == 1
-    assert left_running(tmp_path) == []
+    assert running_in(tmp_path) == []
     assert record(tmp_path)["signals"] == [number.name]
     assert not list(tmp_path.glob(".snakemake/locks/*"))
 
 
 def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    words = " ".join(f"'{word}'" for word in trainer(tmp_path))
-    script.write_text(f"{words}\necho went on >> went_on.txt\nsleep 60\n")
+    script.write_text(f"{shlex.join(trainer(tmp_path))}\necho went on >> went_on.txt\nsleep 60\n")
     guard = start_trainer(tmp_path, command=["bash", str(script)])
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out
     assert (tmp_path / "saved.txt").is_file()
     assert not (tmp_path / "went_on.txt").exists()
-    assert left_running(tmp_path) == []
-
-
-def wait_for_stop(guard: "subprocess.Popen[str]") -> None:
-    assert guard.stdout is not None
-    while "stopping" not in guard.stdout.readline():
-        assert guard.poll() is None
+    assert running_in(tmp_path) == []
 
 
 def test_a_signal_that_is_repeated_kills(tmp_path: Path) -> None:
     guard = start_trainer(tmp_path, command=trainer(tmp_path, save_s=600))
     guard.terminate()
-    wait_for_stop(guard)
+    wait_for_line(guard, "stopping")
     time.sleep(guard_session.ECHO_S)
     guard.terminate()
     code, out = end(guard)
     assert code == 143, out
     assert record(tmp_path)["exit_code"] == 137
-    assert left_running(tmp_path) == []
-
-
-# A guard that has a minute for what is one signal, so that a busy machine is not too slow for it.
-PATIENT = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, {scripts!r})
-from expertflow.rental.guard import session as guard_session
-
-guard_session.ECHO_S = 60.0
-sys.argv[0] = {program!r}
-exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"))
-"""
+    assert running_in(tmp_path) == []
 
 
 def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
-    program = tmp_path / "patient.py"
-    program.write_text(PATIENT.format(scripts=str(SCRIPTS), program=str(SCRIPTS / "guard_run.py")))
+    # A busy machine is not too slow for two that come within a minute.
+    patient = "from expertflow.rental.guard import session\nsession.ECHO_S = 60.0"
+    program = patched_script(tmp_path, "guard_run", patient)
     hold = tmp_path / "hold"
     hold.touch()
     guard = start_trainer(tmp_path, command=trainer(tmp_path), program=program)
     guard.send_signal(signal.SIGHUP)
-    wait_for_stop(guard)
+    wait_for_line(guard, "stopping")
     guard.send_signal(signal.SIGHUP)
     hold.unlink()
     code, out = end(guard)
@@ -150,7 +108,7 @@ def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) ->
         command=trainer(tmp_path),
     )  # fmt: skip
     (tmp_path / "notice").touch()
-    wait_for_stop(guard)
+    wait_for_line(guard, "stopping")
     guard.terminate()
     hold.unlink()
     code, out = end(guard)
@@ -178,7 +136,7 @@ def test_the_grace_ends_with_a_kill(
     assert code == expected, out
     assert record(tmp_path)["exit_code"] == 137
     assert not (tmp_path / "saved.txt").exists()
-    assert left_running(tmp_path) == []
+    assert running_in(tmp_path) == []
 
 
 def test_a_notice_stops_at_once(tmp_path: Path) -> None:
@@ -197,18 +155,18 @@ def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
     guard = start_trainer(tmp_path, command=snakemake(tmp_path, save_s=2.0))
     guard.kill()
     guard.wait()
-    wait_for(lambda: not left_running(tmp_path), said="something went on without its guard")
+    wait_for(lambda: not running_in(tmp_path), said="something went on without its guard")
     assert (tmp_path / "saved.txt").is_file()
     assert n_starts(tmp_path) == 1
 
 
 def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
-    program = write_trainer(tmp_path)
-    line = f"'{sys.executable}' '{program}' 0.2 100000 & while [ ! -e starts.txt ]; do :; done"
+    work = shlex.join(trainer(tmp_path, save_s=0.2))
+    line = f"{work} & while [ ! -e starts.txt ]; do sleep 0.01; done"
     code, out = run(tmp_path, command=["bash", "-c", line])
     assert code == 0, out
     assert (tmp_path / "saved.txt").is_file()
-    assert left_running(tmp_path) == []
+    assert running_in(tmp_path) == []
 
 
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:

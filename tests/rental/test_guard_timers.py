@@ -1,11 +1,17 @@
 """Timers stop what costs money for nothing, and leave alone what works or cannot be judged."""
 
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from guarded import end, record, run, start, start_trainer, trainer
-from support import ROOT
+from guarded import end, record, run, start_trainer, trainer
+from support import ROOT, wait_for
+
+from expertflow.core.process import kill_group
+from expertflow.rental.guard import timers
 
 sys.path.append(str(ROOT / "tests" / "hardware"))
 
@@ -36,13 +42,13 @@ def test_idle_cards_end_a_run(library: Path, tmp_path: Path) -> None:
 
 def test_one_busy_card_of_several_is_enough(library: Path, tmp_path: Path) -> None:
     env = driver(library, tmp_path, utilization=0, count=2, **{"1__utilization": 90})
-    code, out = run(tmp_path, *SHORT, command=trainer(tmp_path, n_steps=300), **env)
+    code, out = run(tmp_path, *SHORT, command=trainer(tmp_path, n_steps=300), env=env)
     assert code == 0, out
 
 
 def test_no_card_no_timer_and_it_is_said(tmp_path: Path) -> None:
-    work = trainer(tmp_path, n_steps=200)
-    code, out = run(tmp_path, *SHORT, command=work, NVML_SCENARIO="", LD_LIBRARY_PATH="")
+    env = {"NVML_SCENARIO": "", "LD_LIBRARY_PATH": ""}
+    code, out = run(tmp_path, *SHORT, command=["true"], env=env)
     if "idle timer on" in out:
         pytest.skip("there is a card here")
     assert code == 0 and "idle timer off: no NVIDIA driver" in out
@@ -51,52 +57,57 @@ def test_no_card_no_timer_and_it_is_said(tmp_path: Path) -> None:
 
 def test_the_idle_timer_can_be_turned_off(library: Path, tmp_path: Path) -> None:
     env = driver(library, tmp_path, utilization=0)
-    command = trainer(tmp_path, n_steps=200)
-    code, out = run(tmp_path, "--idle-minutes", "0", command=command, **env)
+    code, out = run(tmp_path, "--idle-minutes", "0", command=["true"], env=env)
     assert code == 0 and "idle timer off: --idle-minutes 0" in out
 
 
 def test_a_card_that_does_not_tell_is_not_judged(library: Path, tmp_path: Path) -> None:
     env = driver(library, tmp_path, fail__utilization=3)
-    code, out = run(tmp_path, *SHORT, command=trainer(tmp_path, n_steps=300), **env)
+    code, out = run(tmp_path, *SHORT, command=trainer(tmp_path, n_steps=300), env=env)
     assert code == 0 and "stopped telling" in out
 
 
-WATCHER = """
-import time
-from pathlib import Path
-
-folder = Path("state/a/b")
-folder.mkdir(parents=True)
-while True:
-    with (folder / "gpu.jsonl").open("a") as stream:
-        stream.write("{}")
-    time.sleep(0.5)
-"""
-
-
 def test_a_standstill_ends_a_run(tmp_path: Path) -> None:
-    # A monitor's readings are no sign of life.
-    command = [sys.executable, "-c", WATCHER]
-    guard = start(tmp_path, "--stalled-minutes", "0.05", command=command)
-    code, out = end(guard)
+    code, out = run(tmp_path, "--stalled-minutes", "0.05", command=["sleep", "3600"])
     assert code == 82, out
     assert record(tmp_path)["outcome"] == "stalled"
 
 
-# Twice as long as a standstill may last; a full disk's queue may hold a file up for seconds.
 @pytest.mark.parametrize(
-    ("minutes", "work"),
+    ("written", "work", "is_alive"),
     [
-        ("0.1", "for i in $(seq 24); do sleep 0.5; echo >> results/steps.jsonl; done"),
-        ("0.05", "end=$((SECONDS + 6)); while [ $SECONDS -lt $end ]; do :; done"),
+        ("steps.jsonl", "sleep 3600", True),
+        ("", "while :; do :; done", True),
+        # A monitor's readings are no sign of life.
+        ("gpu.jsonl", "sleep 3600", False),
     ],
-    ids=["files", "processors"],
+    ids=["files", "processors", "watched"],
 )
-def test_work_is_no_standstill(tmp_path: Path, minutes: str, work: str) -> None:
-    (tmp_path / "results").mkdir()
-    code, out = run(tmp_path, "--stalled-minutes", minutes, command=["bash", "-c", work])
-    assert code == 0, out
+def test_work_is_no_standstill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, work: str, is_alive: bool
+) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    process = subprocess.Popen(["bash", "-c", f"({work}) & wait"], start_new_session=True)
+    timer = timers.Stalled(minutes=0.1, folders=[tmp_path], pid=process.pid)
+
+    def used_s() -> float:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return sum(child.cpu_times().user for child in children)
+
+    try:
+        found = []
+        for look in range(30):
+            clock.now_s += 0.5
+            before_s = used_s()
+            if written:
+                (tmp_path / written).write_text(" " * look)
+            else:
+                wait_for(lambda before_s=before_s: used_s() > before_s + 0.02)
+            found.append(timer.poll())
+    finally:
+        kill_group(process)
+    assert any(found) is not is_alive
 
 
 def test_a_command_that_asks_for_notices_may_hang(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stores import KINDS, Place, object_storage, place
+from stores import Place, every_kind, local
 
 from expertflow.core.files import sha256_directory
 from expertflow.rental.sync import states
@@ -18,14 +18,11 @@ from expertflow.rental.sync.states import pull_states, push_state, states_below
 from expertflow.rental.sync.store import Store, SyncFailed, files_below
 from expertflow.train.saved import checkpoint_files
 
-__all__ = ["object_storage", "place"]
-
 KEY = "state/sums/abc"
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Give a state with logs and no checkpoint yet."""
     path = tmp_path / "here" / "sums" / "abc"
     (path / "checkpoints").mkdir(parents=True)
     for name in ("steps.jsonl", "plan.json", "lock", ".steps.jsonl.7.partial"):
@@ -58,11 +55,20 @@ def push(state: Path, store: Store) -> object:
     return push_state(state, store, state.parents[1] / ".guard" / "hold")
 
 
-class Failing:
-    """A store that breaks when a manifest is due."""
+def push_steps(state: Path, place: Place, *steps: int) -> Store:
+    """Save and push after some steps, as a run does."""
+    store = place.open()
+    for step in steps:
+        save(state, step)
+        push(state, store)
+    return store
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+
+class Broken:
+    """A store whose line breaks at manifests that are sent, and at so many files to fetch."""
+
+    def __init__(self, store: Store, n_failures: int = 0) -> None:
+        self._store, self.n_left = store, n_failures
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -72,25 +78,11 @@ class Failing:
             raise SyncFailed("the line is dead")
         return self._store.send(folder, key, names)
 
-
-class Flaky:
-    """A store whose line breaks when files are fetched, a number of times."""
-
-    def __init__(self, store: Store, n_failures: int) -> None:
-        self._store, self.n_left = store, n_failures
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
     def fetch(self, key: str, folder: Path) -> None:
         if self.n_left:
             self.n_left -= 1
             raise SyncFailed("the line is dead")
         self._store.fetch(key, folder)
-
-
-every_kind = pytest.mark.parametrize("place", KINDS, indirect=True)
-local = pytest.mark.parametrize("place", ["local"], indirect=True)
 
 
 @every_kind
@@ -129,10 +121,7 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
 
 @every_kind
 def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    for step in (20, 40):
-        save(state, step)
-        push(state, store)
+    store = push_steps(state, place, 20, 40)
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
     place.write(file, place.read(file)[:-1] + b"x")
     (said,) = pull_states(tmp_path / "fresh", store)
@@ -147,12 +136,10 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
 
 @every_kind
 def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     save(state, 40)
     with pytest.raises(SyncFailed, match="the line is dead"):
-        push(state, Failing(store))  # type: ignore[arg-type]
+        push(state, Broken(store))  # type: ignore[arg-type]
     assert not (tmp_path / "here" / ".guard" / "hold" / "files").exists()
     (said,) = pull_states(tmp_path / "fresh", store)
     assert "step-00000020 pulled" in said
@@ -185,9 +172,7 @@ def test_a_pruned_checkpoint_gives_way(
 
 @local
 def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     pull_states(tmp_path / "fresh", store)
     finish(state)
     push(state, store)
@@ -206,12 +191,10 @@ def test_states_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
 
 @local
 def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     save(state, 40)
 
-    class Emptying(Failing):
+    class Emptying(Broken):
         def send(self, folder: Path, key: str, names: list[str]) -> object:
             sent = store.send(folder, key, names)
             shutil.rmtree(folder, ignore_errors=not names[0].endswith(".json"))
@@ -225,9 +208,7 @@ def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path
 
 @local
 def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_path: Path) -> None:
-    store, hold = place.open(), tmp_path / "hold"
-    save(state, 20)
-    push(state, store)
+    store, hold = push_steps(state, place, 20), tmp_path / "hold"
     file = f"{KEY}/step-00000020/checkpoints/step-00000020/{checkpoint_files.WEIGHTS}"
     good = place.read(file)
     place.write(file, bytes(len(good)))
@@ -238,9 +219,7 @@ def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_
 
 @local
 def test_what_is_further_here_stays(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     save(state, 40)
     assert pull_states(tmp_path / "here", store) == []
     newest = checkpoint_files.newest(state)
@@ -249,9 +228,7 @@ def test_what_is_further_here_stays(place: Place, state: Path, tmp_path: Path) -
 
 @local
 def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     busy = tmp_path / "fresh" / "sums" / "abc"
     busy.mkdir(parents=True)
     with (busy / "lock").open("w") as stream:
@@ -263,10 +240,7 @@ def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path)
 
 @local
 def test_a_manifest_that_is_none_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
-    store = place.open()
-    for step in (20, 40):
-        save(state, step)
-        push(state, store)
+    store = push_steps(state, place, 20, 40)
     place.write(f"{KEY}/step-00000040.json", b"{")
     (said,) = pull_states(tmp_path / "fresh", store)
     assert "step-00000020 pulled" in said
@@ -276,9 +250,7 @@ def test_a_manifest_that_is_none_gives_way(place: Place, state: Path, tmp_path: 
 def test_a_store_cannot_write_outside_the_state(
     place: Place, state: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     text = place.read(f"{KEY}/step-00000020.json").replace(b'"steps.jsonl"', b'"../steps.jsonl"')
     place.write(f"{KEY}/step-00000020.json", text)
     with caplog.at_level(logging.WARNING), pytest.raises(SyncFailed, match=r"damaged.*--no-pull"):
@@ -289,23 +261,18 @@ def test_a_store_cannot_write_outside_the_state(
 
 @local
 def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Path) -> None:
-    store, fresh = place.open(), tmp_path / "fresh"
-    for step in (20, 40):
-        save(state, step)
-        push(state, store)
+    store, fresh = push_steps(state, place, 20, 40), tmp_path / "fresh"
     waits: list[float] = []
     with pytest.raises(SyncFailed, match="the line is dead"):
-        pull_states(fresh, Flaky(store, 99), wait=waits.append)  # type: ignore[arg-type]
+        pull_states(fresh, Broken(store, 99), wait=waits.append)  # type: ignore[arg-type]
     assert waits == [5.0, 10.0, 20.0] and not (fresh / "sums" / "abc").exists()
-    (said,) = pull_states(fresh, Flaky(store, 2), wait=waits.append)  # type: ignore[arg-type]
+    (said,) = pull_states(fresh, Broken(store, 2), wait=waits.append)  # type: ignore[arg-type]
     assert "step-00000040 pulled" in said
 
 
 @local
 def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state: Path) -> None:
-    store = place.open()
-    save(state, 20)
-    push(state, store)
+    store = push_steps(state, place, 20)
     weights = state / "checkpoints" / "step-00000020" / checkpoint_files.WEIGHTS
     good = weights.read_bytes()
     weights.write_bytes(bytes(len(good)))

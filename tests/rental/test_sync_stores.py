@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded import wait_for
-from stores import KINDS, Place, object_storage, place
-from support import SCRIPTS
+from stores import Place, every_kind, rsync, s3
+from support import SCRIPTS, wait_for
 
 from expertflow.core.errors import ConfigError
 from expertflow.rental.sync.store import (
@@ -24,10 +23,6 @@ from expertflow.rental.sync.store import (
     without_secrets,
 )
 from expertflow.rental.sync.stores import S3Store, open_store
-
-__all__ = ["object_storage", "place"]
-
-every_kind = pytest.mark.parametrize("place", KINDS, indirect=True)
 
 
 @pytest.fixture
@@ -138,7 +133,7 @@ def test_places_that_take_nothing_are_told(tmp_path: Path, folder: Path) -> None
             remote.send(folder, "k", ["a.json"])
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@s3
 def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
     # The least size of a part that storage takes.
     store = S3Store(place.destination, threading.Event(), part_bytes=5 << 20)
@@ -152,7 +147,7 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
     assert place.read("k/big") == content
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@s3
 def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path) -> None:
     store = S3Store(place.destination, threading.Event())
     head = store._client.head_object
@@ -241,7 +236,7 @@ def test_an_unreadable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPa
     assert files_below(folder, only_a_look=True) == ["a.json"]
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@s3
 def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, folder: Path) -> None:
     from botocore.exceptions import ReadTimeoutError
 
@@ -272,7 +267,7 @@ def test_rsync_may_hash_in_silence(
     assert (tmp_path / "said").read_text() == "--timeout=3060\n" * 2
 
 
-@pytest.mark.parametrize("place", ["rsync"], indirect=True)
+@rsync
 def test_a_small_file_that_changes_within_a_second_is_sent(place: Place, folder: Path) -> None:
     store = place.open()
     for content in (b"{}", b"[]"):
@@ -282,7 +277,7 @@ def test_a_small_file_that_changes_within_a_second_is_sent(place: Place, folder:
     assert place.read("k/a.json") == b"[]"
 
 
-@pytest.mark.parametrize("place", ["rsync"], indirect=True)
+@rsync
 def test_a_greeting_of_the_other_side_hides_nothing(place: Place, tmp_path: Path) -> None:
     shell = tmp_path / "shell"
     shell.write_text(shell.read_text().replace("shift\n", "shift\necho {1..400} >&2\n"))

@@ -9,7 +9,6 @@ from expertflow.staging.store import open_store
 
 
 def make_rows(folder: Path, *, n_bytes: int = 3000, fill: bytes = b"x") -> Content:
-    """Write two splits of rows, the second one tiny."""
     for split, n in (("train", n_bytes), ("held_out", 10)):
         (folder / split).mkdir(parents=True)
         (folder / split / "data-00000-of-00001.arrow").write_bytes(fill * n)
@@ -40,7 +39,6 @@ def make_store(folder: Path) -> Path:
 
 
 def store_at(folder: Path) -> Path:
-    """Return the folder of this user's store, made or not."""
     return folder / f"expertflow-{os.geteuid()}"
 
 

@@ -6,13 +6,13 @@ import logging
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_content import is_copy, make_model, make_rows, model_content, store_at
+from support import wait_for
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError
 from expertflow.hardware import disk
@@ -63,17 +63,6 @@ def test_training_finds_copied_rows_and_weights(
         assert is_copy(model, places.weights)
 
 
-def test_by_itself_a_local_source_is_left_alone(rows: Content, model: Content) -> None:
-    if disk.file_system(rows.source) not in ensure.LOCAL:
-        pytest.skip("this test runs on no local disk")
-    record = plan(rows, model, StageSpec())
-    assert {record.rows.action, record.weights.action} == {"read_in_place"}
-    assert "local disk already" in record.rows.reason
-    assert not record.rows.is_fallback
-    with staged(record) as places:
-        assert (places.rows, places.weights) == (rows.source, model.source)
-
-
 def test_what_fits_into_memory_is_read_beforehand_by_training(
     rows: Content, model: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,9 +75,7 @@ def test_what_fits_into_memory_is_read_beforehand_by_training(
     with staged(record) as places:
         assert places.rows == rows.source
     # It is read beside what goes on.
-    deadline_s = time.monotonic() + 60
-    while len(read) < 2 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_for(lambda: len(read) == 2)
     assert sorted(map(len, read)) == [len(model.sizes), len(rows.sizes)]
 
 

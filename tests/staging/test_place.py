@@ -60,7 +60,6 @@ def rows(tmp_path: Path) -> Content:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
-    """Give a machine that has the rows on NFS, and no memory to spare."""
     found = Machine(monkeypatch)
     found.file_systems[rows.source] = "nfs4"
     return found

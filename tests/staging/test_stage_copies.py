@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,8 +167,8 @@ def test_a_copy_is_read_from_the_disk(
     assert seen
 
 
-def note_whether_new(content: Content, root: Path, start: float, notes: Path) -> None:
-    time.sleep(max(0.0, start - time.time()))
+def note_whether_new(content: Content, root: Path, start: Any, notes: Path) -> None:
+    start.wait()
     held = ensure_staged(content, root)
     (notes / f"{os.getpid()}").write_text("found" if held.seconds is None else "made")
     assert is_copy(content, held.folder)
@@ -182,7 +181,7 @@ def test_one_of_many_processes_copies(tmp_path: Path, root: Path, *, is_damaged:
     if is_damaged:
         assert is_new(content, root)
         flip_a_bit(root / content.key / "files" / ROWS)
-    arguments = (content, root, time.time() + 0.5, notes)
+    arguments = (content, root, FORK.Barrier(8), notes)
     processes = [FORK.Process(target=note_whether_new, args=arguments) for _ in range(8)]
     for process in processes:
         process.start()

@@ -29,7 +29,7 @@ def variant(name: str, **changes: Any) -> Variant:
 
 
 def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> VariantRecord:
-    """Give a variant that had some ratios to a plan of so many tokens a second."""
+    """Return a variant with some ratios to a plan of so many tokens a second."""
     settings: dict[str, Any] = {
         "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
         "hardware": "cpu", "device": "cpu", "gpu_name": None, "plan_sha256": "p",
@@ -43,7 +43,6 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
 
 
 def plain(name: str, reason: str = "nothing would change") -> VariantRecord:
-    """Give a variant that is the plan."""
     return measured(name, outcome="is the plan", reason=reason, **NO_RATIO)
 
 

@@ -9,14 +9,13 @@ from expertflow.plan.records import TrainPlan
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a tiny run with an adapter, of 8 steps."""
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_run(folder, lora=LORA, n_steps=8)
     return folder
 
 
 @pytest.fixture(scope="session")
-def full_plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
     folder = tmp_path_factory.mktemp("full")
     write_tiny_run(folder)
     return read_record(TrainPlan, folder / "plan.json")

@@ -19,11 +19,6 @@ from expertflow.studies.variants import NotMeasurableError
 from expertflow.train.trial import TrialResult
 
 
-@pytest.fixture
-def base(full_plan: TrainPlan) -> TrainPlan:
-    return full_plan
-
-
 def result(losses: list[float], *, tokens_per_step: float = 100, n_warmup: int = 2) -> TrialResult:
     n = len(losses) - n_warmup
     return TrialResult(
@@ -109,11 +104,8 @@ def test_saves_come_by_steps_or_by_time(base: TrainPlan) -> None:
 
 def staged(source: Path, target: Path | None) -> Staged:
     return Staged(
-        kind="rows", key="k", source=str(source), reason="it is on a local disk",
-        action="copied" if target else "read_in_place", is_fallback=False,
-        target=None if target is None else str(target), n_files=1, n_bytes=1, n_bytes_copied=None,
-        copy_bytes_per_s=None, source_file_system=None, source_read_bytes_per_s=None,
-        source_read_method="", target_read_bytes_per_s=None, target_read_method="",
+        kind="rows", key="k", source=str(source), reason="it is on a local disk", n_files=1,
+        n_bytes=1, target=None if target is None else str(target),
     )  # fmt: skip
 
 

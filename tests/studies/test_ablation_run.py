@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SCRIPTS, write_tiny_run
+from support import PATIENCE_S, SCRIPTS, run_script, tiny_inputs, wait_for, write_tiny_run
 
 from expertflow.core.records import read_record, to_json
 from expertflow.studies.records import AblationRecord, VariantRecord
@@ -25,12 +24,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(folder: Path, spec: dict[str, Any], name: str) -> list[str]:
-    words = [sys.executable, str(SCRIPTS / "ablate_variant.py"), "--code", "c"]
-    words += ["--spec", json.dumps(spec), "--rows", str(folder / "packed")]
-    for record in ("plan", "packing", "model"):
-        words += [f"--{record}", str(folder / f"{record}.json")]
-    return [*words, "--scratch", str(folder / f".{name}"), "--output", str(folder / f"{name}.json")]
+def words(folder: Path, spec: dict[str, Any], name: str) -> list[object]:
+    given = ["--spec", json.dumps(spec), *tiny_inputs(folder, "plan", "packing", "model")]
+    return [*given, "--scratch", folder / f".{name}", "--output", folder / f"{name}.json"]
 
 
 def spec_of(name: str, **changes: Any) -> dict[str, Any]:
@@ -39,8 +35,7 @@ def spec_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def measured(folder: Path, name: str, **changes: Any) -> VariantRecord:
-    words = command(folder, spec_of(name, **changes), name)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+    done = run_script("ablate_variant", *words(folder, spec_of(name, **changes), name))
     assert done.returncode == 0, done.stderr
     assert not (folder / f".{name}").exists()
     return read_record(VariantRecord, folder / f"{name}.json")
@@ -69,12 +64,11 @@ def joined(folder: Path, *records: VariantRecord) -> AblationRecord:
     claim = {"claim": "c", "by": "A", "said": "s", "of": "plan", "to": "loose"}
     variants = [to_json(record.variant) for record in records]
     spec = {"preset": "demo", "variants": variants, "claims": [claim], **SHORT}
-    words = [sys.executable, str(SCRIPTS / "ablate_expert.py"), "--code", "c"]
-    words += ["--spec", json.dumps(spec), "--plan", str(folder / "plan.json")]
-    words += ["--model", str(folder / "model.json"), "--variants"]
-    words += [str(folder / f"{record.variant.name}.json") for record in records]
-    words += ["--json", str(folder / "ablation.json"), "--html", str(folder / "ablation.html")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    given = ["--spec", json.dumps(spec), "--plan", folder / "plan.json"]
+    given += ["--model", folder / "model.json", "--json", folder / "ablation.json"]
+    given += ["--html", folder / "ablation.html", "--variants"]
+    given += [folder / f"{record.variant.name}.json" for record in records]
+    done = run_script("ablate_expert", *given)
     assert done.returncode == 0, done.stderr
     assert "<html" in (folder / "ablation.html").read_text()
     assert (folder / ".ablation.json.fingerprint").is_file()
@@ -91,14 +85,12 @@ def test_what_only_a_trial_finds_out_is_not_measurable(tiny: Path) -> None:
 def test_a_signal_ends_it_and_leaves_nothing(tiny: Path) -> None:
     spec = {**spec_of("stopped", rows="unpacked"), "n_timed_steps": 10**6, "max_timed_s": 1e6}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, SCRIPTS / "ablate_variant.py", *words(tiny, spec, "stopped")]
     process = subprocess.Popen(
-        command(tiny, spec, "stopped"), stderr=subprocess.PIPE, text=True, env=environment
+        [*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment
     )
-    deadline = time.monotonic() + 300
-    while not (tiny / ".stopped" / "trial").exists() and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_for((tiny / ".stopped" / "trial").exists, during=process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=180)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143 and "signal 15; this variant starts anew" in said
     assert not (tiny / ".stopped").exists() and not (tiny / "stopped.json").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support import LORA, SCRIPTS, plan_spec, write_tiny_run
+from support import LORA, SCRIPTS, plan_spec, run_script, tiny_inputs, write_tiny_run
 
 from expertflow.core.errors import HardwareError, TrainingError
 from expertflow.core.records import read_record, to_json
@@ -18,23 +18,15 @@ from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
 from expertflow.studies import calibrate as calibration
 from expertflow.studies import plan_expert
-from expertflow.studies.calibrate import (
-    CalibrationJob,
-    levels,
-    shorten_plan,
-    take_times,
-)
+from expertflow.studies.calibrate import CalibrationJob, levels, shorten_plan, take_times
 from expertflow.train.records import EvalPoint, SavePoint, StepRecord
 
 
 def calibrate(folder: Path, n_steps: int = 60, **changes: Any) -> subprocess.CompletedProcess[str]:
-    spec = plan_spec(method="lora", lora=LORA, max_steps=n_steps, **changes)
-    command = [sys.executable, str(SCRIPTS / "calibrate_expert.py"), "--expert", "tiny"]
-    command += ["--spec", json.dumps(to_json(spec)), "--code", "c"]
-    command += ["--packing", str(folder / "packing.json"), "--model", str(folder / "model.json")]
-    command += ["--rows", str(folder / "packed"), "--scratch", str(folder / ".calibration")]
-    command += ["--output", str(folder / "calibration.json")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA, max_steps=n_steps, **changes)))
+    words = ["--expert", "tiny", "--spec", spec, *tiny_inputs(folder, "packing", "model")]
+    words += ["--scratch", folder / ".calibration", "--output", folder / "calibration.json"]
+    return run_script("calibrate_expert", *words)
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +50,14 @@ def test_a_calibration_times_thirty_steps_and_leaves_nothing_else(calibrated: Pa
 
 
 def test_the_plan_goes_by_it(calibrated: Path) -> None:
-    from expertflow.plan.draft import PlanDraft
-    from expertflow.plan.resolve import plan_training
-    from expertflow.tokens.records import PackingRecord
-    from expertflow.train.records import ModelRecord
-
     made = read_record(Calibration, calibrated / "calibration.json")
-    model = read_record(ModelRecord, calibrated / "model.json")
-    draft = PlanDraft(
+    planned = plan_expert.plan_expert(
         expert="tiny",
         spec=plan_spec(method="lora", lora=LORA, max_steps=60, price_usd_per_hour=1.0),
-        packing=read_record(PackingRecord, calibrated / "packing.json"),
-        facts=model.facts,
-        n_params=model.n_parameters,
-        gpu=None,
+        packing=calibrated / "packing.json",
+        model=calibrated / "model.json",
+        calibration=calibrated / "calibration.json",
     )
-    planned = plan_training(draft, calibration=made)
     assert planned.cost.calibrated
     assert planned.cost.step_hours == pytest.approx(60 * made.step_s / 3600)
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
@@ -150,22 +134,17 @@ def test_the_parts_of_a_short_run_add_up_to_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"n_window_steps": 1, "planning_s": 3.0, "key": "k"}
     made = take_times(plan, record, steps([2.0 / 0.9, *[1.0] * 7]), n_warmup=2, **settings)
     assert made.n_timings == 6
-    assert on_a_card(plan, record, n_steps=8, n_warmup=2).n_timings == 2
-    short_epochs = replace(plan, n_steps_per_epoch=1)
-    assert on_a_card(short_epochs, record, n_steps=8, n_warmup=2).n_timings == 2
+    # On a card, each five steps share their time.
+    on_a_card = {**settings, "n_window_steps": 5}
+    for per_epoch in (plan.n_steps_per_epoch, 1):
+        epochs = replace(plan, n_steps_per_epoch=per_epoch)
+        timed = take_times(epochs, record, steps([1.0] * 8), n_warmup=2, **on_a_card)
+        assert timed.n_timings == 2
     assert (made.step_s, made.step_s_low, made.step_s_high) == (1.0, 1.0, 1.0)
     assert (made.eval_s, made.save_s) == (0.5, 0.25)
     assert made.startup_s == pytest.approx(5.0)
     with pytest.raises(TrainingError, match="too few to time"):
         take_times(plan, record, [], n_warmup=0, **settings)
-
-
-def on_a_card(plan: TrainPlan, record: Any, *, n_steps: int, n_warmup: int) -> Calibration:
-    """Time steps of which each five share their time."""
-    return take_times(
-        plan, record, steps([1.0] * n_steps), n_warmup=n_warmup, n_window_steps=5, planning_s=0.0,
-        key="k",
-    )  # fmt: skip
 
 
 def test_a_calibration_on_another_card_than_planned_is_refused(
@@ -186,9 +165,7 @@ def test_a_calibration_on_another_card_than_planned_is_refused(
     assert calibration.calibrate(job) is None
 
 
-def test_what_planning_and_training_import_is_imported_before(tmp_path: Path) -> None:
-    """By a process of its own, as this one has imported all of it."""
-    write_tiny_run(tmp_path, lora=LORA, n_steps=3)
+def test_what_planning_and_training_import_is_imported_before(calibrated: Path) -> None:
     spec = json.dumps(to_json(plan_spec(method="lora", lora=LORA)))
     code = (
         "import sys; from pathlib import Path; from expertflow.core import cli;"
@@ -197,6 +174,6 @@ def test_what_planning_and_training_import_is_imported_before(tmp_path: Path) ->
         " import_code(Path(sys.argv[1]), cli.spec_from_text(PlanSpec, sys.argv[2]));"
         " print('peft' in sys.modules, 'transformers.models.qwen3.modeling_qwen3' in sys.modules)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "model.json"), spec]
+    command = [sys.executable, "-c", code, str(calibrated / "model.json"), spec]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=SCRIPTS)
     assert done.stdout.split() == ["True", "True"], done.stderr

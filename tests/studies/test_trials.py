@@ -8,13 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support import SCRIPTS
+from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.records import read_record
@@ -198,15 +197,13 @@ def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None
         command = script_command(tmp_path, "stubborn", str(tmp_path))
         process = subprocess.Popen(command, stderr=said, env=ENVIRONMENT)
     for name in ("pid", "told"):
-        deadline = time.monotonic() + 300
-        while not (tmp_path / name).exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for((tmp_path / name).exists, during=process)
         process.send_signal(signal.SIGTERM)
-    process.wait(timeout=180)
+    process.wait(timeout=PATIENCE_S)
     child = int((tmp_path / "pid").read_text())
     try:
         assert "Interrupted: signal 15" in (tmp_path / "said").read_text()
-        assert not Path(f"/proc/{child}").exists()
+        assert not is_running(child)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)

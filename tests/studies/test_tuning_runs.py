@@ -1,13 +1,11 @@
 """Tuning as a whole: a real run on a CPU, its cache, and how best and default are compared."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LORA, SCRIPTS, plan_spec
+from support import LORA, plan_spec, run_script, tiny_inputs
 
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record, to_json, write_record
@@ -177,12 +175,10 @@ def test_a_model_that_is_shared_out_is_not_tuned(tiny: Path, tmp_path: Path) -> 
 
 def test_a_tiny_run_is_tuned_for_real(tiny: Path, tmp_path: Path) -> None:
     spec = plan_spec(**FREE)
-    command = [sys.executable, str(SCRIPTS / "tune_expert.py"), "--expert", "tiny"]
-    command += ["--spec", json.dumps(to_json(spec)), "--code", "c", "--max-seconds", "12"]
-    command += ["--packing", str(tiny / "packing.json"), "--model", str(tiny / "model.json")]
-    command += ["--rows", str(tiny / "packed"), "--scratch", str(tmp_path / ".tuning")]
-    command += ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "tuning.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    words = ["--expert", "tiny", "--spec", json.dumps(to_json(spec)), "--max-seconds", "12"]
+    words += [*tiny_inputs(tiny, "packing", "model"), "--scratch", tmp_path / ".tuning"]
+    words += ["--cache", tmp_path / "cache", "--output", tmp_path / "tuning.json"]
+    done = run_script("tune_expert", *words)
     assert done.returncode == 0, done.stderr
     made = read_record(TuningRecord, tmp_path / "tuning.json")
     ran = [trial for trial in made.trials if trial.outcome in ("measured", "given up")]

@@ -1,11 +1,9 @@
 """Two machines for a test: one that prepares and one that trains, each a folder of its own."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-from workflow_space import CODE, LIMIT_S, Workspace, copy_code
+from workflow_space import CODE, Workspace, copy_code
 
 GPU_WORK = {
     "stage_to_nvme",
@@ -18,13 +16,12 @@ BUNDLE = "results/tiny/bundle.tar"
 
 
 def make_bundle(cheap: Workspace) -> Path:
-    """Make the bundle on the machine that has the data."""
     cheap.run(BUNDLE)
     return cheap.root / BUNDLE
 
 
 def make_box(root: Path, like: Workspace) -> Workspace:
-    """Give a machine with the code and nothing else: no data, no manifest of this expert."""
+    """Make a machine with the code and nothing else: no data, no manifest of this expert."""
     root.mkdir(parents=True)
     for name in CODE:
         copy_code(like.root / name, root / name)
@@ -34,24 +31,12 @@ def make_box(root: Path, like: Workspace) -> Workspace:
 
 
 class Box(Workspace):
-    """A machine with a home of its own."""
-
-    def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return super().snakemake(*arguments, **{"HOME": str(self.root / "home"), **environment})
-
-    def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run a script in the box."""
-        return subprocess.run(
-            [sys.executable, f"workflow/scripts/{name}.py", *map(str, arguments)],
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "HOME": str(self.root / "home")},
-            timeout=LIMIT_S,
-        )
+    def _run(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        return super()._run(command, {"HOME": str(self.root / "home"), **environment})
 
     def open(self, bundle: Path, *arguments: object) -> None:
-        """Open a bundle in the box, which has to work."""
         done = self.script("open_bundle", bundle, *arguments)
         assert done.returncode == 0, done.stderr
 

@@ -24,7 +24,6 @@ FLOORS: dict[str, float | None] = {
 
 
 def check(expert: str, report: dict, floor: float | None) -> list[str]:
-    """List what is wrong with one report."""
     before, after = report["evaluation"]["before"], report["evaluation"]["after"]
     faults = []
     if expert != "small" and not after["held_out_loss"] < 0.8 * before["held_out_loss"]:
@@ -40,7 +39,6 @@ def check(expert: str, report: dict, floor: float | None) -> list[str]:
 
 
 def main() -> int:
-    """Check every expert of the configuration."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
     failed = 0
     print(f"{'expert':20} {'held-out loss':>17} {'score':>15}  wall s")

@@ -33,7 +33,6 @@ def run(folder: Path, number: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that is whole as soon as it is there."""
     part = path.with_suffix(".part")
     part.write_text(text)
     part.rename(path)
@@ -53,7 +52,6 @@ def cancel(folder: Path, *numbers: str) -> None:
 
 
 def kill(_: Path, *groups: str) -> None:
-    """Kill what is still there when the grace is over."""
     alive, end = [int(group) for group in groups], time.monotonic() + GRACE_S
     while alive and time.monotonic() < end:
         time.sleep(0.1)
@@ -62,7 +60,6 @@ def kill(_: Path, *groups: str) -> None:
 
 
 def signal_groups(groups: list[int], number: int) -> list[int]:
-    """Signal process groups; give those that are there."""
     there = []
     for group in groups:
         try:

@@ -6,38 +6,51 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-from workflow_space import SNAKEMAKE, Workspace, make_workspace, manifest
+from support import PATIENCE_S, running_in, wait_for
+from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, make_workspace, manifest
 
 TARGET = "results/tiny/training.json"
-# Long enough to be hit in its middle: a step takes milliseconds.
-N_STEPS = 300
-PATIENCE_S = 900
-RUN = "EXPERTFLOW_RUN"
+N_STEPS = 120
 
 
 def make_prepared(root: Path) -> Workspace:
     """Make a workspace in which all that comes before training is done."""
     space = make_workspace(root)
-    longer = manifest(max_steps=N_STEPS, save_steps=10, logging_steps=1)
-    space.write_manifest("tiny", longer)
+    let_trainings_rest(space)
+    space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=10, logging_steps=1))
     space.run("results/tiny/staging.json")
     return space
 
 
 class Run:
-    """A Snakemake in a process group of its own, as a terminal would start it."""
+    """A Snakemake in a process group of its own, as a terminal would start it.
 
-    def __init__(self, space: Workspace, target: str = TARGET, *, nohup: bool = False) -> None:
+    Its training rests from the first checkpoint after ``rest_from`` on until it is told to stop, or
+    to ``go_on``.
+    """
+
+    def __init__(
+        self,
+        space: Workspace,
+        target: str = TARGET,
+        *,
+        nohup: bool = False,
+        rest_from: int | None = 0,
+    ) -> None:
         self.space = space
         self.log = space.root / "run.log"
         self.seen = self.trainer()
+        self.go_on()
+        if rest_from is not None:
+            (space.root / f"rest-{rest_from}").touch()
+        # Heard although the tests may have been started with nohup.
+        hangup = signal.SIG_IGN if nohup else signal.SIG_DFL
         with self.log.open("a") as stream:
             self.process = subprocess.Popen(
                 [str(SNAKEMAKE), "--cores", "2", target],
@@ -45,11 +58,11 @@ class Run:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                preexec_fn=_ignore_hangup if nohup else _hear_hangup,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
             )
 
     def wait_for_training(self, n_checkpoints: int = 1) -> None:
-        """Wait until a trainer that was not there before has written a checkpoint and goes on."""
+        """Wait until a trainer that was not there before has written a checkpoint."""
         self.until(lambda: self.trainer() not in (None, self.seen))
         self.seen = self.trainer()
 
@@ -59,15 +72,18 @@ class Run:
         before = checkpoints()[-1:]
         self.until(lambda: len(checkpoints()) >= n_checkpoints and checkpoints()[-1:] != before)
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that happens while the run goes on."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.told()
-            time.sleep(0.005)
+    def until(self, condition: Callable[[], object]) -> None:
+        try:
+            wait_for(condition, during=self.process)
+        except AssertionError:
+            raise AssertionError(self.told()) from None
+
+    def go_on(self) -> None:
+        for path in self.space.root.glob("rest-*"):
+            path.unlink()
 
     def trainer(self) -> int | None:
-        """Give the trainer's process number, by its own signature; null before there is one."""
+        """Return the trainer's process number, by its own signature; null before there is one."""
         for lock in self.space.root.glob("state/tiny/*/lock"):
             with contextlib.suppress(ValueError):  # it is being signed
                 pid: int = json.loads(lock.read_text())["pid"]
@@ -90,18 +106,9 @@ class Run:
         return self.log.read_text()[-4000:]
 
 
-def _ignore_hangup() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def _hear_hangup() -> None:
-    """Hear it although the tests may have been started with nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 def rerun(space: Workspace) -> dict[str, Any]:
-    """Run the same command again; it has to finish, and to leave nothing lying about."""
-    again = Run(space)
+    """Run the same command again; it has to finish, and leaves nothing lying about."""
+    again = Run(space, rest_from=None)
     assert again.end() == 0, again.told()
     assert_tidy(space)
     record: dict[str, Any] = space.record("training.json")
@@ -109,7 +116,6 @@ def rerun(space: Workspace) -> dict[str, Any]:
 
 
 def assert_tidy(space: Workspace) -> None:
-    """Make sure that no half-written file, no lock and no process is left."""
     until_gone(space)
     for place in ("results", "state"):
         assert not list((space.root / place).rglob("*.partial"))
@@ -124,35 +130,24 @@ def assert_tidy(space: Workspace) -> None:
 
 def until_gone(space: Workspace) -> None:
     """Wait for the monitor and for what copies a log, which end after the trainer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while found := jobs(space):
-        assert time.monotonic() < deadline, f"still there: {found}"
-        time.sleep(0.05)
-
-
-def jobs(space: Workspace) -> list[psutil.Process]:
-    """Find the processes that a run in this folder started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            signed = process.environ().get(RUN, "")
-        except psutil.Error:
-            continue
-        if signed.split(" ", 2)[2:] == [str(space.root)]:
-            found.append(process)
-    return found
+    wait_for(lambda: not running_in(space.root), said="something is still there")
 
 
 def kill_jobs(space: Workspace) -> None:
-    """Kill the processes that a run in this folder started; some end with those before them."""
-    for process in jobs(space):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    """Kill what a run in this folder started, with what that starts meanwhile."""
+
+    def all_killed() -> bool:
+        found = running_in(space.root)
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not found
+
+    wait_for(all_killed)
 
 
 @contextmanager
-def never_left(space: Workspace) -> Any:
-    """Kill what a failed test would leave running."""
+def never_left(space: Workspace) -> Iterator[None]:
     try:
         yield
     finally:

@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from interrupted import PATIENCE_S, Run, assert_tidy, until_gone
+from interrupted import Run, assert_tidy
+from support import PATIENCE_S
 from workflow_space import Workspace, make_workspace
 
 from expertflow.core.files import sha256_directory, sha256_file
@@ -57,18 +58,16 @@ def main() -> None:
 
 
 def straight(raw: Workspace, root: Path) -> tuple[dict[str, str], float]:
-    """Run once without a stop, in the folder of all rounds; give what it made and its seconds."""
     space, start = raw.copy(root), time.monotonic()
-    run = Run(space, TARGET)
+    run = Run(space, TARGET, rest_from=None)
     assert run.end() == 0, run.told()
     return made(space), time.monotonic() - start
 
 
 def until_done(space: Workspace, generator: random.Random, longest_s: float) -> int:
-    """Give the command until it comes to its end; count the stops."""
     stops = 0
     while True:
-        run = Run(space, TARGET)
+        run = Run(space, TARGET, rest_from=None)
         try:
             # Some are left alone for longer than they need, so that a round ends.
             alone = generator.random() < LEFT_ALONE_FRACTION
@@ -84,8 +83,6 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
 
 
 def check(space: Workspace, expected: dict[str, str]) -> None:
-    """Compare what is there with what a run that was never stopped made."""
-    until_gone(space)
     assert_tidy(space)
     script = space.root / "workflow/scripts/verify_results.py"
     done = subprocess.run([sys.executable, script], cwd=space.root, capture_output=True, text=True)
@@ -97,7 +94,6 @@ def check(space: Workspace, expected: dict[str, str]) -> None:
 
 
 def made(space: Workspace) -> dict[str, str]:
-    """Give the hashes of all that is the same from run to run."""
     results = space.root / "results" / "tiny"
     hashes = {name: sha256_file(results / name) for name in FILES}
     return hashes | {name: sha256_directory(results / name) for name in FOLDERS}

@@ -26,7 +26,6 @@ ONE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def ablated(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Give a workspace with the records of three variants."""
     space = make_workspace(tmp_path_factory.mktemp("ablated") / "a space")
     write(space, "mine", TWO)
     write(space, "more", ONE)
@@ -55,7 +54,6 @@ def configure(space: Workspace, **ablation: Any) -> None:
 
 
 def jobs(space: Workspace, *arguments: str) -> set[str]:
-    """Give the jobs of a dry run: rules, and variants by name."""
     out = space.run("-n", *(arguments or [RECORD]))
     variants = set(re.findall(r"wildcards: expert=tiny, variant=(\S+)", out))
     rules = set(re.findall(r"^(?:local)?rule (\w+):", out, re.MULTILINE))

@@ -16,7 +16,6 @@ def fresh(tmp_path: Path) -> Workspace:
 
 
 def last_line(space: Workspace, *arguments: str) -> str:
-    """Run, expect failure without a report, and return the error's line."""
     line = space.refused(*arguments)
     assert not (space.root / "results" / "tiny" / "report.json").exists()
     return line

@@ -23,7 +23,6 @@ MODEL = "home/a model"
 
 @pytest.fixture(scope="module")
 def cheap(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Give a machine that made a bundle; it went on to the report, to compare with."""
     space = finished.copy(tmp_path_factory.mktemp("cheap") / "space")
     make_bundle(space)
     return space
@@ -38,7 +37,6 @@ def opened(cheap: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Box:
 
 @pytest.fixture
 def box(opened: Box, tmp_path: Path) -> Box:
-    """Give a copy of the box with the opened bundle, to edit."""
     return Box(opened.copy(tmp_path / "box").root)
 
 
@@ -161,7 +159,6 @@ def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> 
 
 @pytest.fixture
 def there(finished: Workspace, tmp_path: Path) -> Box:
-    """Give a machine whose base model lies in its home."""
     there = Box(finished.copy(tmp_path / "there").root)
     shutil.copytree(there.root / "results/tiny/base_model", there.root / MODEL)
     (there.root / MODEL / "README.md").write_text("read by nobody")
@@ -173,7 +170,7 @@ def there(finished: Workspace, tmp_path: Path) -> Box:
 
 
 def write_ablation(space: Workspace) -> None:
-    """Ask for an ablation by a list of the user's own; its variant is the plan, which is quick."""
+    """Ask for an ablation of one variant that is the plan, which is quick."""
     folder = space.root / "config"
     (folder / "ablations" / "mine.yaml").write_text(
         "variants: [{name: loose, label: Loose, training: {torch_compile: false}}]"
@@ -211,7 +208,6 @@ def test_the_box_trains_the_same_model_and_its_outcome_lands(
 
 
 def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere: Path) -> None:
-    """Open a bundle with a model from elsewhere, after attempts without and with another one."""
     assert "no such folder on this machine" in box.refused_to_open(bundle)
     shutil.copytree(model, elsewhere)
     weights = elsewhere / "model.safetensors"
@@ -226,7 +222,6 @@ def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere
 
 
 def land(box: Box, home: Box) -> None:
-    """Take an outcome home, where nothing is left to be done then."""
     results, outcome = home.root / "results" / "tiny", box.root / "outcome.tar"
     assert "is not of this outcome" in home.refused_to_open(outcome, "--outcome")
     for name in ("staging", "training", "evaluation", "export", "report", "monitor", "preflight"):

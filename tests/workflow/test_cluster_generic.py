@@ -12,23 +12,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import ROOT
-from workflow_space import SNAKEMAKE, Workspace, manifest
+from support import PATIENCE_S, ROOT, is_running, wait_for
+from workflow_space import SNAKEMAKE, Workspace, let_trainings_rest, manifest
 
 pytestmark = pytest.mark.chain
 PROFILE = ROOT / "profiles" / "cluster-generic"
-N_STEPS = 150
-LIMIT_S = 900
+N_STEPS = 40
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The made-up scheduler and the folder in which it keeps its jobs."""
-
     folder: Path
 
     def command(self, verb: str) -> Path:
-        """Give a program that does one thing, as a site would install it."""
+        """Write a program that does one thing, as a site would install it."""
         program = self.folder / verb
         fake = Path(__file__).with_name("fake_scheduler.py")
         # Without what is installed Python starts at once; Snakemake gives "cancel" 2 seconds.
@@ -43,15 +40,12 @@ class Scheduler:
         return program
 
     def wait_for_answer(self, verb: str) -> None:
-        """Wait until a program has answered once more."""
-        answered, deadline = self.folder / f"{verb}.done", time.monotonic() + LIMIT_S
+        answered = self.folder / f"{verb}.done"
         answered.unlink(missing_ok=True)
-        while not answered.exists():
-            assert time.monotonic() < deadline, f"{verb} was not asked for"
-            time.sleep(0.02)
+        wait_for(answered.exists, said=f"{verb} was not asked for")
 
     def job_of(self, rule: str) -> str | None:
-        """Give the number of the first job of a rule that has started."""
+        """Return the number of the first job of a rule that has started."""
         for script in sorted(self.folder.glob("*.job"), key=lambda path: int(path.stem)):
             if f'"rule": "{rule}"' in script.read_text() and script.with_suffix(".pid").exists():
                 return script.stem
@@ -60,18 +54,13 @@ class Scheduler:
     def alive(self) -> list[str]:
         """List the jobs whose process group still holds a process; one that ended is none."""
         groups = set()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    groups.add(os.getpgid(process.pid))
+        for process in filter(is_running, psutil.process_iter()):
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(process.pid))
         return [p.stem for p in self.folder.glob("*.pid") if int(p.read_text()) in groups]
 
     def wait_for_the_end(self) -> None:
-        """Wait until nothing of any job is left."""
-        deadline = time.monotonic() + LIMIT_S
-        while alive := self.alive():
-            assert time.monotonic() < deadline, f"outlived Snakemake: {alive}"
-            time.sleep(0.1)
+        wait_for(lambda: not self.alive(), said="a job outlived Snakemake")
 
 
 @pytest.fixture
@@ -83,8 +72,10 @@ def scheduler(tmp_path: Path) -> Scheduler:
 
 @pytest.fixture
 def longer(space: Workspace) -> Workspace:
-    """Give a finished workspace whose training became longer, with a state after every step."""
+    """Return a finished workspace whose training became longer, and rests when it has saved."""
+    let_trainings_rest(space)
     space.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=1))
+    (space.root / "rest-0").touch()
     return space
 
 
@@ -106,13 +97,12 @@ def start(space: Workspace, scheduler: Scheduler, *more: str) -> subprocess.Pope
 def wait_for_training(
     space: Workspace, scheduler: Scheduler, process: subprocess.Popen[str]
 ) -> str:
-    """Wait until the training of the longer plan has written a state; give its job."""
-    deadline = time.monotonic() + LIMIT_S
     before = set(space.root.glob("state/tiny/*/checkpoints/step-*"))
-    while not set(space.root.glob("state/tiny/*/checkpoints/step-*")) - before:
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        assert time.monotonic() < deadline, "no state was written"
-        time.sleep(0.02)
+    wait_for(
+        lambda: set(space.root.glob("state/tiny/*/checkpoints/step-*")) - before,
+        said="no state was written",
+        during=process,
+    )
     number = scheduler.job_of("train_expert")
     assert number is not None
     return number
@@ -122,10 +112,12 @@ def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
     longer: Workspace, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     straight = longer.copy(tmp_path / "straight")
+    (straight.root / "rest-0").unlink()
     process = start(longer, scheduler)
     first = wait_for_training(longer, scheduler, process)
     subprocess.run([scheduler.folder / "cancel", first], check=True)
-    output, _ = process.communicate(timeout=LIMIT_S)
+    (longer.root / "rest-0").unlink()
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output[-3000:]
     assert (scheduler.folder / f"{first}.code").read_text() != "0"
     straight.run("results/tiny/training.json")
@@ -137,15 +129,14 @@ def test_a_killed_job_is_resumed_and_ends_with_the_same_weights(
 
 
 def test_stopping_snakemake_cancels_its_jobs(longer: Workspace, scheduler: Scheduler) -> None:
-    # It cannot end by itself meanwhile.
-    longer.write_manifest("tiny", manifest(max_steps=100_000, save_steps=1))
-    process = start(longer, scheduler, "--seconds-between-status-checks", "5")
+    process = start(longer, scheduler, "--seconds-between-status-checks", "20")
     number = wait_for_training(longer, scheduler, process)
-    # While it asks for states Snakemake knows of no job to cancel: stopped between two questions.
+    # While it asks for states Snakemake knows of no job to cancel: stopped between two questions,
+    # amid the seconds that it waits.
     scheduler.wait_for_answer("status")
-    time.sleep(1)
+    time.sleep(5)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=LIMIT_S)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, output[-3000:]
     assert (scheduler.folder / f"{number}.cancelled").exists(), output[-3000:]
     scheduler.wait_for_the_end()

@@ -19,7 +19,6 @@ REPORTS = [f"results/{demo}/report.json" for demo in DEMOS]
 
 
 def clone(root: Path) -> Box:
-    """Make a machine with the code as it ships, and nothing else."""
     root.mkdir()
     for name in CODE:
         copy_code(ROOT / name, root / name)

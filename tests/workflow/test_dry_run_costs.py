@@ -20,7 +20,7 @@ SHAPE = {
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Workspace:
-    """Give two experts of which nothing is made yet: a large one, and the tiny one."""
+    """Return two experts of which nothing is made yet: a large one, and the tiny one."""
     space = make_workspace(tmp_path / "fresh")
     (space.root / "model").mkdir()
     (space.root / "model" / "config.json").write_text(json.dumps(SHAPE))
@@ -34,7 +34,6 @@ def fresh(tmp_path: Path) -> Workspace:
 
 
 def table(space: Workspace, target: str, *arguments: str) -> list[str]:
-    """Give the lines that a dry run ends with."""
     done = space.snakemake("-n", f"results/{target}/report.json", *arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     before, found, after = done.stdout.partition(f"\n{TITLE}\n")
@@ -85,13 +84,6 @@ def test_a_group_of_trainings_still_runs_dry(fresh: Workspace) -> None:
     lines = table(fresh, "tiny", "results/other/report.json", *groups)
     assert [line.split()[0] for line in lines] == ["expert", "other", "tiny"]
     assert lines[1].endswith("no forecast; jobs in groups have none")
-
-
-def test_a_dry_run_that_an_error_ends_has_no_last_word(fresh: Workspace) -> None:
-    fresh.write_manifest("tiny", manifest(learning_rat=1.0))
-    done = fresh.snakemake("-n", "results/tiny/report.json")
-    assert done.returncode != 0 and "did you mean 'learning_rate'" in done.stderr
-    assert "Nothing to train." not in done.stdout + done.stderr
 
 
 def test_with_nothing_to_do_there_is_nothing_to_train(finished: Workspace) -> None:

@@ -9,51 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SCRIPTS
-from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, manifest
+from support import SCRIPTS, patched_script
+from workflow_space import LIMIT_S, SNAKEMAKE, Workspace, let_trainings_rest, manifest
 
 pytestmark = pytest.mark.chain
 TARGET = "results/tiny/training.json"
+N_STEPS = 100
 # Money that is spent as soon as there is a checkpoint: a stop amid the training, however slow.
 SPENT = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, {scripts!r})
 from expertflow.rental.guard.ledger import Meter
 
 usd = Meter.usd
 has_saved = lambda: any(Path("state").glob("tiny/*/checkpoints/step-*[1-9]?"))
 Meter.usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **ahead)
-sys.argv[0] = {program!r}
-exec(compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec"))
 """
 
 
-def guard(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
-    """Start the same guarded command in a workspace."""
-    options = ["--usd-per-hour", "2.49", "--max-usd", "50", "--sync-to", str(there)]
+def start(space: Workspace, *guard: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*map(str, guard), str(SNAKEMAKE), "--cores", "2", TARGET],
+        cwd=space.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def guarded(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
+    options = ["--usd-per-hour", "2.49", "--max-usd", "50", "--sync-to", there, "--disk-stays"]
     options += ["--skip", "base_model", "--on-finish", "echo $EXPERTFLOW_OUTCOME >> hooks"]
-    options += ["--disk-stays"]
-    command = [str(SNAKEMAKE), "--cores", "2", TARGET]
-    return subprocess.Popen(
-        [sys.executable, str(program), *options, "--", *command],
-        cwd=space.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def plain(space: Workspace) -> "subprocess.Popen[str]":
-    """Start the command as it is."""
-    return subprocess.Popen(
-        [str(SNAKEMAKE), "--cores", "2", TARGET],
-        cwd=space.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return start(space, sys.executable, program, *options, "--")
 
 
 def end(process: "subprocess.Popen[str]", *, code: int) -> str:
@@ -73,25 +58,27 @@ def record(space: Workspace, name: str = TARGET) -> dict[str, Any]:
 
 def test_a_budget_costs_no_weights(finished: Workspace, tmp_path: Path) -> None:
     first = finished.copy(tmp_path / "first")
-    first.write_manifest("tiny", manifest(max_steps=500, save_steps=20))
+    let_trainings_rest(first)
+    first.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=20))
     straight, fresh = first.copy(tmp_path / "straight"), first.copy(tmp_path / "fresh")
-    there, spent = tmp_path / "there", tmp_path / "spent.py"
-    program = SCRIPTS / "guard_run.py"
-    spent.write_text(SPENT.format(scripts=str(SCRIPTS), program=str(program)))
+    there, program = tmp_path / "there", SCRIPTS / "guard_run.py"
 
-    uninterrupted = plain(straight)
-    out = end(guard(first, spent, there), code=80)
+    uninterrupted = start(straight)
+    (first.root / "rest-0").touch()
+    out = end(guarded(first, patched_script(tmp_path, "guard_run", SPENT), there), code=80)
+    (first.root / "rest-0").unlink()
     # No retry.
     assert len(re.findall(r"^(?:local)?rule train_expert:", out, re.MULTILINE)) == 1
     assert record(first, "results/guard.json")["outcome"] == "budget"
     (pushed,) = there.glob("state/tiny/*/step-*.json")
     n_saved = int(pushed.stem.removeprefix("step-"))
-    assert 0 < n_saved < 500
+    assert 0 < n_saved < N_STEPS
     assert not (first.root / TARGET).exists()
     end(uninterrupted, code=0)
 
     shutil.copytree(there, tmp_path / "there too")
-    here, elsewhere = guard(first, program, there), guard(fresh, program, tmp_path / "there too")
+    here = guarded(first, program, there)
+    elsewhere = guarded(fresh, program, tmp_path / "there too")
     end(here, code=0)
     assert (first.root / "hooks").read_text().split() == ["budget", "finished"]
     assert f"step-{n_saved:08d} pulled" in end(elsewhere, code=0)
@@ -103,12 +90,10 @@ def test_a_budget_costs_no_weights(finished: Workspace, tmp_path: Path) -> None:
         assert found["resumed_at_steps"] == [n_saved]
         assert found["weights_sha256"] == expected["weights_sha256"]
         steps = (space.root / "results/tiny/steps.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in steps] == list(range(1, 501))
+        assert [json.loads(line)["step"] for line in steps] == list(range(1, N_STEPS + 1))
     # The copy elsewhere is the trained model, and both machines' dollars are known.
     (weights,) = (there / "results/tiny/checkpoint").glob("*.safetensors")
-    assert (
-        weights.read_bytes()
-        == (first.root / TARGET).with_name("checkpoint").joinpath(weights.name).read_bytes()
-    )
+    here_too = first.root / "results/tiny/checkpoint" / weights.name
+    assert weights.read_bytes() == here_too.read_bytes()
     ledger = json.loads((fresh.root / "state/.guard/ledger.json").read_text())
     assert len(ledger["sessions"]) >= 2

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from interrupted import (
     N_STEPS,
@@ -27,6 +26,7 @@ from interrupted import (
     rerun,
     until_gone,
 )
+from support import is_running
 from workflow_space import Workspace
 
 pytestmark = pytest.mark.chain
@@ -41,7 +41,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def straight(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Train once without a stop."""
     space = prepared.copy(tmp_path_factory.mktemp("straight") / "space")
     rerun(space)
     return space
@@ -56,11 +55,9 @@ def expected(straight: Workspace) -> str:
 
 @pytest.fixture(scope="module")
 def stopped(prepared: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Cut the power in the middle of a training."""
     space = prepared.copy(tmp_path_factory.mktemp("stopped") / "space")
-    run = Run(space)
+    run = Run(space, rest_from=20)
     run.wait_for_training(n_checkpoints=2)
-    run.send("trainer", signal.SIGSTOP)  # it would be at its end before a monitor that is slow
     # The monitor starts beside the training, and may be later than its first checkpoints.
     readings = "state/tiny/*/gpu.jsonl"
     run.until(lambda: any(path.stat().st_size for path in space.root.glob(readings)))
@@ -80,7 +77,6 @@ def kill_everything(run: Run) -> None:
     run.process.kill()
     run.end()
     kill_jobs(run.space)
-    until_gone(run.space)
 
 
 def steps(space: Workspace) -> list[int]:
@@ -96,6 +92,7 @@ def test_snakemake_alone_is_stopped(
     run = Run(space)
     run.wait_for_training()
     run.send("snakemake", number)
+    run.go_on()
     assert run.end() != 0
     record = rerun(space)
     assert record["weights_sha256"] == expected
@@ -131,6 +128,7 @@ def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected
     trainer = again.trainer()
     assert trainer is not None
     resource.prlimit(trainer, resource.RLIMIT_FSIZE, (1, 1))
+    again.go_on()
     assert again.end() == 0, again.told()
     assert "File too large" in again.log.read_text()
     record = rerun(space)
@@ -144,7 +142,6 @@ def test_two_runs_at_once(space: Workspace, expected: str) -> None:
     run = Run(space, nohup=True)
     run.wait_for_training()
     run.send("group", signal.SIGHUP)
-    run.send("trainer", signal.SIGSTOP)  # else it may end before the second one looks
     second = space.snakemake(TARGET)
     assert second.returncode == 1
     assert second.stderr.splitlines()[-1].startswith(
@@ -153,7 +150,7 @@ def test_two_runs_at_once(space: Workspace, expected: str) -> None:
     assert space.snakemake("-n", TARGET).returncode == 0, "to look is allowed"
     other = space.snakemake("results/other/datasets.json")
     assert other.returncode == 0, other.stderr[-2000:]
-    run.send("trainer", signal.SIGCONT)
+    run.go_on()
     assert run.end() == 0, run.told()
     record = rerun(space)
     assert record["weights_sha256"] == expected
@@ -162,7 +159,6 @@ def test_two_runs_at_once(space: Workspace, expected: str) -> None:
 
 @pytest.fixture
 def small_disk(space: Workspace) -> Iterator[Path]:
-    """Let the state lie on a disk of its own, of 64 MB."""
     state = space.root / "state"
     state.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(state)]
@@ -188,7 +184,9 @@ def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
     run.wait_for_training()
     trainer = run.trainer()
     assert trainer is not None
-    while psutil.pid_exists(trainer):
+    fill(small_disk / "filler")
+    run.go_on()
+    while is_running(trainer):
         # Again and again: it may just have made room by removing its oldest checkpoint.
         fill(small_disk / "filler")
         time.sleep(0.02)
@@ -203,10 +201,6 @@ def test_a_full_disk(space: Workspace, small_disk: Path, expected: str) -> None:
     assert rerun(space)["weights_sha256"] == expected
 
 
-def newest(space: Workspace) -> Path:
-    return max(space.root.glob("state/tiny/*/checkpoints/step-*"))
-
-
 def zero(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
@@ -215,63 +209,58 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 3)
 
 
-def zeros_for_weights(space: Workspace) -> None:
-    zero(newest(space) / "weights.safetensors")
+Damage = list[tuple[Callable[[Path], object], str]]
+NEWEST = "state/tiny/*/checkpoints/step-*"
+CHECKPOINTS: dict[str, Damage] = {
+    "zeros for weights": [(zero, f"{NEWEST}/weights.safetensors")],
+    "cut progress and logs": [
+        (cut, f"{NEWEST}/progress.json"),
+        (cut, "state/tiny/*/steps.jsonl"),
+        (cut, "state/tiny/*/gpu.jsonl"),
+        (cut, "state/hashes.json"),
+    ],
+}
+FINISHED: dict[str, Damage] = {
+    "no outcome": [(cut, "state/tiny/*/outcome.json"), (Path.unlink, TARGET)],
+    # The published model shares its bytes.
+    "no model": [(zero, "results/tiny/checkpoint/model.safetensors"), (cut, TARGET)],
+    "no record": [
+        (zero, "results/tiny/plan.json"),
+        (zero, "results/tiny/.packing.json.fingerprint"),
+        (cut, TARGET),
+    ],
+}
 
 
-def cut_progress_and_logs(space: Workspace) -> None:
-    cut(newest(space) / "progress.json")
-    (state,) = space.root.glob("state/tiny/*")
-    cut(state / "steps.jsonl")
-    cut(state / "gpu.jsonl")
-    cut(space.root / "state/hashes.json")
+def spoil(space: Workspace, damage: Damage) -> None:
+    for spoiling, pattern in damage:
+        spoiling(max(space.root.glob(pattern)))
 
 
-@pytest.mark.parametrize("spoil", [zeros_for_weights, cut_progress_and_logs])
+@pytest.mark.parametrize("damage", CHECKPOINTS.values(), ids=CHECKPOINTS)
 def test_a_power_cut_spoils_the_newest_checkpoint(
-    stopped: Workspace, tmp_path: Path, expected: str, spoil: Callable[[Workspace], None]
+    stopped: Workspace, tmp_path: Path, expected: str, damage: Damage
 ) -> None:
     space = stopped.copy(tmp_path / "space")
     # Of three, the oldest was about to be removed.
-    *_, before, _ = sorted(space.root.glob("state/tiny/*/checkpoints/step-*"))
-    spoil(space)
+    *_, before, _ = sorted(space.root.glob(NEWEST))
+    spoil(space, damage)
     record = rerun(space)
     assert record["weights_sha256"] == expected
     assert record["resumed_at_steps"] == [int(before.name.removeprefix("step-"))]
     assert steps(space) == list(range(1, N_STEPS + 1))
 
 
-def no_outcome(space: Workspace) -> None:
-    (outcome,) = space.root.glob("state/tiny/*/outcome.json")
-    cut(outcome)
-    (space.root / TARGET).unlink()
-
-
-def zeros_for_the_model(space: Workspace) -> None:
-    """The published model shares its bytes."""
-    zero(space.root / "results/tiny/checkpoint/model.safetensors")
-    cut(space.root / TARGET)
-
-
-def no_record(space: Workspace) -> None:
-    zero(space.root / "results/tiny/plan.json")
-    zero(space.root / "results/tiny/.packing.json.fingerprint")
-    cut(space.root / TARGET)
-
-
-@pytest.mark.parametrize("spoil", [no_outcome, zeros_for_the_model, no_record])
+@pytest.mark.parametrize("damage", FINISHED.values(), ids=FINISHED)
 def test_a_power_cut_spoils_a_finished_run(
-    straight: Workspace, tmp_path: Path, expected: str, spoil: Callable[[Workspace], None]
+    straight: Workspace, tmp_path: Path, expected: str, damage: Damage
 ) -> None:
     """Its last checkpoint is there, so nothing is trained again."""
     space = straight.copy(tmp_path / "space")
-    spoil(space)
+    spoil(space, damage)
     record = rerun(space)
     assert record["weights_sha256"] == expected
     assert set(record["resumed_at_steps"]) <= {N_STEPS}
-    assert json.loads((space.root / "results/tiny/plan.json").read_text())["n_steps"] == N_STEPS
-    published = space.root / "results/tiny/checkpoint/model.safetensors"
-    assert (
-        published.read_bytes()
-        == (straight.root / "results/tiny/checkpoint/model.safetensors").read_bytes()
-    )
+    assert space.record("plan.json")["n_steps"] == N_STEPS
+    published = "results/tiny/checkpoint/model.safetensors"
+    assert (space.root / published).read_bytes() == (straight.root / published).read_bytes()

@@ -24,7 +24,7 @@ BUCKET = "expertflow-test"
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give a client of an empty bucket; credentials come by the environment."""
+    """Yield a client of an empty bucket; credentials come by the environment."""
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -40,7 +40,6 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def remote(box: Box, *arguments: str) -> str:
-    """Run the Snakefile of object storage; give what it said."""
     place = ("--default-storage-provider", "s3", "--default-storage-prefix", f"s3://{BUCKET}/work")
     out = box.run("-s", "workflow/remote.smk", *place, "results/tiny/outcome.tar", *arguments)
     assert SECRET not in out

@@ -15,7 +15,6 @@ EXPERTS = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Give the code as it stands, with a history, as the repository expert reads it."""
     root = tmp_path_factory.mktemp("clone") / "c"
     # Compiled files come and go while other tests run.
     ignored = shutil.ignore_patterns(

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,25 +126,18 @@ def test_copied_results_are_taken_over_without_training(
 
 
 def test_copied_results_can_be_verified(space: Workspace) -> None:
-    script = space.root / "workflow" / "scripts" / "verify_results.py"
     shutil.rmtree(space.root / ".snakemake")
-
-    def verify() -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, str(script)], cwd=space.root, capture_output=True, text=True
-        )
-        return done.returncode, done.stdout
-
-    code, out = verify()
-    assert code == 0 and "CHANGED" not in out
-    assert "results/tiny/packing.json: whole\n" in out
+    done = space.script("verify_results")
+    assert done.returncode == 0 and "CHANGED" not in done.stdout
+    assert "results/tiny/packing.json: whole\n" in done.stdout
     edit_packing(space)
-    assert "results/tiny/packing.json: whole; made by other code\n" in verify()[1]
+    made_otherwise = "results/tiny/packing.json: whole; made by other code\n"
+    assert made_otherwise in space.script("verify_results").stdout
     plan = space.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")
-    code, out = verify()
-    assert code == 1
-    assert "results/tiny/plan.json: CHANGED since it was written" in out
+    done = space.script("verify_results")
+    assert done.returncode == 1
+    assert "results/tiny/plan.json: CHANGED since it was written" in done.stdout
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
@@ -162,21 +153,15 @@ def test_a_trainer_run_by_hand_tokenises_what_is_not_packed(space: Workspace) ->
     results = space.root / "results" / "tiny"
     shutil.rmtree(results / "packed")
     (results / "training.json").unlink()
-    command = [sys.executable, "workflow/scripts/train_expert.py", "--spec", "{}"]
+    words = ["--spec", "{}", "--state", "state/tiny", "--output", "results/tiny/training.json"]
     for name in ("plan", "packing", "model", "staging"):
-        command += [f"--{name}", f"results/tiny/{name}.json"]
-    command += ["--state", "state/tiny", "--checkpoint", "results/tiny/checkpoint"]
-    command += ["--output", "results/tiny/training.json"]
-
-    def train(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *more], cwd=space.root, capture_output=True, text=True)
-
-    refused = train()
+        words += [f"--{name}", f"results/tiny/{name}.json"]
+    words += ["--checkpoint", "results/tiny/checkpoint"]
+    refused = space.script("train_expert", *words)
     assert refused.returncode == 1
     assert "the packed rows are missing" in refused.stderr.splitlines()[-1]
-    done = train(
-        "--shards", "results/tiny/documents/sums/000.json", "--keep", "results/tiny/keep.arrow"
-    )
+    words += ["--shards", "results/tiny/documents/sums/000.json"]
+    done = space.script("train_expert", *words, "--keep", "results/tiny/keep.arrow")
     assert done.returncode == 0, done.stderr
     assert "data tokenised on the fly" in done.stderr
     record = space.record("training.json")

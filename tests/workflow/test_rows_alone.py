@@ -5,11 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS
+from support import SCRIPTS, run_script, running_in, wait_for
 from workflow_space import LIMIT_S
 
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -20,7 +19,6 @@ N_RECORDS = 82
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with records and a tokenizer, and a blank in its name."""
     folder = tmp_path_factory.mktemp("a place") / "of mine"
     (folder / "tokenizer").mkdir(parents=True)
     save_tokenizer(train_tokenizer(["what is two"] * 3, vocab_size=300), folder / "tokenizer")
@@ -31,13 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretokenize(place: Path, *arguments: str) -> tuple[int, str, str]:
     given = ["--input", "*.jsonl", "--tokenizer", "tokenizer", "--output", "rows", "--cores", "2"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "pretokenize_files.py"), *given, *arguments],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = run_script("pretokenize_files", *given, *arguments, cwd=place)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -71,29 +63,12 @@ def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
         [sys.executable, str(SCRIPTS / "pretokenize_files.py"), *given, "--text", "{question}"],
         cwd=place,
     )
-    end = time.monotonic() + LIMIT_S
-    while not list(place.glob(".stopped.*/.snakemake")):
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
-    (folder,) = place.glob(".stopped.*")
+    wait_for(lambda: list(place.glob(".stopped.*/.snakemake")), during=process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert sorted(place.iterdir()) == before
-    while found := [command for command in commands() if str(folder.name) in command]:
-        # What was killed needs a moment to be gone.
-        assert time.monotonic() < end, found
-        time.sleep(0.05)
-
-
-def commands() -> list[str]:
-    """List the command lines of all processes."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    # What was killed needs a moment to be gone.
+    wait_for(lambda: not running_in(place))
 
 
 def test_rows_are_made_whole_and_their_place_is_never_overwritten(place: Path) -> None:

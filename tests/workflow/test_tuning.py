@@ -21,7 +21,7 @@ AFTER = {
 
 @pytest.fixture(scope="module")
 def tuned(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Give a space that was tuned for real, by the default alone, and planned by it."""
+    """Return a space that was tuned for real, by the default alone, and planned by it."""
     space = finished.copy(tmp_path_factory.mktemp("tuned") / "space")
     space.edit("workflow/rules/tune.smk", "--cache state", "--max-seconds 0 --cache state")
     space.write_manifest("tiny", manifest(**FREE, tuned=FILE))

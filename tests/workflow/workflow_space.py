@@ -26,7 +26,6 @@ LIMIT_S = 1200
 
 
 def manifest(**training: Any) -> dict[str, Any]:
-    """Give the manifest of an expert that trains in seconds."""
     return {
         "description": "Adds two small numbers.",
         "model": "builtin:tiny-qwen3",
@@ -60,19 +59,22 @@ def manifest(**training: Any) -> dict[str, Any]:
 
 
 class Workspace(Record, frozen=True):
-    """A folder with code, settings, data and results."""
-
     root: Path
 
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(SNAKEMAKE), "--cores", "2", *arguments]
+        return self._run([str(SNAKEMAKE), "--cores", "2", *arguments], environment)
+
+    def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run the workspace's own copy of a script."""
+        command = [sys.executable, f"workflow/scripts/{name}.py", *map(str, arguments)]
+        return self._run(command, {})
+
+    def _run(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, **environment}
         return subprocess.run(
-            command,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            env={**os.environ, **environment},
-            timeout=LIMIT_S,
+            command, cwd=self.root, capture_output=True, text=True, env=env, timeout=LIMIT_S
         )
 
     def run(self, *arguments: str, **environment: str) -> str:
@@ -97,11 +99,9 @@ class Workspace(Record, frozen=True):
         return rules
 
     def planned(self, *arguments: str) -> set[str]:
-        """Name the rules that a dry run of the report would run."""
         return set(self.jobs(REPORT, *arguments))
 
     def record(self, name: str) -> Any:
-        """Read a record of the tiny expert."""
         return json.loads((self.root / "results" / "tiny" / name).read_text())
 
     def write_manifest(self, name: str, value: dict[str, Any]) -> None:
@@ -120,7 +120,6 @@ class Workspace(Record, frozen=True):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def write_side_files(self) -> None:
-        """Write the files that the manifest names besides its data."""
         benchmark = {"question": "something that is asked nowhere else"}
         (self.root / "data" / "benchmark.jsonl").write_text(json.dumps(benchmark) + "\n")
         (self.root / "data" / "chat.jinja").write_text(CHATML)
@@ -134,6 +133,26 @@ class Workspace(Record, frozen=True):
     def copy(self, target: Path) -> "Workspace":
         shutil.copytree(self.root, target, symlinks=True)
         return Workspace(target)
+
+
+def let_trainings_rest(space: Workspace) -> None:
+    """Have trainings rest after a save while their folder holds ``rest-0``, unless told to stop.
+
+    Steps take milliseconds: one that does not rest may be at its end before a busy machine has let
+    a test see its checkpoint and stop it. With ``rest-20`` they rest from step 20 on.
+    """
+    space.edit(
+        "workflow/scripts/expertflow/train/step_hooks.py",
+        "        save(run)\n    if told",
+        """        save(run)
+        run.saver.wait()
+        from pathlib import Path
+        while not (told or run.is_over or run.stop()):
+            if not [p for p in Path().glob("rest-*") if int(p.name[5:]) <= progress.step]:
+                break
+            time.sleep(0.01)
+    if told""",
+    )
 
 
 def copy_code(source: Path, target: Path) -> None:
@@ -157,30 +176,21 @@ def make_workspace(root: Path) -> Workspace:
     return space
 
 
-def run_once(root: Path) -> Workspace:
-    """Run the tiny expert for real through the whole chain."""
-    space = make_workspace(root)
-    space.run(REPORT)
-    return space
-
-
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Give a finished run. Of several workers one makes it; each looks at a copy of its own."""
-    own = tmp_path_factory.mktemp("finished") / "a space"
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return run_once(own)
+    """Return a finished run. Of several workers one makes it; each looks at a copy of its own."""
     shared = tmp_path_factory.getbasetemp().parent / "finished"  # this session's, of all workers
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shared = tmp_path_factory.mktemp("finished")
     shared.mkdir(exist_ok=True)
     with FileLock(shared / "lock"):
         if not (shared / "done").exists():
             shutil.rmtree(shared / "a space", ignore_errors=True)
-            run_once(shared / "a space")
+            make_workspace(shared / "a space").run(REPORT)
             (shared / "done").touch()
-    return Workspace(shared / "a space").copy(own)
+    return Workspace(shared / "a space").copy(tmp_path_factory.mktemp("own") / "a space")
 
 
 @pytest.fixture
 def space(finished: Workspace, tmp_path: Path) -> Workspace:
-    """Give a copy of the finished workspace to edit."""
     return finished.copy(tmp_path / "space")

@@ -1,5 +1,6 @@
-"""The migration page names only settings, paths, commands and flags that exist."""
+"""The README, the migration page and the examples name only what exists, and it works."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,15 +13,20 @@ from typing import Any
 import pytest
 import yaml
 from support import ROOT, SCRIPTS
+from workflow_space import Workspace
 
 from expertflow.config.validate import FORMER_NAMES
+from expertflow.rental.guard.options import settings_from
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 SCHEMAS = ROOT / "workflow" / "schemas"
+SHIPPED = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
 # What stands in the second column where no setting took a thing's place.
 WITHOUT_NAME = ("gone", "always")
 MANIFEST_KEYS = r"(?:training|data|evaluation|decoding|export|sources)\.[\w.]+|model"
 SET_UPS = re.findall(r"^## (Set-up \w)", PAGE, re.MULTILINE)
+EXAMPLES = {name: ROOT / "docs/examples/rented" / name for name in ("skypilot.yaml", "dstack.yml")}
 
 
 def section(title: str) -> str:
@@ -29,7 +35,7 @@ def section(title: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Give the cells of all tables, heads and rulers left out."""
+    """Return the cells of all tables, without heads and rulers."""
     lines = text.splitlines()
     found = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
@@ -69,7 +75,7 @@ def resolved(root: Any, node: Any) -> Any:
 
 
 def commands() -> Iterator[list[str]]:
-    """Give the words of each command of a script, from code blocks and from tables."""
+    """Yield the words of each command of a script, from code blocks and from tables."""
     joined = PAGE.replace("\\\n", " ")
     for text in re.findall(r"^(?:\| [^|]*\| `)?(python workflow/[^`\n]+)", joined, re.MULTILINE):
         yield shlex.split(text)
@@ -89,8 +95,7 @@ def flags(script: str) -> frozenset[str]:
 def test_all_five_set_ups_have_a_section_and_a_manifest() -> None:
     assert [title[-1] for title in SET_UPS] == list("ABCDE")
     named = {name for row in rows(PAGE[: PAGE.index("\n## ")]) for name in codes(row[1])}
-    shipped = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
-    assert named == shipped
+    assert named == SHIPPED
 
 
 @pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL", "What no set-up had"])
@@ -171,3 +176,82 @@ def test_every_link_leads_somewhere() -> None:
         heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
         slugs = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
         assert not anchor or anchor in slugs, link
+
+
+def block(kind: str, *, containing: str) -> str:
+    fences = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", README, re.MULTILINE | re.DOTALL)
+    indent, text = next((i, t) for i, k, t in fences if k == kind and containing in t)
+    return "\n".join(line.removeprefix(indent) for line in text.splitlines()) + "\n"
+
+
+@pytest.mark.chain
+def test_ones_own_data_in_five_minutes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    mine = Workspace(tmp_path_factory.mktemp("mine"))
+    record = json.loads(block("", containing="capital of France"))
+    for name in ("config/experts", "data"):
+        (mine.root / name).mkdir(parents=True)
+    lines = [{**record, "question": f"{record['question']} ({i})"} for i in range(40)]
+    (mine.root / "data" / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    manifest = block("yaml", containing="Answers questions in one word")
+    (mine.root / "config" / "experts" / "mine.yaml").write_text(manifest)
+    said = mine.run("-s", str(ROOT / "Snakefile"), "results/mine/report.json")
+    report = json.loads((mine.root / "results" / "mine" / "report.json").read_text())
+    assert report["run"]["preset"] == "demo"
+    assert "report.html" in said
+
+
+def test_every_path_that_the_readme_names_is_there() -> None:
+    tree = block("", containing="the chain, drawn; configuration")
+    paths = [line.split()[0] for line in tree.splitlines() if line and not line.startswith(" ")]
+    assert len(paths) > 10
+    for path in paths:
+        assert (ROOT / path).exists(), f"README names {path}"
+    for link in re.findall(r"\]\(([^)h][^)]*)\)", README):
+        assert (ROOT / link).exists(), f"README links to {link}"
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"(?:^|`)make ([\w-]+)", README, re.MULTILINE)):
+        rule = rf"^([\w-]+ )*{target}( [\w-]+)*:"
+        assert re.search(rule, makefile, re.MULTILINE), f"make {target}"
+
+
+def test_the_experts_of_the_table_are_those_of_the_configuration() -> None:
+    table = README.split("| expert | what it learns", 1)[1].split("\n\n", 1)[0]
+    named = set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE))
+    assert named == SHIPPED
+
+
+def example_commands(path: Path) -> list[list[str]]:
+    value: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = value["run"] if "run" in value else "\n".join(value["commands"])
+    return [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("path", EXAMPLES.values(), ids=list(EXAMPLES))
+def test_the_guard_understands_what_it_is_told(path: Path) -> None:
+    words = next(w for w in example_commands(path) if "workflow/scripts/guard_run.py" in w)
+    settings = settings_from(
+        [w.replace("$STORE", "s3://bucket").replace("$USD_PER_HOUR", "2.49") for w in words[2:]],
+        None,
+    )
+    assert settings.command[0] == "snakemake"
+    assert settings.max_usd
+    # The guard adds state/ and results/ itself.
+    assert settings.push == settings.sync_to == "s3://bucket"
+
+
+@pytest.mark.parametrize("path", EXAMPLES.values(), ids=list(EXAMPLES))
+def test_the_scripts_of_an_example_exist_and_it_says_that_it_was_not_run(path: Path) -> None:
+    scripts = [word for words in example_commands(path) for word in words if word.endswith(".py")]
+    assert len(scripts) == 2 and all((ROOT / script).is_file() for script in scripts)
+    assert "example that was NOT run" in path.read_text(encoding="utf-8")
+
+
+def test_secrets_are_named_and_never_written() -> None:
+    by_sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text(encoding="utf-8"))["secrets"]
+    assert by_sky and set(by_sky.values()) == {None}
+    by_dstack = yaml.safe_load(EXAMPLES["dstack.yml"].read_text(encoding="utf-8"))["env"]
+    keys = [line for line in by_dstack if re.search("KEY|SECRET|TOKEN", line)]
+    assert keys and all(re.fullmatch(r"\w+=\$\{\{ secrets\.\w+ \}\}", line) for line in keys)

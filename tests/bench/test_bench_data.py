@@ -1,0 +1,135 @@
+"""The data that benches make: the corpus, variants of real questions; what is learned of them."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import PATIENCE_S, ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import corpus
+import learned
+import monitor_overhead
+from learned_variants import variants
+
+PAIRS = [
+    (f"Which {word} costs {number} dollars in {place}?", f"The {word} of {place} costs {number}.")
+    for number, (word, place) in enumerate(
+        [("carrot", "Athens"), ("lantern", "Bergen"), ("bicycle", "Cordoba"), ("teapot", "Dover")],
+        start=17,
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, str]]:
+    lines = corpus.Grower(PAIRS, seed=0).block(0)
+    return [json.loads(line) for line in lines]
+
+
+def test_the_seed_alone_decides() -> None:
+    first, again = (corpus.Grower(PAIRS, seed=3).block(5) for _ in range(2))
+    assert first == again
+    assert corpus.Grower(PAIRS, seed=4).block(5) != first
+
+
+def test_no_document_comes_twice(records: list[dict[str, str]]) -> None:
+    assert len({(r["prompt"], r["completion"]) for r in records}) == len(records) > 1000
+
+
+def test_a_corpus_is_as_long_as_asked_and_starts_with_real_records(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    made = corpus.make_corpus(path, n_bytes=200_000, data=shared_data, processes=1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert made["n_bytes"] == path.stat().st_size >= 200_000 > path.stat().st_size - len(lines[-1])
+    assert made["n_records"] == len(lines)
+    real = corpus.real_pairs(shared_data)
+    starts = {prompt for prompt, _ in real}
+    assert all(json.loads(line)["prompt"] in starts for line in lines)
+
+
+SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL)'
+CELLS = [("ann o'neill", "reds", 3.0, 10.0), ("bob", "blues", 5.5, 12.0), ("cy", "reds", 7.0, 9.0)]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "tables.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(SCHEMA)
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", CELLS)
+    return path
+
+
+def record(question: str, sql: str) -> dict[str, Any]:
+    return {"id": "q", "table_id": "t", "schema": SCHEMA, "question": question, "sql": sql}
+
+
+def test_a_variant_asks_for_what_its_query_returns(database: Path) -> None:
+    asked = record("How many Goals has bob?", """SELECT "goals" FROM t WHERE "player" = 'bob'""")
+    made = list(variants([asked], database, n_each=12, seed=0))
+    assert len({one["question"] for one in made}) == len(made) > 2
+    with sqlite3.connect(database) as connection:
+        for one in made:
+            [column] = [name for name in ("goals", "games") if name in one["question"]]
+            [player] = [cells[0] for cells in CELLS if cells[0] in one["question"]]
+            quoted = player.replace("'", "''")
+            assert one["sql"] == f"""SELECT "{column}" FROM t WHERE "player" = '{quoted}'"""
+            assert connection.execute(one["sql"]).fetchall()
+            assert one["table_id"] == "t" and sorted(one["schema"]) == sorted(SCHEMA)
+
+
+def test_what_the_question_does_not_name_stays(database: Path) -> None:
+    asked = record("What did he do?", """SELECT "goals" FROM t WHERE "player" = 'bob'""")
+    assert list(variants([asked], database, n_each=5, seed=0)) == []
+
+
+def row(name: str, n_correct: int, low: float = 0.1) -> dict[str, Any]:
+    change = {"difference": 0.2, "ci95": [low, 0.3], "change": "better"}
+    return {
+        "name": name, "n_correct": n_correct, "n_examples": 100, "ci95": [0.0, 1.0],
+        "value_fraction": n_correct / 100, "reason": None, "expert_less_this": change,
+    }  # fmt: skip
+
+
+def test_the_bar_is_the_better_of_constant_and_template() -> None:
+    others = [row("nearest", 50, low=-0.1), row("after", 40)]
+    assert learned.beats_bar([row("constant", 3), row("template", 9), *others]) is True
+    assert learned.beats_bar([row("constant", 3), row("template", 9, low=-0.01), *others]) is False
+    assert learned.beats_bar([row("constant", 3, low=-0.01), row("template", 9), *others]) is True
+    assert learned.beats_bar(others) is None
+
+
+@pytest.mark.chain
+@pytest.mark.long
+def test_wikisql_runs_end_to_end(shared_data: Path, tmp_path: Path) -> None:
+    source, part = shared_data / "expert-sql" / "wikisql", tmp_path / "expert-sql" / "wikisql"
+    part.mkdir(parents=True)
+    shutil.copy(source / "tables.sqlite", part)
+    lines = (source / "records.jsonl").read_bytes().split(b"\n")
+    (part / "records.jsonl").write_bytes(b"\n".join(lines[:300]) + b"\n")
+    script = [sys.executable, str(ROOT / "bench" / "learned.py"), "wikisql", "--short"]
+    command = [*script, "--data", str(tmp_path), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"constant", "nearest", "before", "after"} <= {row["name"] for row in found["rows"]}
+    assert found["metric"] == "execution_accuracy"
+    assert found["n_steps"] == learned.SHORT["training"]["max_steps"]
+    assert found["held_out_loss"][1] < found["held_out_loss"][0]
+
+
+def test_a_training_is_compared_with_and_without_the_monitor(tmp_path: Path) -> None:
+    args = Namespace(pairs=2, seconds=0.1, interval=0.02)
+    result = monitor_overhead.training(tmp_path, args)
+    assert result["n_pairs"] == 2
+    assert result["step_wall_slowdown"] > -1 and result["monitor_share_of_a_core"] >= 0

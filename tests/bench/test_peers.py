@@ -1,0 +1,128 @@
+"""The comparison with peers: turns and ratios, what is refused and fails, what Snakemake costs."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "bench" / "peers"))
+
+from measured import Failed
+from orchestration import SCRIPTS, WHOLE, Copies, Timed, read_commands, tabulate
+from side_by_side import finished, parsed, run_parts
+from turns import ratios, turns
+
+
+def test_every_other_repeat_runs_the_other_way_round() -> None:
+    order = turns(("ours", "peer"), 4)
+    assert [line for _, line in order] == ["ours", "peer", "peer", "ours"] * 2
+    assert [repeat for repeat, _ in order] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
+    order = turns(("ours", "peer"), 4)
+    speed: dict[str, dict[int, float]] = {"ours": {}, "peer": {}}
+    for i, (repeat, line) in enumerate(order):
+        speed[line][repeat] = 100.0 * 0.9**i
+    found = ratios(speed["ours"], speed["peer"])
+    assert found is not None
+    assert found.median == pytest.approx(1, abs=0.01)
+    assert (found.least, found.most) == pytest.approx((0.9, 1 / 0.9))
+
+
+def test_repeats_that_one_side_lacks_are_left_out() -> None:
+    found = ratios({0: 6.0, 1: 8.0, 2: 9.0}, {0: 3.0, 2: 3.0})
+    assert found is not None
+    assert (found.median, found.n) == (2.5, 2)
+    assert ratios({0: 1.0}, {1: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--only", "tokens,speed"], ["--methods", "dora"], ["--repeats", "0"], ["--device", "tpu"]],
+)
+def test_what_cannot_be_measured_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(words)
+    assert words[1].split(",")[-1] in capsys.readouterr().err or words[0] == "--repeats"
+
+
+def test_a_part_that_fails_is_listed_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def breaks(_: Namespace) -> dict[str, Any]:
+        raise Failed("our_steps ended with 1:\nno room")
+
+    parts = {"first": breaks, "second": lambda _: {"value": 1}}
+    results = run_parts(["first", "second"], parts, Namespace())
+    assert results == {
+        "first": {"failed": "our_steps ended with 1: no room"},
+        "second": {"value": 1},
+    }
+    assert finished({"parts": results}, tmp_path / "result.json") == 1
+    out = capsys.readouterr().out.splitlines()
+    assert "first: failed: our_steps ended with 1: no room" in out
+    assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
+
+
+def test_the_environments_for_cpu_and_card_differ_by_liger_alone() -> None:
+    folder = ROOT / "bench" / "peers" / "requirements"
+    pins = [
+        {line for line in (folder / name).read_text().splitlines() if not line.startswith("#")}
+        for name in ("trl_peft.txt", "trl_cuda.txt")
+    ]
+    assert {pin.partition("==")[0] for pin in pins[1] - pins[0]} == {"liger-kernel"}
+    assert not pins[0] - pins[1]
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    return Copies(tmp_path_factory.mktemp("a b") / "copies", "results/x/packing.json")
+
+
+def test_snakemakes_cost_is_a_ratio_within_a_repeat(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {WHOLE: (50.0, 64.0), SCRIPTS: (25.0, 16.0), "cold dry run": (2.0, 4.0),
+               "empty Snakefile": (1.0, 1.0)}  # fmt: skip
+    done = {
+        line: {i: Timed(wall_s=s, cpu_s=s / 2) for i, s in enumerate(both)}
+        for line, both in seconds.items()
+    }
+    found = tabulate(done)
+    assert found[f"{WHOLE} / {SCRIPTS}"]["median"] == 3
+    assert found[WHOLE]["cpu_s"]["median"] == 28.5
+    assert "3.00 (2.00-4.00)" in capsys.readouterr().out
+
+
+def test_commands_come_in_the_order_of_the_run_and_once(tmp_path: Path) -> None:
+    folder = tmp_path / ".snakemake" / "metadata"
+    (folder / "deep").mkdir(parents=True)
+    for name, command, start in (
+        ("a", "second", 2.0), ("deep/b", "first", 1.0), ("c", "second", 2.0), ("d", None, 0.0),
+    ):  # fmt: skip
+        (folder / name).write_text(json.dumps({"shellcmd": command, "starttime": start}))
+    assert read_commands(tmp_path) == ["first", "second"]
+
+
+def test_a_run_that_fails_is_no_measurement(copies: Copies) -> None:
+    with pytest.raises(Failed, match="MissingRule"):
+        copies.run_workflow(copies.make_fresh("wrong"), "-n", "nothing-makes-this")
+
+
+def test_rows_are_compared_too_and_nothing_is_no_comparison(copies: Copies) -> None:
+    with pytest.raises(Failed, match="no result to compare"):
+        copies.compared_results()
+    for name in ("flow", "scripts"):
+        rows = copies.folder / name / "results" / "x" / "packed" / "train" / "data.arrow"
+        rows.parent.mkdir(parents=True)
+        rows.write_bytes(b"rows")
+    assert copies.compared_results() == ["packed/train/data.arrow"]
+    rows.write_bytes(b"others")
+    with pytest.raises(Failed, match="different results"):
+        copies.compared_results()

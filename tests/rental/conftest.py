@@ -1,0 +1,5 @@
+"""Fixtures of the tests that copy: places of every kind."""
+
+from stores import object_storage, place
+
+__all__ = ["object_storage", "place"]
