@@ -77,29 +77,29 @@ def make_evaluation(
 
 def make_bare(*, before: float, after: float) -> EvaluationRecord:
     """Make one of an expert without a task: two losses, and nothing else was asked for."""
-    sides = (
-        EvaluationSide(
-            held_out_loss=loss, held_out_loss_ci95=(loss * 0.97, loss * 1.03),
-            perplexity=math.exp(loss),
-            perplexity_ci95=(math.exp(loss * 0.97), math.exp(loss * 1.03)),
-            n_target_tokens=161_000, n_documents=N, score=None, generation_s=None,
-            n_generated_tokens=None, n_cut_off=None,
-        )
-        for loss in (before, after)
-    )  # fmt: skip
-    first, second = sides
+    record = make_evaluation(before=(0, before), after=(0, after), baselines={})
+    blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
     word: Change = "better" if after < before - 0.03 else "no measurable change"
-    return EvaluationRecord(
-        expert="expert-sql", task="held_out_loss", before=first, after=second,
-        changes=(change("held_out_loss", after - before, half=0.03, n=N, word=word),),
-        published=Published(
-            step=PUBLISHED_STEP, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
-            reason="the weights that training published",
-        ),
-        baselines=(), earlier=None, judge=None, lm_eval=(), backend="transformers",
-        decoding=Decoding(), n_held_out_documents=N, n_documents_shared_with_training=0,
-        n_questions_shared_with_training=0, samples=(), worst=(),
-        answers_path="results/expert-sql/answers.jsonl", tools={}, unavailable={}, wall_s=31.0,
+    return replace(
+        record,
+        task="held_out_loss",
+        before=replace(record.before, **blank),
+        after=replace(record.after, **blank),
+        changes=(replace(record.changes[0], change=word),),
+        published=published_by_training(PUBLISHED_STEP),
+        decoding=Decoding(),
+        n_held_out_documents=N,
+        samples=(),
+        worst=(),
+        tools={},
+        wall_s=31.0,
+    )
+
+
+def published_by_training(step: int) -> Published:
+    return Published(
+        step=step, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
+        reason="the weights that training published",
     )  # fmt: skip
 
 

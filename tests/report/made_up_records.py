@@ -178,22 +178,14 @@ def make_plan() -> TrainPlan:
         sources={"peak_bf16_flops_per_s": "NVIDIA datasheet, dense"},
     )  # fmt: skip
     return TrainPlan(
-        expert="expert-sql", origins={}, method="lora", group_by_length=False,
-        loader="thread", dataloader_prefetch_factor=4, bf16=True, fp16=False,
-        lora=LoraSpec(r=16, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), use_dora=False,
-                      use_rslora=False),
-        hardware="h100-sxm", gpu=gpu, world_size=1, batch_size=16, gradient_accumulation_steps=2,
+        expert="expert-sql", origins={}, group_by_length=False, loader="thread",
+        dataloader_prefetch_factor=4, lora=LoraSpec(targets=("q_proj", "v_proj")),
+        hardware="h100-sxm", gpu=gpu, batch_size=16, gradient_accumulation_steps=2,
         global_batch_sequences=32, sequence_length_tokens=1_536, n_sequences=28_800,
         n_steps=N_STEPS, n_steps_per_epoch=STEPS_PER_EPOCH, n_epochs=2.0, n_warmup_steps=180,
-        learning_rate=2e-4, lr_scheduler_type="cosine", n_decay_steps=180,
-        weight_decay=0.01, max_grad_norm=1.0,
-        adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, optim="adamw_torch_fused",
-        label_smoothing_factor=0.0, max_loss=None, torch_compile=True, deterministic=False,
-        load_best_model_at_end=False, patience=None, min_delta=0.0, report_to="none",
-        parallel="ddp", may_halve_micro_batch=True, precision="bf16", use_tf32=True,
-        attention="packed", gradient_checkpointing=False, save_steps=300, save_every_minutes=10.0,
-        save_total_limit=2, eval_steps=EVAL_EVERY, logging_steps=10, n_threads=None,
-        collection_interval_seconds=1.0, track_per_step_metrics=True, seed=42,
+        n_decay_steps=180, weight_decay=0.01, torch_compile=True, may_halve_micro_batch=True,
+        precision="bf16", attention="packed", gradient_checkpointing=False, save_steps=300,
+        eval_steps=EVAL_EVERY, collection_interval_seconds=1.0,
         n_params_total=600_637_440, n_params_trainable=4_587_520, flops_per_token_model=2.62e9,
         flops_per_token_hardware=2.62e9,
         flops_convention="useful tokens; causal block-diagonal attention; embedding lookup 0",
@@ -237,20 +229,15 @@ def _options() -> tuple[HardwareOption, ...]:
         ),
         HardwareOption(
             name="RTX 4090", n_gpus=1, fits=True, micro_batch_size=4, checkpoint_activations=True,
-            hours=5.1, hours_low=3.4, hours_high=7.6, usd_per_hour=None, price_as_of=None,
-            usd=None, usd_low=None, usd_high=None, remark="no price is configured",
+            hours=5.1, hours_low=3.4, hours_high=7.6, remark="no price is configured",
         ),
         HardwareOption(
-            name="RTX 2060", n_gpus=1, fits=False, micro_batch_size=None,
-            checkpoint_activations=None, hours=None, hours_low=None, hours_high=None,
-            usd_per_hour=None, price_as_of=None, usd=None, usd_low=None, usd_high=None,
-            remark="needs 7.1 GB for one row, has 6 GB",
+            name="RTX 2060", n_gpus=1, fits=False, remark="needs 7.1 GB for one row, has 6 GB"
         ),
     )  # fmt: skip
 
 
 def make_staging() -> StagingRecord:
-    """Two copies, on a rented machine whose results lie on a network disk."""
     rows = Staged(
         kind="rows", key="6f" * 10, source="results/expert-sql/packed", action="copied",
         reason=FASTER, is_fallback=False, target=f"/scratch/expertflow/{'6f' * 10}/files",
@@ -268,13 +255,11 @@ def make_staging() -> StagingRecord:
 
 
 def make_used(staging: StagingRecord) -> dict[str, Any]:
-    """Note what training found of them, on the same machine."""
     same = {"action": "reused", "n_bytes_copied": 0, "copy_bytes_per_s": None}
     return {note.kind: to_json(replace(note, **same)) for note in (staging.rows, staging.weights)}
 
 
 def read_in_place(note: Staged) -> Staged:
-    """Give what would be said of a disk of the machine's own."""
     not_needed = "not measured: it decides nothing here"
     return replace(
         note, action="read_in_place", reason="it is on a local disk already (ext4)", target=None,

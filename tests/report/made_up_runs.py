@@ -3,10 +3,9 @@
 import made_up_evaluation as learned
 import made_up_records as pieces
 import made_up_series as series
-from made_up_profile import make_profile, not_profiled
+from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
 
-from expertflow.evaluate.records import Published
 from expertflow.plan.records import CostPlan, TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import PackingRecord
@@ -43,6 +42,12 @@ PROVENANCE = {
 
 
 def make_gpu_inputs() -> ReportInputs:
+    evaluation = learned.make_evaluation(
+        before=(9, 1.874),
+        after=(122, 0.566),
+        baselines={"constant": 2, "template": 48, "nearest": 62},
+    )
+    staging = pieces.make_staging()
     return ReportInputs(
         spec=pieces.make_spec("full"),
         datasets=pieces.make_datasets("full"),
@@ -50,15 +55,11 @@ def make_gpu_inputs() -> ReportInputs:
         model=pieces.make_model(),
         packing=pieces.make_packing(),
         plan=pieces.make_plan(),
-        staging=pieces.make_staging(),
+        staging=staging,
         training=pieces.make_training(),
         monitor=series.make_monitor(),
         evaluation=replace(
-            learned.make_evaluation(
-                before=(9, 1.874),
-                after=(122, 0.566),
-                baselines={"constant": 2, "template": 48, "nearest": 62},
-            ),
+            evaluation,
             earlier=learned.earlier(0.02, "no measurable change"),
             judge=learned.judge(n_wins=31, n_losses=7, n_ties=12),
             lm_eval=learned.LM_EVAL,
@@ -73,7 +74,7 @@ def make_gpu_inputs() -> ReportInputs:
         preflight={
             "machine": series.make_machine(),
             "n_cpus": 8,
-            "staging": pieces.make_used(pieces.make_staging()),
+            "staging": pieces.make_used(staging),
         },
     )
 
@@ -100,10 +101,7 @@ def make_cpu_inputs() -> ReportInputs:
             learned.make_evaluation(
                 before=(0, 6.203), after=(37, 2.11), baselines={"constant": 1, "nearest": 18}
             ),
-            published=Published(
-                step=60, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
-                reason="the weights that training published",
-            ),
+            published=learned.published_by_training(60),
         ),
         export=replace(gpu.export, published_step=60),
         steps=series.make_steps(n_steps=60, step_s=1.35, tokens=7_900, seed=2),
@@ -112,7 +110,6 @@ def make_cpu_inputs() -> ReportInputs:
 
 
 def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
-    """Pack 480 rows of 512 tokens."""
     train = replace(
         gpu.train,
         n_sequences=480, n_tokens_in=237_000, n_tokens=237_000, n_padding_tokens=8_760,
@@ -160,7 +157,6 @@ def _cpu_training(training: TrainingRecord) -> TrainingRecord:
 
 
 def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
-    """Plan sixty steps on a CPU."""
     return replace(
         gpu,
         method="full", lora=None, hardware="cpu", gpu=None, n_steps=60, n_steps_per_epoch=30,
@@ -169,11 +165,6 @@ def _cpu_plan(gpu: TrainPlan) -> TrainPlan:
         n_params_total=1_312_640, n_params_trainable=1_312_640, flops_per_token_model=8.4e6,
         flops_per_token_hardware=8.4e6, predicted_tokens=474_000, predicted_peak_bytes=None,
         predicted_peak_reason="memory is predicted for CUDA devices only",
-        cost=CostPlan(
-            price_usd_per_hour=None, price_as_of=None, predicted_hours=None,
-            predicted_hours_low=None, predicted_hours_high=None, predicted_usd=None,
-            predicted_usd_low=None, predicted_usd_high=None,
-            reason="no speed is known for this CPU",
-        ),
+        cost=CostPlan(reason="no speed is known for this CPU"),
         memory=None, options=(), claims=(),
     )  # fmt: skip

@@ -4,6 +4,8 @@ import math
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from expertflow.core.records import to_json
 from expertflow.hardware.records import (
     GpuSample,
@@ -13,11 +15,23 @@ from expertflow.hardware.records import (
     ScratchFacts,
     Stats,
 )
-from expertflow.train.records import (
-    StepRecord,
-)
+from expertflow.train.profile.kernels import N_KERNELS, Span, kernel_table
+from expertflow.train.profile.profiler import NOT_ASKED
+from expertflow.train.records import KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"
+NO_CARD = dict.fromkeys(
+    ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "energy_j")
+)
+
+KERNELS = {
+    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT": 41_000.0,
+    "void cutlass::device_kernel<flash::FlashAttnBwdSm90<(int)128, A & B>>(Params)": 22_000.0,
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...>": 9_000.0,
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0": 7_500.0,
+    "Memcpy DtoD (Device -> Device)": 1_200.0,
+    **{f"triton_poi_fused_mul_silu_{i}": 100.0 + i for i in range(20)},
+}
 
 
 def make_steps(*, n_steps: int, step_s: float, tokens: int, seed: int) -> tuple[StepRecord, ...]:
@@ -92,21 +106,27 @@ def make_machine() -> dict[str, Any]:
 
 
 def make_cpu_monitor() -> MonitorRecord:
-    no_gpu = "no NVIDIA driver was found"
     missing = ("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "energy_j",
                "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w",
                "tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz",
                "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "throttle_s", "temperature_limits_c",
                "energy_source", "energy_all_j", "power_all_w", "throttle_source")  # fmt: skip
-    return MonitorRecord(
-        configured_interval_s=1.0, effective_interval_s=1.0, n_samples=96, simulated=False,
-        gpu_name=None, driver=None, memory_total_bytes=None, power_limit_w=None, energy_j=None,
-        any_kernel_percent=None, memory_used_bytes=None, temperature_c=None, power_w=None,
-        cpu_percent=_stats(92.0, 4.0), ram_used_bytes=_stats(3.1e9, 0.2e9), assessment=(),
-        disk_read_bytes=1_300_000, disk_write_bytes=22_000_000, monitor_cpu_fraction=0.0012,
-        wall_s=92.0, n_gpus=0,
-        unavailable=dict.fromkeys(missing, no_gpu),
-    )  # fmt: skip
+    return replace(
+        make_monitor(),
+        **dict.fromkeys(missing),
+        effective_interval_s=1.0,
+        n_samples=96,
+        simulated=False,
+        cpu_percent=_stats(92.0, 4.0),
+        ram_used_bytes=_stats(3.1e9, 0.2e9),
+        assessment=(),
+        disk_read_bytes=1_300_000,
+        disk_write_bytes=22_000_000,
+        monitor_cpu_fraction=0.0012,
+        wall_s=92.0,
+        n_gpus=0,
+        unavailable=dict.fromkeys(missing, "no NVIDIA driver was found"),
+    )
 
 
 def make_gpu_samples() -> tuple[GpuSample, ...]:
@@ -143,13 +163,31 @@ def make_cpu_samples() -> tuple[GpuSample, ...]:
     return tuple(
         GpuSample(
             elapsed_s=float(second),
-            utilization_percent=None,
-            memory_used_bytes=None,
-            temperature_c=None,
-            power_w=None,
-            energy_j=None,
+            **NO_CARD,
             cpu_percent=chance.uniform(88, 97) if second > 6 else 40.0,
             ram_used_bytes=3_100_000_000 + 2_000_000 * min(second, 40),
         )
         for second in range(96)
     )
+
+
+def make_profile() -> KernelProfile:
+    spans, now_us = [], 0.0
+    for name, taken_us in KERNELS.items():
+        for _ in range(5):
+            spans.append(
+                Span(name=name, start_us=now_us, end_us=now_us + taken_us, self_us=taken_us)
+            )
+            now_us += taken_us / 0.9
+    table = kernel_table(spans)
+    return KernelProfile(
+        n_wanted_steps=5, n_steps=5, first_step=12, device="cuda", wall_s=now_us / 1e6,
+        n_neighbour_steps=5, neighbour_step_s=now_us / 6e6, pause_s=3.4, device_busy_fraction=0.9,
+        n_kernels=len(table), kernels_s=sum(kernel.total_s for kernel in table),
+        kernels=table[:N_KERNELS],
+        trace="trace.json.gz", n_trace_bytes=11_000_000,
+    )  # fmt: skip
+
+
+def not_profiled(reason: str = NOT_ASKED) -> KernelProfile:
+    return KernelProfile(n_wanted_steps=0, device="cpu", reason=reason)

@@ -19,73 +19,55 @@ def test_mfu_by_hand(gpu_inputs: ReportInputs) -> None:
     # 86.4 M tokens in 2494.1 + 21.4 s, 2.62 GFLOP a token, of 989.5 TFLOP/s
     expected = 86.4e6 / 2_515.5 * 2.62e9 / 989.5e12
     assert derive.utilisation(gpu_inputs, 2.62e9) == pytest.approx(expected)
-
-
-def test_two_cards_have_twice_the_peak(gpu_inputs: ReportInputs) -> None:
     two = replace(gpu_inputs, training=replace(gpu_inputs.training, world_size=2))
-    one = derive.utilisation(gpu_inputs, 2.62e9)
-    assert isinstance(one, float)
-    assert derive.utilisation(two, 2.62e9) == pytest.approx(one / 2)
+    assert derive.utilisation(two, 2.62e9) == pytest.approx(expected / 2)
 
 
-def test_another_card_than_planned_has_no_peak(gpu_inputs: ReportInputs) -> None:
-    other = replace(gpu_inputs.training, gpu_name="NVIDIA L40S")
-    peak = derive.peak(gpu_inputs.plan, other)
-    assert isinstance(peak, Missing) and "NVIDIA L40S" in peak.reason
-
-
-def test_peak_follows_precision(gpu_inputs: ReportInputs) -> None:
-    plan, training = gpu_inputs.plan, replace(gpu_inputs.training, precision="fp32")
-    peak = derive.peak(plan, training)
-    assert isinstance(peak, derive.Peak) and peak.flops_per_s == 494.5e12
-    assert isinstance(derive.peak(replace(plan, use_tf32=False), training), Missing)
-
-
-def test_unknown_peak_takes_the_measured_one(gpu_inputs: ReportInputs) -> None:
-    training = replace(
-        gpu_inputs.training, gpu_name="NVIDIA L40S", measured_peak_flops_per_s=331e12
-    )
-    peak = derive.peak(gpu_inputs.plan, training)
-    assert peak == derive.Peak(flops_per_s=331e12, source="measured matmul on this card")
-
-
-def test_published_peak_wins_and_names_the_source_of_this_very_figure(
-    gpu_inputs: ReportInputs,
-) -> None:
-    training = replace(gpu_inputs.training, measured_peak_flops_per_s=700e12)
-    bf16 = derive.peak(gpu_inputs.plan, training)
-    assert bf16 == derive.Peak(flops_per_s=989.5e12, source="NVIDIA datasheet, dense")
-    fp16 = derive.peak(gpu_inputs.plan, replace(training, precision="fp16"))
-    assert isinstance(fp16, derive.Peak) and fp16.source == "NVIDIA H100 datasheet"
-
-
-def test_cpu_has_no_peak_even_if_one_was_measured(cpu_inputs: ReportInputs) -> None:
-    training = replace(cpu_inputs.training, measured_peak_flops_per_s=1e11)
-    assert isinstance(derive.peak(cpu_inputs.plan, training), Missing)
+OTHER = {"gpu_name": "NVIDIA L40S"}
+MEASURED = "measured matmul on this card"
 
 
 @pytest.mark.parametrize(
-    ("reserved", "spilled"), [(62.3e9, 0), (62.2e9, 0), (70.3e9, 8_000_000_000)]
+    ("plan", "training", "flops_per_s", "told"),
+    [
+        ({}, {"measured_peak_flops_per_s": 700e12}, 989.5e12, "NVIDIA datasheet, dense"),
+        ({}, {"precision": "fp16"}, 989.5e12, "NVIDIA H100 datasheet"),
+        ({}, {"precision": "fp32"}, 494.5e12, "NVIDIA H100 datasheet"),
+        ({"use_tf32": False}, {"precision": "fp32"}, None, "no source gives the fp32 peak"),
+        ({}, OTHER, None, "NVIDIA L40S did the work"),
+        ({}, {**OTHER, "measured_peak_flops_per_s": 331e12}, 331e12, MEASURED),
+        ({}, {"device": "cpu", "measured_peak_flops_per_s": 1e11}, None, "on the CPU"),
+    ],
+)
+def test_peak_is_of_the_card_that_ran_and_its_precision(
+    plan: Report, training: Report, flops_per_s: float | None, told: str, gpu_inputs: ReportInputs
+) -> None:
+    found = derive.peak(replace(gpu_inputs.plan, **plan), replace(gpu_inputs.training, **training))
+    if isinstance(found, Missing):
+        assert flops_per_s is None and told in found.reason
+    else:
+        assert (found.flops_per_s, found.source) == (flops_per_s, told)
+
+
+@pytest.mark.parametrize(
+    ("device", "reserved", "is_read", "spilled"),
+    [
+        ("cuda", 62.3e9, True, 0),
+        ("cuda", 70.3e9, True, 8_000_000_000),
+        ("cuda", 70.3e9, False, None),
+        ("cuda", None, True, None),
+        ("cpu", 70.3e9, True, None),
+    ],
 )
 def test_spilled_is_what_the_card_never_held(
-    reserved: float, spilled: int, gpu_inputs: ReportInputs
+    device: str, reserved: float, is_read: bool, spilled: int | None, gpu_inputs: ReportInputs
 ) -> None:
-    training = replace(gpu_inputs.training, peak_memory_reserved_bytes=int(reserved))
-    assert derive.memory_spilled(replace(gpu_inputs, training=training)) == spilled
-
-
-@pytest.mark.parametrize("missing", ["cpu", "reserved", "used"])
-def test_spill_is_unknown_without_both_readings(
-    missing: str, gpu_inputs: ReportInputs, cpu_inputs: ReportInputs
-) -> None:
-    inputs = {
-        "cpu": cpu_inputs,
-        "reserved": replace(
-            gpu_inputs, training=replace(gpu_inputs.training, peak_memory_reserved_bytes=None)
-        ),
-        "used": replace(gpu_inputs, monitor=replace(gpu_inputs.monitor, memory_used_bytes=None)),
-    }[missing]
-    assert isinstance(derive.memory_spilled(inputs), Missing)
+    held = None if reserved is None else int(reserved)
+    training = replace(gpu_inputs.training, device=device, peak_memory_reserved_bytes=held)
+    used = gpu_inputs.monitor.memory_used_bytes if is_read else None
+    monitor = replace(gpu_inputs.monitor, memory_used_bytes=used)
+    found = derive.memory_spilled(replace(gpu_inputs, training=training, monitor=monitor))
+    assert (None if isinstance(found, Missing) else found) == spilled
 
 
 def test_energy_of_several_cards_is_that_of_all(gpu_inputs: ReportInputs) -> None:
@@ -116,56 +98,40 @@ def test_epochs_started(n_epochs: float, started: int) -> None:
 def test_gpu_steps_are_split_by_their_samples(gpu_inputs: ReportInputs) -> None:
     sampled = SampledSteps(n_steps=9, h2d_s=0.1, forward_s=0.3, backward_s=0.5, optimizer_s=0.1)
     time = derive.split_time(replace(gpu_inputs.training, sampled_steps=sampled)).spent
-    whole_s = gpu_inputs.training.time.train_s
-    assert time.h2d_s == pytest.approx(0.1 * whole_s)
-    assert time.train_s == pytest.approx(0.9 * whole_s)
-    assert time.forward_s == pytest.approx(0.3 * whole_s)
-    assert time.backward_s == pytest.approx(0.5 * whole_s)
-    assert time.optimizer_s == pytest.approx(0.1 * whole_s)
-
-
-def test_idle_time_is_an_estimate_and_says_so(gpu_inputs: ReportInputs) -> None:
-    training = replace(gpu_inputs.training, n_sessions=1)
-    section = build_report(replace(gpu_inputs, training=training), {})["time"]
-    # 2,712 s, less 75.6 s of evaluation and 1,800 steps of 1.383 s
-    assert section["gpu_idle_s"] == pytest.approx(2_712 - 75.6 - 1_800 * 1.383)
-    assert section["split_source"] == "sampled steps"
-    assert section["gpu_idle_source"].startswith("estimate: ")
-
-
-def test_busier_than_the_wall_is_not_idle(gpu_inputs: ReportInputs) -> None:
-    sampled = replace(gpu_inputs.training.sampled_steps, backward_s=9.0)  # type: ignore[type-var]
-    times = derive.split_time(replace(gpu_inputs.training, sampled_steps=sampled, n_sessions=1))
-    assert times.spent.gpu_idle_s == 0.0
+    parts = (time.h2d_s, time.train_s, time.forward_s, time.backward_s, time.optimizer_s)
+    shares = (0.1, 0.9, 0.3, 0.5, 0.1)
+    assert parts == pytest.approx([x * gpu_inputs.training.time.train_s for x in shares])
 
 
 RETRY = MemoryRetry(after_step=0, micro_batch_size=8, n_accumulation_steps=4, message="short")
-
-
-@pytest.mark.parametrize("broken", [{"n_sessions": 2}, {"memory_retries": (RETRY,)}])
-def test_work_that_was_thrown_away_is_not_idle(
-    broken: dict[str, Any], gpu_inputs: ReportInputs
-) -> None:
-    training = replace(gpu_inputs.training, **{"n_sessions": 1, **broken})
-    report = build_report(replace(gpu_inputs, training=training), {})
-    section, reasons = report["time"], report["unavailable"]
-    assert section["split_source"] == "sampled steps"
-    assert section["gpu_idle_s"] is None and section["gpu_idle_source"] is None
-    assert reasons["time.gpu_idle_s"] == "work that was thrown away is not timed"
-
-
 NO_TIME = SampledSteps(n_steps=1, h2d_s=0.0, forward_s=0.0, backward_s=0.0, optimizer_s=0.0)
+LONG = SampledSteps(n_steps=9, h2d_s=0.0, forward_s=0.3, backward_s=9.0, optimizer_s=0.1)
+THROWN_AWAY = "work that was thrown away is not timed"
 
 
-@pytest.mark.parametrize("sampled", [None, NO_TIME])
-def test_without_samples_nothing_is_split(
-    sampled: SampledSteps | None, gpu_inputs: ReportInputs
+@pytest.mark.parametrize(
+    ("changes", "idle_s", "split", "told"),
+    [
+        # 2,712 s, less 75.6 s of evaluation and 1,800 steps of 1.383 s
+        ({}, 2_712 - 75.6 - 1_800 * 1.383, "sampled steps", "estimate: "),
+        ({"sampled_steps": LONG}, 0.0, "sampled steps", "estimate: "),  # busier than the wall
+        ({"n_sessions": 2}, None, "sampled steps", THROWN_AWAY),
+        ({"memory_retries": (RETRY,)}, None, "sampled steps", THROWN_AWAY),
+        ({"sampled_steps": None}, None, None, "no step was timed on the device"),
+        ({"sampled_steps": NO_TIME}, None, None, "no step was timed on the device"),
+    ],
+)
+def test_idle_time_is_an_estimate_and_says_so(
+    changes: Report, idle_s: float | None, split: str | None, told: str, gpu_inputs: ReportInputs
 ) -> None:
-    training = replace(gpu_inputs.training, sampled_steps=sampled)
-    times = derive.split_time(training)
-    assert times.spent == training.time
-    assert isinstance(times.split_source, Missing)
-    assert isinstance(times.gpu_idle_source, Missing)
+    training = replace(gpu_inputs.training, **{"n_sessions": 1, **changes})
+    report = build_report(replace(gpu_inputs, training=training), {})
+    time = report["time"]
+    assert time["split_source"] == split and time["gpu_idle_s"] == pytest.approx(idle_s)
+    said = report["unavailable"].get("time.gpu_idle_s") or time["gpu_idle_source"]
+    assert said.startswith(told)
+    if split is None:
+        assert time["forward_s"] is None and time["train_s"] == training.time.train_s
 
 
 def _rows(report: Report) -> dict[str, Report]:
@@ -174,18 +140,11 @@ def _rows(report: Report) -> dict[str, Report]:
 
 def test_rows_repeat_plan_and_run(gpu_report: Report) -> None:
     rows = _rows(gpu_report)
-    assert list(rows) == [
-        "Optimiser steps", "Useful tokens", "Useful tokens a second", "Wall time", "Cost",
-        "Peak device memory",
-    ]  # fmt: skip
     assert rows["Wall time"]["difference_fraction"] == pytest.approx(2_712 / 3_600 / 0.73 - 1)
     assert (rows["Cost"]["plan_low"], rows["Cost"]["plan_high"]) == (1.7679, 1.9173)
     assert rows["Peak device memory"]["actual"] == 61_500_000_000
-
-
-def test_speed_band_is_that_of_the_steps(gpu_report: Report) -> None:
-    speed = _rows(gpu_report)["Useful tokens a second"]
     # 86.4 M tokens; 0.675 h of stepping in 0.73 h, which may be 0.71 to 0.77 h
+    speed = rows["Useful tokens a second"]
     assert speed["plan"] == pytest.approx(86.4e6 / 0.675 / 3_600)
     assert speed["plan_low"] == pytest.approx(86.4e6 / (0.675 + 0.04) / 3_600)
     assert speed["plan_high"] == pytest.approx(86.4e6 / (0.675 - 0.02) / 3_600)

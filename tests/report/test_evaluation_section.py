@@ -49,6 +49,20 @@ def test_an_expert_without_a_task_keeps_the_loss(bare: Report) -> None:
     assert "no earlier evaluation" in reasons["evaluation.earlier"]
 
 
+def test_what_was_not_scored_or_is_of_one_document_has_its_reason(cpu_inputs: ReportInputs) -> None:
+    why = "Node is not installed"
+    record = made_up.not_scored(cpu_inputs.evaluation, why)
+    one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
+    sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
+    report = _report(cpu_inputs, replace(record, **sides, changes=()))
+    reasons = report["unavailable"]
+    assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
+    for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
+        assert reasons[f"evaluation.{key}"] == why
+    page = _section(render_page(report, cpu_inputs), "evaluation")
+    assert f"sql execution: {why}" in page and 'class="range"' not in page
+
+
 def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
     said = {
         "judge": "the endpoint did not answer",
@@ -77,25 +91,6 @@ def test_reasons_of_the_record_are_passed_on(cpu_inputs: ReportInputs) -> None:
     assert "judge (the endpoint did not answer)" in shown
     assert "baselines (too few training questions)" in shown
     assert "is not set" not in shown  # nobody asked for it
-
-
-def test_every_null_of_a_task_that_was_not_scored_has_its_reason(cpu_inputs: ReportInputs) -> None:
-    evaluation = made_up.not_scored(cpu_inputs.evaluation, "Node is not installed")
-    report = _report(cpu_inputs, evaluation)
-    for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
-        assert report["unavailable"][f"evaluation.{key}"] == "Node is not installed"
-    page = _section(render_page(report, cpu_inputs), "evaluation")
-    assert "sql execution: Node is not installed" in page and 'class="range"' not in page
-
-
-def test_a_single_document_has_no_spread(cpu_inputs: ReportInputs) -> None:
-    bare = made_up.make_bare(before=6.2, after=2.11)
-    one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
-    bare = replace(
-        bare, before=replace(bare.before, **one), after=replace(bare.after, **one), changes=()
-    )
-    reasons = _report(cpu_inputs, bare)["unavailable"]
-    assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
 
 
 def test_the_page_answers_first(gpu_report: Report) -> None:
@@ -132,6 +127,9 @@ def test_the_page_shows_what_was_compared(gpu_report: Report, gpu_inputs: Report
     ):  # fmt: skip
         assert text in page, text
     assert page.count('<i class="dot"') == 2 + 3 + 1
+    gpu_report["evaluation"]["decoding"] |= {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    said = view_evaluation.how(gpu_report)
+    assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in said
 
 
 def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: ReportInputs) -> None:
@@ -154,12 +152,6 @@ def test_ten_worst_answers_and_some_right_ones(
     first = page.split("<details>")[0]
     assert first.count('class="sample"') == 3
     assert "row 1 is (&#39;Ada&#39;, 310.0)" in first and "wrong result" in first
-
-
-def test_decoding_that_draws_says_how(gpu_report: Report) -> None:
-    gpu_report["evaluation"]["decoding"] |= {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
-    said = view_evaluation.how(gpu_report)
-    assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in said
 
 
 def test_index_and_terminal_say_what_is_beyond_chance(gpu_report: Report, bare: Report) -> None:

@@ -12,8 +12,8 @@ from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report import learned
 from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.learned import verdict
 from expertflow.report.records import Finding
-from expertflow.report.verdict import verdict
 
 Report = dict[str, Any]
 
@@ -39,6 +39,9 @@ def test_the_paired_change_decides(gpu_report: Report) -> None:
     assert (unclear["level"], unclear["learned"]) == ("mixed", "unclear")
     assert "no measurable change (+1.0 points, 95 % interval" in unclear["sentence"]
     assert "Held-out loss fell from 1.874 to 0.566" in unclear["sentence"]
+    leaked = {**gpu_report, "evaluation": {**gpu_report["evaluation"]}}
+    leaked["evaluation"]["documents_shared_with_training"] = 1
+    assert verdict(leaked)["learned"] == "unclear"
     worse = verdict(_metric(gpu_report, -0.15, 0.05, "worse"))
     assert (worse["level"], worse["learned"]) == ("bad", "no")
     assert "Execution accuracy fell" in worse["sentence"]
@@ -88,11 +91,9 @@ def test_a_task_that_was_not_scored_is_not_answered_for_by_its_loss(
     found = _judged(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
     assert (found["level"], found["learned"]) == ("mixed", "unclear")
     assert "The task was not scored: Node is not installed. Held-out loss fell" in found["sentence"]
-
-
-def test_verdict_does_not_trust_a_leak(gpu_report: Report) -> None:
-    gpu_report["evaluation"]["documents_shared_with_training"] = 1
-    assert verdict(gpu_report)["learned"] == "unclear"
+    said = _of(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
+    assert "Node is not installed" in said["task-not-scored"].evidence
+    assert "no-baseline" not in said
 
 
 def test_more_questions_by_hand() -> None:
@@ -118,8 +119,9 @@ def test_the_best_baseline_is_the_one_that_scores_highest(gpu_report: Report) ->
     first = learned.best_baseline(evaluation)
     assert first is not None and first["name"] == "constant"
     for baseline in evaluation["baselines"]:
-        baseline["value_fraction"] = None
+        baseline["value_fraction"] = baseline["change"] = None
     assert learned.best_baseline(evaluation) is None
+    assert "no-baseline" in findings_by_code(gpu_report)
 
 
 def _of(inputs: ReportInputs, evaluation: EvaluationRecord) -> dict[str, Finding]:
@@ -171,39 +173,30 @@ def test_no_change_says_what_would_show_one(gpu_report: Report) -> None:
     assert "so few answers differ" in advice
 
 
-def test_a_loss_that_did_not_change_isfindings_by_code(cpu_inputs: ReportInputs) -> None:
-    found = _of(cpu_inputs, made_up.make_bare(before=2.1, after=2.09))
-    assert "held out loss did not measurably change" in found["no-measurable-change"].evidence
-
-
-def test_a_task_that_was_not_scored_says_why(cpu_inputs: ReportInputs) -> None:
-    found = _of(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
-    assert "Node is not installed" in found["task-not-scored"].evidence
-    assert "task-not-scored" not in _of(cpu_inputs, made_up.make_bare(before=2.1, after=1.0))
+LOWEST = "not the last of 1,800; the lowest held-out loss, 0.547, is at step 1,800"
 
 
 @pytest.mark.parametrize(
-    ("step", "speaks"), [(600, True), (1200, True), (1800, False)]
-)  # the last step, which has the lowest loss too
-def test_another_checkpoint(step: int, speaks: bool, gpu_report: Report) -> None:
+    ("step", "last_loss", "said"),
+    [
+        (600, 0.547, LOWEST),
+        (1200, 0.547, LOWEST),
+        (1800, 0.547, None),  # the last step, which has the lowest loss too
+        (1800, 0.58, "is at step 1,200"),
+    ],
+)
+def test_another_checkpoint(
+    step: int, last_loss: float, said: str | None, gpu_report: Report
+) -> None:
     published = gpu_report["evaluation"]["published"]
     published["step"] = step
     for candidate in published["candidates"]:
         candidate["published"] = candidate["step"] == step
+    published["candidates"][2]["held_out_loss"] = last_loss
     found = findings_by_code(gpu_report).get("another-checkpoint")
-    assert (found is not None) is speaks
+    assert (found is None) is (said is None)
     if found:
-        assert found.severity == "info" and "not the last of 1,800" in found.evidence
-        assert "lowest held-out loss, 0.547, is at step 1,800" in found.evidence
-
-
-def test_the_last_step_with_a_higher_loss_is_said(gpu_report: Report) -> None:
-    published = gpu_report["evaluation"]["published"]
-    published["step"] = 1800
-    for candidate in published["candidates"]:
-        candidate["published"] = candidate["step"] == 1800
-    published["candidates"][2]["held_out_loss"] = 0.58
-    assert "is at step 1,200" in findings_by_code(gpu_report)["another-checkpoint"].evidence
+        assert found.severity == "info" and str(said) in found.evidence
 
 
 def test_advice_goes_by_the_kind_of_error(gpu_report: Report) -> None:
@@ -231,22 +224,22 @@ def test_a_judge_that_sees_it_otherwise(
     assert ("judge-disagrees" in _of(gpu_inputs, evaluation)) is speaks
 
 
-@pytest.mark.parametrize(("n", "speaks"), [(16, False), (17, True)])
-def test_a_judge_that_goes_by_position(n: int, speaks: bool, gpu_inputs: ReportInputs) -> None:
-    judge = made_up.judge(n_wins=20, n_losses=10, n_ties=20, n_inconsistent=n)
-    evaluation = replace(gpu_inputs.evaluation, judge=judge)
-    assert ("judge-inconsistent" in _of(gpu_inputs, evaluation)) is speaks
-
-
-def test_pairs_without_a_verdict_are_said(gpu_report: Report) -> None:
-    assert "1 of 51 pairs got no verdict: no verdict in the reply" in (
-        findings_by_code(gpu_report)["judge-failed"].evidence
-    )
-    gpu_report["evaluation"]["judge"] |= {"n_failed": 0, "reason": None}
-    assert "judge-failed" not in findings_by_code(gpu_report)
+@pytest.mark.parametrize(("n_unsure", "is_odd"), [(16, False), (17, True)])
+def test_a_judge_that_goes_by_position_or_gives_no_verdict(
+    n_unsure: int, is_odd: bool, gpu_inputs: ReportInputs
+) -> None:
+    judge = made_up.judge(n_wins=20, n_losses=10, n_ties=20, n_inconsistent=n_unsure)
+    found = _of(gpu_inputs, replace(gpu_inputs.evaluation, judge=judge))
+    assert ("judge-inconsistent" in found) is is_odd
+    assert "1 of 51 pairs got no verdict: no verdict in the" in found["judge-failed"].evidence
+    judge = replace(judge, n_pairs=50, n_failed=0, reason=None)
+    found = _of(gpu_inputs, replace(gpu_inputs.evaluation, judge=judge))
+    assert "judge-failed" not in found
 
 
 def test_nothing_is_found_of_an_expert_without_a_task(cpu_inputs: ReportInputs) -> None:
+    found = _of(cpu_inputs, made_up.make_bare(before=2.1, after=2.09))
+    assert "held out loss did not measurably change" in found["no-measurable-change"].evidence
     found = _of(cpu_inputs, made_up.make_bare(before=6.2, after=2.1))
     learned = {"regression", "task-not-scored", "baseline-not-beaten", "no-measurable-change",
                "answers-cut-off", "one-kind-of-error", "questions-shared", "judge-disagrees",
@@ -277,20 +270,10 @@ def test_a_score_without_a_baseline_is_said(gpu_inputs: ReportInputs, gpu_report
     assert "no-baseline" not in findings_by_code(gpu_report)
 
 
-def test_a_baseline_without_a_score_is_none(gpu_report: Report) -> None:
-    for baseline in gpu_report["evaluation"]["baselines"]:
-        baseline["value_fraction"] = baseline["change"] = None
-    assert "no-baseline" in findings_by_code(gpu_report)
-
-
 def test_nobody_misses_a_baseline_that_was_not_asked_for(gpu_inputs: ReportInputs) -> None:
     report = _without_baselines(gpu_inputs, "evaluation.baselines is false")
     assert "no-baseline" not in findings_by_code(report)
     assert "No answer without a model" not in report["verdict"]["sentence"]
-    record = made_up.not_scored(gpu_inputs.evaluation, "Node is not installed")
-    assert "no-baseline" not in findings_by_code(
-        build_report(replace(gpu_inputs, evaluation=record), {})
-    )
 
 
 @pytest.mark.parametrize(
@@ -318,16 +301,11 @@ def test_a_loss_that_also_chose_the_weights(
     said = findings_by_code(report).get("chosen-by-held-out-loss")
     assert (said is not None) is speaks
     assert (SPOILT in report["verdict"]["sentence"]) is speaks
+    metric = build_report(replace(inputs, evaluation=cpu_inputs.evaluation), {})
+    assert "chosen-by-held-out-loss" not in findings_by_code(metric)
     if said:
         assert said.severity == "info"
         assert all(f"training.{name}" in said.evidence for name in plan)
-
-
-def test_a_metric_is_not_spoilt_by_a_choice_by_loss(cpu_inputs: ReportInputs) -> None:
-    plan = replace(cpu_inputs.plan, load_best_model_at_end=True)
-    report = build_report(replace(cpu_inputs, plan=plan), {})
-    assert "chosen-by-held-out-loss" not in findings_by_code(report)
-    assert SPOILT not in report["verdict"]["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -349,11 +327,3 @@ def test_kept_checkpoints_that_nobody_compared(
     if said:
         assert said.severity == "info" and "3 checkpoints" in said.evidence
         assert why in said.evidence
-
-
-def test_questions_that_were_not_asked_miss_no_form(gpu_report: Report) -> None:
-    after = gpu_report["evaluation"]["after"]
-    after["n_by_kind"] = {"correct": 50, "not_asked": 150}
-    found = findings_by_code(gpu_report)
-    assert "questions-not-asked" in found
-    assert "one-kind-of-error" not in found

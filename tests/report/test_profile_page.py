@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from made_up_profile import make_profile, not_profiled
 from made_up_runs import PROVENANCE
+from made_up_series import make_profile, not_profiled
 from msgspec.structs import replace
 
 from expertflow.report.build import build_report

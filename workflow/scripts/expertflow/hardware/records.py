@@ -166,6 +166,11 @@ class ScratchFacts(Record, frozen=True, kw_only=True):
     read_method: str
 
 
+def name_processors(n_usable: int, model: str | None) -> str:
+    """Name a machine by its processors, so that two records tell whether they are of one."""
+    return f"{n_usable} processors, {model or 'unnamed'}"
+
+
 class MachineFacts(Record, frozen=True, kw_only=True):
     """A machine as a job on it may use it.
 

@@ -12,7 +12,7 @@ from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
 from expertflow.report.ablation_facts import Ladder, bare, interval, quoted
 from expertflow.report.measured import NO_REASON
-from expertflow.report.sheet import render, trusted
+from expertflow.report.sheet import render
 from expertflow.report.view import METHODS, NOT_MEASURED, Cell, Tile
 from expertflow.studies.records import PLAN, AblationRecord, Bar, ClaimVerdict
 
@@ -21,6 +21,7 @@ VERDICTS = (
     "as claimed", "more", "less", "no change", "not decided", "measured", "not measurable",
 )  # fmt: skip
 TONES = {"as claimed": "pass", "more": "pass", "less": "fail", "no change": "fail"}
+Line = dict[str, Any]
 # Where a record says why it has no dollars.
 NO_PRICE = "usd_per_million_tokens"
 
@@ -29,24 +30,6 @@ class Verdict(NamedTuple):
     level: str
     answer: str
     sentence: str
-
-
-class Line(NamedTuple):
-    """A line of the table of variants. ``reason`` is set exactly where there are no figures.
-
-    ``note`` qualifies figures.
-    """
-
-    label: str
-    note: str | None
-    outcome: str
-    reason: str | None
-    ratio: str
-    interval: str
-    spread: str
-    cells: list[tuple[str, Cell]]
-    loss: str
-    is_sane: bool | None
 
 
 def render_ablation(record: AblationRecord) -> str:
@@ -65,7 +48,7 @@ def render_ablation(record: AblationRecord) -> str:
         record=record,
         subject=" \u00b7 ".join((record.expert, record.model, method, f"preset {record.preset}")),
         tiles=tiles(record),
-        changes=trusted(changes_chart(facts.changes(record))),
+        changes=changes_chart(facts.changes(record)),
         groups=groups,
         columns=columns,
         left_out=left_out,
@@ -92,7 +75,7 @@ def _shared_parts(record: AblationRecord) -> dict[str, Any]:
         "verdict": verdict(record),
         "claims": claim_lines(record),
         "counts": ledger_counts(record),
-        "waterfalls": [trusted(waterfall_chart(ladder)) for ladder in ladders],
+        "waterfalls": [waterfall_chart(ladder) for ladder in ladders],
         "missing_rungs": [step for ladder in ladders for step in ladder.missing],
         "no_ladder": no_ladder,
     }
@@ -219,45 +202,48 @@ def _groups(record: AblationRecord) -> list[tuple[str, list[Line]]]:
 
 
 def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tuple[str, str]]]:
-    measured = [line for _, lines in groups for line in lines if not line.reason]
-    cells = [cell for line in measured for cell in line.cells]
+    """Return the columns that have a figure, and the reason of each that has none."""
+    measured = [line for _, lines in groups for line in lines if not line["reason"]]
+    cells = [cell for line in measured for cell in line["cells"]]
     shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))
     left_out = dict(cells).items()
     return shown, [(name, c.reason) for name, c in left_out if name not in shown and c.reason]
 
 
 def lines(bars: Sequence[Bar], record: AblationRecord) -> list[Line]:
+    """Lay variants out for a table; ``reason`` is set exactly where there are no figures."""
     return [_line(bar, record) for bar in bars]
 
 
 def _line(bar: Bar, record: AblationRecord) -> Line:
     no_price = record.unavailable.get(NO_PRICE, NOT_MEASURED)
-    no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
+    no_memory = NOT_MEASURED
+    if record.device == "cpu":
+        no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
     shown: tuple[tuple[str, float | None, Callable[[float], str], str], ...] = (
         ("tokens/s", bar.tokens_per_s, f.short, NOT_MEASURED),
         ("$/M tokens", bar.usd_per_million_tokens, f.usd_rate, no_price),
-        ("peak memory", bar.peak_memory_bytes, f.size,
-         no_memory if record.device == "cpu" else NOT_MEASURED),
+        ("peak memory", bar.peak_memory_bytes, f.size, no_memory),
         ("padding", bar.padding_fraction, f.percent, NOT_MEASURED),
         ("data wait", bar.data_wait_fraction, f.percent, NOT_MEASURED),
-    )  # fmt: skip
+    )
     ratio = bar.ratio
-    return Line(
-        label=facts.label(bar),
+    return {
+        "label": facts.label(bar),
         # The arithmetic of other metrics stands beside their claims.
-        note=bar.reason if ratio and bar.metric == "tokens_per_s" else None,
-        outcome=bar.outcome,
-        reason=None if ratio else bar.reason or NOT_MEASURED,
-        ratio=f.factor(ratio.value) if ratio else "",
-        interval=interval(ratio) if ratio else "",
-        spread=f"{bare(ratio.least)} to {bare(ratio.most)}" if ratio else "",
-        cells=[
+        "note": bar.reason if ratio and bar.metric == "tokens_per_s" else None,
+        "outcome": bar.outcome,
+        "reason": None if ratio else bar.reason or NOT_MEASURED,
+        "ratio": f.factor(ratio.value) if ratio else "",
+        "interval": interval(ratio) if ratio else "",
+        "spread": f"{bare(ratio.least)} to {bare(ratio.most)}" if ratio else "",
+        "cells": [
             (name, Cell("\u2013", why) if value is None else Cell(show(value)))
             for name, value, show, why in shown
         ],
-        loss=_loss(bar),
-        is_sane=bar.is_sane,
-    )
+        "loss": _loss(bar),
+        "is_sane": bar.is_sane,
+    }
 
 
 def _loss(bar: Bar) -> str:

@@ -11,20 +11,22 @@ from expertflow.core.records import from_json, to_json
 from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.build_evaluation import evaluation_section
-from expertflow.report.build_plan import plan_row, plan_section, speed_band
-from expertflow.report.build_training import (
+from expertflow.report.build_run import (
     hardware_section,
+    plan_row,
+    plan_section,
     read_monitor,
+    speed_band,
     time_section,
     training_section,
 )
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import accept, bottleneck, find
 from expertflow.report.inputs import ReportInputs
+from expertflow.report.learned import verdict
 from expertflow.report.measured import Measured, Missing, explain, fill, or_missing, settle
 from expertflow.report.profile import by_kind, sorted_kernels
 from expertflow.report.records import SCHEMA_VERSION, Profile
-from expertflow.report.verdict import verdict
 from expertflow.staging.records import Staged
 
 N_KERNELS = 15
@@ -243,22 +245,18 @@ def _profile(inputs: ReportInputs) -> Any:
         return Missing(profile.reason or "the profiler watched no step")
     step_s, neighbour_s = profile.wall_s / profile.n_steps, profile.neighbour_step_s
     folder, said = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
-    same = {
-        **explain(profile, said),
-        "trace": str(folder / profile.trace)
-        if profile.trace
-        else or_missing(None, said.get("trace", "the profiler did not write it")),
-    }
-    own = {
-        "step_s": step_s,
-        "overhead_fraction": step_s / neighbour_s - 1
-        if neighbour_s
-        else or_missing(None, said.get("neighbour_step_s", "no step before was timed")),
-        "by_kind": by_kind(profile),
-        "kernels": sorted_kernels(profile, N_KERNELS),
-    }
-    names = Profile.__struct_fields__
-    return {name: own[name] if name in own else same[name] for name in names}
+    no_trace = said.get("trace", "the profiler did not write it")
+    no_neighbour = said.get("neighbour_step_s", "no step before was timed")
+    return fill(
+        Profile,
+        profile,
+        why=said,
+        trace=str(folder / profile.trace) if profile.trace else Missing(no_trace),
+        step_s=step_s,
+        overhead_fraction=step_s / neighbour_s - 1 if neighbour_s else Missing(no_neighbour),
+        by_kind=by_kind(profile),
+        kernels=sorted_kernels(profile, N_KERNELS),
+    )
 
 
 def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from expertflow.report import view, view_evaluation
 from expertflow.report.ablation_page import comparisons
 from expertflow.report.charts.data import chart_data
 from expertflow.report.inputs import ReportInputs
-from expertflow.report.sheet import N_CHARS, N_ROWS, render, trusted
+from expertflow.report.sheet import N_CHARS, N_ROWS, render
 
 Report = dict[str, Any]
 Chain = list[dict[str, Any]]
@@ -58,12 +58,10 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
         epochs=epochs,
         machine=[*view.machine(report), *view.staging(report)],
         provenance=_flat(facts)[:N_ROWS],
-        loss_chart=data.loss and trusted(charts.loss_chart(data.loss)),
-        timeline=[trusted(charts.panel_chart(p, timeline)) for p in timeline.panels]
-        if timeline
-        else [],
+        loss_chart=data.loss and charts.loss_chart(data.loss),
+        timeline=[charts.panel_chart(p, timeline) for p in timeline.panels] if timeline else [],
         timeline_data=timeline,
-        length_chart=trusted(charts.length_chart(data.lengths)),
+        length_chart=charts.length_chart(data.lengths),
         cuts=data.lengths.cuts,
         comparisons=comparisons(report),
     )

@@ -71,13 +71,9 @@ def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> dict[str, 
     return {"kind": kind, "n_calls": n_calls, "total_s": total_s, "share_fraction": share}
 
 
-def pause_s(report: Report) -> float:
-    """Return the seconds of other time that training waited for its profile."""
-    profile, other_s = report["profile"], float(report["time"]["other_s"])
-    return 0.0 if profile is None else min(profile["pause_s"] or 0.0, max(0.0, other_s))
-
-
 def judged_time(report: Report) -> dict[str, Any]:
     """Return the parts of wall time without the wait for a profile, which was asked for."""
-    time, waited_s = report["time"], pause_s(report)
+    profile, time = report["profile"], report["time"]
+    paused_s = 0.0 if profile is None else profile["pause_s"] or 0.0
+    waited_s = min(paused_s, max(0.0, float(time["other_s"])))
     return {**time, "other_s": time["other_s"] - waited_s, "wall_s": time["wall_s"] - waited_s}

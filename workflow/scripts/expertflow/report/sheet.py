@@ -47,10 +47,3 @@ def render(template: str, **values: Any) -> str:
     return templates().get_template(template).render(
         style=style, n_rows=N_ROWS, written=written, **values
     )  # fmt: skip
-
-
-def trusted(chart: Any) -> dict[str, Any] | None:
-    if chart is None:
-        return None
-    drawn = {"wide": Markup(chart.wide), "narrow": Markup(chart.narrow)}
-    return {"title": chart.title, "unit": chart.unit, "note": chart.note, **drawn}

@@ -10,6 +10,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import Record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
+from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.studies import compare_trials, variants
@@ -58,7 +59,7 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         outcome="not measurable",
         hardware=planned.hardware,
         plan_sha256=sha256_file(job.plan),
-        machine=f"{here.n_cpus_usable} processors, {here.cpu_model or 'unnamed'}",
+        machine=name_processors(here.n_cpus_usable, here.cpu_model),
         versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )
     packing = read_record(PackingRecord, job.packing)

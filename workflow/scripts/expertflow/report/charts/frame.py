@@ -11,6 +11,7 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+from markupsafe import Markup
 from msgspec.structs import asdict
 
 from expertflow.core.records import Record
@@ -50,8 +51,8 @@ class Chart(Record, frozen=True, kw_only=True):
 
     title: str
     unit: str
-    wide: str
-    narrow: str
+    wide: Markup
+    narrow: Markup
     note: str = ""
 
 
@@ -77,7 +78,7 @@ def both_sizes(
     height_px: int,
     note: str = "",
 ) -> Chart:
-    wide, narrow = (_svg(draw(form), form, height_px, label) for form in (WIDE, NARROW))
+    wide, narrow = (Markup(_svg(draw(form), form, height_px, label)) for form in (WIDE, NARROW))
     return Chart(title=title, unit=unit, wide=wide, narrow=narrow, note=note)
 
 

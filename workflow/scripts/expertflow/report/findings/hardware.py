@@ -5,6 +5,7 @@ Temperatures are never judged: the driver says when it is hot.
 
 from typing import Any
 
+from expertflow.hardware.records import name_processors
 from expertflow.plan.records import USABLE_FRACTION
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
@@ -131,10 +132,10 @@ def _is_same_hardware(record: AblationRecord, hardware: dict[str, Any]) -> bool:
     if (record.device, record.gpu_name) != (hardware["device"], hardware["gpu"]["name"]):
         return False
     machine = hardware["machine"] or {}
-    n_cpus, model = machine.get("n_cpus_usable"), machine.get("cpu_model")
-    # As the ablation's records name it; one of the two may say nothing.
-    named = f"{n_cpus} processors, {model or 'unnamed'}"
-    return record.machine in (None, named) or n_cpus is None
+    n_cpus = machine.get("n_cpus_usable")
+    if record.machine is None or n_cpus is None:
+        return True
+    return record.machine == name_processors(n_cpus, machine.get("cpu_model"))
 
 
 def kernels(report: Report) -> Findings:
