@@ -73,11 +73,7 @@ def front_matter(path: Path) -> dict[str, Any]:
 
 
 def card_licence(card: dict[str, Any]) -> str | None:
-    """Return the licence that a card states; of "other" its name, of several all of them.
-
-    >>> card_licence({"license": ["mit", "cc-by-4.0"]})
-    'mit, cc-by-4.0'
-    """
+    """Return the licence that a card states; of "other" its name, of several all of them."""
     stated = card.get("license")
     names = [str(name) for name in (stated if isinstance(stated, list) else [stated]) if name]
     if names == ["other"] and card.get("license_name"):
@@ -104,11 +100,7 @@ def prepared_root(repository: str) -> Path:
 
 
 def snake_case(name: str) -> str:
-    """Write a data set's name as the library names its folders.
-
-    >>> snake_case("CypherBench-v1")
-    'cypher_bench-v1'
-    """
+    """Write a data set's name as the library names its folders; a test compares."""
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
 

@@ -152,20 +152,14 @@ def write_keep(
                 kept = np.flatnonzero(columns.status[part] == KEPT)
                 for start in range(0, len(kept), KEEP_BATCH_ROWS):
                     rows = kept[start : start + KEEP_BATCH_ROWS]
-                    held = np.packbits(held_out(columns.group[part][rows], edge), bitorder="little")
                     batch = [
                         pa.repeat(pa.scalar(shard.source), len(rows)),
                         pa.repeat(pa.scalar(shard.shard), len(rows)),
-                        _array(pa.int32(), rows.astype(np.int32), len(rows)),
-                        _array(pa.bool_(), held, len(rows)),
-                        _array(pa.int32(), copies[part][rows], len(rows)),
+                        pa.array(rows.astype(np.int32)),
+                        pa.array(held_out(columns.group[part][rows], edge)),
+                        pa.array(copies[part][rows]),
                     ]
                     writer.write_batch(pa.RecordBatch.from_arrays(batch, schema=KEEP))
-
-
-def _array(kind: pa.DataType, values: NDArray[np.generic], n: int) -> pa.Array:
-    # Not by pa.array, which would import pandas where that is installed.
-    return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(values)])
 
 
 def _source_counts(shards: list[ShardRecord], name: str, n_kept: int, n_train: int) -> SourceCounts:

@@ -43,10 +43,7 @@ def read_turns(
 
 
 def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, Any], ...]:
-    """Read the tools that a chat may call, each as ``{"type": "function", "function": {…}}``.
-
-    A missing or null field means no tools; JSON text is read as well, as data sets store it.
-    """
+    """Read a chat's tools, JSON text too, each as ``{"type": "function", "function": {…}}``."""
     value = record.get(name) if name is not None else None
     if value is None:
         return ()

@@ -106,10 +106,7 @@ class ToolCall(Record, frozen=True, kw_only=True):
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """One turn of a chat; ``learned`` ones are what the model learns to write.
-
-    ``tool_call_id`` names the call that a tool's turn answers, where the data says so.
-    """
+    """``learned`` turns are what the model learns to write; a tool answers ``tool_call_id``."""
 
     role: str
     content: str

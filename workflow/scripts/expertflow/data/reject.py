@@ -30,10 +30,7 @@ class Filtered(Reject):
 
 # Not frozen: one is made for every record, and freezing would take a third of the reader's time.
 class RawRecord(Struct, kw_only=True):
-    """A raw item and where it stands; ``value`` is null when it could not be read.
-
-    ``number`` counts from 1: the line of the file where the record starts, or its row.
-    """
+    """A raw item; ``value`` is null if it is unreadable, ``number`` its line or row, from 1."""
 
     path: str
     number: int

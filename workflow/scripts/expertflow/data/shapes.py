@@ -226,10 +226,7 @@ def missing_field(record: Record, path: str) -> Reject:
 
 
 def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
-    """Take the texts out of a body. An empty text stays in the frame: it is laid out differently.
-
-    Keys keep their order, so equal bodies give equal frames.
-    """
+    """Take the texts out of a body, but for empty ones; equal bodies give equal frames."""
     if body.text is not None:
         return orjson.dumps({"text": None}), (body.text,)
     turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]

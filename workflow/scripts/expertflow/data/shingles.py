@@ -40,11 +40,7 @@ _NO_BLANKS_BETWEEN = re.compile(
 
 
 def spelled(text: str, *, punctuation: bool) -> bytes:
-    r"""Return the case-folded words of a text in UTF-8; without ``punctuation`` it parts words.
-
-    >>> spelled("Don't\nPANIC", punctuation=False)
-    b'don t panic'
-    """
+    """Return the case-folded words of a text in UTF-8; without ``punctuation`` it parts words."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).casefold()
         text = " ".join(text.split()) if punctuation else _NOT_A_WORD.sub(" ", text)

@@ -26,10 +26,7 @@ def clip(message: object) -> str:
 
 
 def too_hard(text: str, *, max_chars: int) -> str | None:
-    """Return why a parser should not be given a text, if there is a reason.
-
-    Brackets in strings and comments count too, so what is refused does not depend on the parser.
-    """
+    """Return why no parser gets a text; brackets in strings count, whatever the parser is."""
     if len(text) > max_chars:
         return f"longer than {max_chars:,} characters, too long to judge"
     deepest = level = 0

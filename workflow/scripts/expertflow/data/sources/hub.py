@@ -189,11 +189,7 @@ def _is_inside(path: str) -> bool:
 
 
 def missing_parts(paths: Iterable[str]) -> list[str]:
-    """Name the parts that are missing from numbered files.
-
-    >>> missing_parts(["train-00000-of-00002.parquet"])
-    ['train-00001-of-00002.parquet']
-    """
+    """Name the parts that are missing from numbered files, such as train-00001-of-00002.parquet."""
     there = set(paths)
     series = {match.groups() for match in filter(None, map(NUMBERED.fullmatch, there))}
     return sorted(
