@@ -22,7 +22,7 @@ from expertflow.core.records import read_record, to_json, write_record
 from expertflow.hardware import monitor as monitoring
 from expertflow.hardware import sampler
 from expertflow.hardware.monitor import read_samples, wait_for_others
-from expertflow.hardware.nvml import NO_DRIVER, Gpus
+from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.summary import no_card, stats
@@ -48,9 +48,12 @@ def sample(elapsed_s: float, busy: float | None, **figures: Any) -> GpuSample:
 CARD = Card(gpu_name="SIMULATED", n_gpus=1, simulated=True)
 
 
-def script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+MONITOR = [sys.executable, str(SCRIPTS / "monitor_gpu.py")]
+
+
+def script(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [*MONITOR, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
 
 
 def summarise(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
@@ -150,14 +153,11 @@ def test_throttling_by_heat_counts_from_one_percent() -> None:
 
 
 def test_the_recorded_trace_is_summed_up_the_same_again(tmp_path: Path) -> None:
-    outputs = []
-    for name in ("a.json", "b.json"):
-        facts = TRACE.with_suffix(".json")
-        done = script("--replay", TRACE, "--facts", facts, "--output", tmp_path / name)
-        assert done.returncode == 0, done.stderr
-        outputs.append((tmp_path / name).read_bytes())
-    assert outputs[0] == outputs[1]
-    record = read_record(MonitorRecord, tmp_path / "a.json")
+    facts, output = TRACE.with_suffix(".json"), tmp_path / "a.json"
+    done = script("--replay", TRACE, "--facts", facts, "--output", output)
+    assert done.returncode == 0, done.stderr
+    record = read_record(MonitorRecord, output)
+    assert record == monitoring.replay(TRACE, facts)
     assert record.simulated and record.remarks == ("replayed from trace.jsonl",)
     assert "SIMULATED" in done.stdout and "replayed from" in done.stdout
     assert (record.gpu_name, record.n_samples) == ("SIMULATED H100 80GB HBM3", 60)
@@ -209,12 +209,9 @@ def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
 
 def test_the_script_runs_beside_anything_and_exits_0_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "deep" / "m.json"
-    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--duration", "3"]
-    command += ["--interval", "0.1", "--output", str(output)]
     hidden = {**os.environ, "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, env=hidden
-    )
+    done = script("--duration", "3", "--interval", "0.1", "--output", output, env=hidden)
+    assert done.returncode == 0, done.stderr
     record = json.loads(output.read_text())
     assert "No GPU figures" in done.stdout
     # Without a terminal, plain lines as readings come.
@@ -225,8 +222,8 @@ def test_the_script_runs_beside_anything_and_exits_0_without_a_gpu(tmp_path: Pat
 
 def test_a_signal_ends_it_with_a_summary(tmp_path: Path) -> None:
     output = tmp_path / "m.json"
-    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--quiet", "--output", str(output)]
-    process = subprocess.Popen([*command, "--interval", "0.05"])
+    command = [*MONITOR, "--quiet", "--output", str(output), "--interval", "0.05"]
+    process = subprocess.Popen(command)
     wait_for(tmp_path / "m.jsonl")
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
@@ -235,8 +232,7 @@ def test_a_signal_ends_it_with_a_summary(tmp_path: Path) -> None:
 
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     output = tmp_path / "m.json"
-    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--quiet"]
-    command += ["--interval", "0.05", "--output", str(output), "--with-parent"]
+    command = [*MONITOR, "--quiet", "--interval", "0.05", "--output", str(output), "--with-parent"]
     started = (
         "import os, subprocess, time;"
         f" subprocess.Popen([*{command!r}, str(os.getpid())]); time.sleep(600)"
@@ -247,23 +243,6 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent.wait()
     wait_for(output)
     assert json.loads(output.read_text())["n_samples"] >= 1
-
-
-def test_disks_are_read_once_a_second_and_nothing_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(sampler.time, "monotonic", lambda: now_s)
-
-    monkeypatch.setattr(sampler, "disk_counters", lambda: (int(1000 * now_s), 0))
-    taken, readings = sampler.Sampler(Gpus(reason=NO_DRIVER)), []
-    for i in range(31):
-        now_s = 100 + i / 10
-        readings.append(taken.take(elapsed_s=now_s).disk_read_bytes)
-    known = {i: value for i, value in enumerate(readings) if value is not None}
-    assert len(known) == 3
-    # 100 bytes pass from one reading to the next.
-    assert sum(known.values()) == pytest.approx(100 * max(known), abs=3)
 
 
 def test_a_reading_counts_for_its_time_whatever_the_pace() -> None:
@@ -315,17 +294,6 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
         path, interval=interval, duration_s=0, zero_s=None, goes_on=True, stop=lambda: True
     )
     assert [s.starts for s in read_samples(path)] == [True, True]
-
-
-def test_a_replay_keeps_the_pace_of_the_record(tmp_path: Path) -> None:
-    trace, facts = tmp_path / "t.jsonl", tmp_path / "t.json"
-    trace.write_text(json.dumps(to_json(sample(1, 5.0))))
-    first = summarise_card([sample(1, 5.0)], card=CARD, interval=SamplingInterval(epoch_s=1.0))
-    for record in (first, replace(first, configured_interval_s=0.5, epoch_s=None)):
-        write_record(facts, record)
-        again = monitoring.replay(trace, facts)
-        assert again.configured_interval_s == record.configured_interval_s
-        assert again.epoch_s == record.epoch_s
 
 
 def test_it_leaves_the_files_alone_where_its_parent_is_another(tmp_path: Path) -> None:

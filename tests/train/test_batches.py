@@ -116,11 +116,6 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     assert batch.n_target_tokens == 8 + 2
 
 
-def test_packed_rows_keep_their_shape() -> None:
-    rows = packed_rows(np.zeros((2, LENGTH), np.int32), [[2, 1], [3]], [[], []])
-    assert Collator(rows).batch(np.array([1])).input_ids_BL.shape == (1, LENGTH)
-
-
 def test_rows_read_from_disk_in_several_parts_give_the_same(tmp_path: Path) -> None:
     rows = made_up_rows(10)
     parts = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]

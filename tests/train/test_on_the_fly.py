@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from support import tokenizer_record
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.records import write_record
+from expertflow.core.records import read_record, write_record
 from expertflow.data.documents import KEEP, DocumentWriter, NewDocument
 from expertflow.data.layout import chatml_layout
-from expertflow.data.records import Body, Layout, ShardRecord, Turn
+from expertflow.data.records import Body, ShardRecord, Turn
 from expertflow.data.render import Renderer
 from expertflow.data.shapes import frame_of
 from expertflow.tokens.engine import Engine
@@ -132,23 +133,11 @@ def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
 
 
 def test_what_the_model_cannot_be_given_is_an_empty_row(folder: Path) -> None:
-    layout = Layout(
-        **{
-            **{name: getattr(chatml_layout(), name) for name in Layout.__struct_fields__},
-            "special_tokens": ("ask 1", "<|im_end|>", "<|im_start|>", "<|endoftext|>"),
-            "text_special_tokens": "reject",
-        }
-    )
-    shards = [
-        ShardRecord(
-            source="s", shard="000", path=str(folder / "000.arrow"), sha256="", n_records=30,
-            n_documents=30, n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
-            rejected_examples=(),
-        )
-    ]  # fmt: skip
+    special = ("ask 1", "<|im_end|>", "<|im_start|>", "<|endoftext|>")
+    layout = replace(chatml_layout(), special_tokens=special, text_special_tokens="reject")
     rows = DocumentRows(
-        shards, folder / "keep.arrow", held_out=False, tokenizer=folder, layout=layout,
-        length=LENGTH,
+        [read_record(ShardRecord, folder / "000.json")], folder / "keep.arrow", held_out=False,
+        tokenizer=folder, layout=layout, length=LENGTH,
     )  # fmt: skip
     taken = rows.take(np.arange(len(rows)))
     assert 0 < (taken.seq_lengths.lengths == 0).sum() < len(rows)

@@ -95,16 +95,6 @@ def test_nothing_is_changed_by_the_check() -> None:
     assert not net.get_base_model().base_model._forward_hooks
 
 
-def test_modes_and_attention_come_back_after_a_refusal() -> None:
-    import transformers
-    from test_families import SMALL
-
-    net = made(transformers.GraniteConfig(**SMALL, logits_scaling=8.0), "packed")
-    with pytest.raises(TrainingError):
-        check_model(PackedLoss(net))
-    assert net.training and net.config._attn_implementation == attention.NAME
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 def test_documents_that_see_each_other_are_refused(
     monkeypatch: pytest.MonkeyPatch, autocast: bool

@@ -122,7 +122,7 @@ def full_disk(*_: Any) -> None:
         ("spans_of", lambda *_, **__: [], "saw no kernel"),
         ("profile.start", no_memory, "the profiler did not start: host memory ran out"),
         ("spans_of", no_memory, "the profiler failed: host memory ran out"),
-        ("write_trace", no_memory, "it could not be written (host memory ran out)"),
+        ("write_trace", no_memory, "it could not be written: host memory ran out"),
         ("write_trace", full_disk, "No space left"),
     ],
 )
@@ -202,30 +202,35 @@ def test_the_list_of_the_profiler_holds_what_its_tree_does() -> None:
     assert "aten::matmul" in {span.name for span in spans}
 
 
-@pytest.mark.parametrize("signalled", [True, False])
+@pytest.mark.parametrize("error", [Interrupted, ValueError, MemoryError])
 def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
+    """But where memory ran out, which watching may have caused."""
     inputs = made(tmp_path / "run", n_steps=N_STEPS, profile_steps=5, save_steps=4)
     step = loop.step
 
     def breaks(run: Any, batches: Any) -> Any:
         if run.progress.step == 14:
-            if not signalled:
-                raise ValueError("broken off")
+            assert profile_of(inputs.state).reason == BEGUN
+            if error is not Interrupted:
+                raise error
             os.kill(os.getpid(), signal.SIGTERM)
         return step(run, batches)
 
     monkeypatch.setattr(loop, "step", breaks)
     window = choose_window(inputs.plan, 0)
     assert window is not None and 14 in window.steps[:-1]
-    with pytest.raises(Interrupted if signalled else ValueError):
+    with pytest.raises(error):
         train(inputs)
-    assert not (inputs.state / PROFILE / KERNELS).exists()
+    assert (inputs.state / PROFILE / KERNELS).exists() == (error is MemoryError)
     monkeypatch.setattr(loop, "step", step)
     outcome = train(assigned(tmp_path / "run"))
-    assert outcome.resumed_at_steps == (15 if signalled else 12,)
+    assert outcome.resumed_at_steps == (15 if error is Interrupted else 12,)
     first = profile_of(inputs.state)
+    if error is MemoryError:
+        assert "memory ran out" in (first.reason or "")
+        return
     assert first.first_step is not None and first.first_step > 13
     # Ended once more from its last checkpoint, it keeps its profile.
     train(assigned(tmp_path / "run"))
@@ -241,26 +246,6 @@ def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Pat
     partial.write_text("half")
     assert train(inputs).n_steps == 8
     assert profile_of(inputs.state) == begun and not partial.exists()
-
-
-def test_want_of_memory_amid_its_steps_ends_the_watching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
-    step = loop.step
-
-    def breaks(run: Any, batches: Any) -> Any:
-        if run.progress.step == 3:
-            assert profile_of(inputs.state).reason == BEGUN
-            raise MemoryError
-        return step(run, batches)
-
-    monkeypatch.setattr(loop, "step", breaks)
-    with pytest.raises(MemoryError):
-        train(inputs)
-    monkeypatch.setattr(loop, "step", step)
-    assert train(assigned(tmp_path / "run")).n_steps == 8
-    assert "memory ran out" in (profile_of(inputs.state).reason or "")
 
 
 def test_two_processes_have_the_profile_of_the_first(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 from support import SCRIPTS
 
 from expertflow.core.errors import TrainingError
-from expertflow.core.files import remove
 from expertflow.train.saved import state_dirs
 from expertflow.train.saved.state_dirs import locked, prunable
 
@@ -85,13 +85,18 @@ def test_one_elsewhere_is_waited_for_so_long_and_then_refused(tmp_path: Path, si
     assert (tmp_path / "lock").read_text() == signed
 
 
-def test_where_there_are_no_locks_a_trainer_goes_on_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    return lambda: monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_where_there_are_no_locks_a_trainer_goes_on_and_says_so(
+    tmp_path: Path, without_locks: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    without_locks()
     with caplog.at_level(logging.WARNING), locked(tmp_path):
         assert "pid" in json.loads((tmp_path / "lock").read_text())
     assert "this file system has no locks" in caplog.text
@@ -121,31 +126,22 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
     (tmp_path / "state" / ".tokens" / "abc").mkdir(parents=True)
     with (running / "lock").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        places = tmp_path / "results", tmp_path / "state"
-        assert set(prunable(*places)) == {old, abandoned}
-        for path in prunable(*places):
-            remove(path)
-    assert published.is_dir() and resumable.is_dir() and running.is_dir()
-    assert not old.exists() and not abandoned.exists()
+        assert set(prunable(tmp_path / "results", tmp_path / "state")) == {old, abandoned}
+    assert published.is_dir() and resumable.is_dir()
 
 
 def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
     older = state(tmp_path, "older", finished=True, age=40)
-    last = state(tmp_path, "last", finished=True, age=30)
+    state(tmp_path, "last", finished=True, age=30)
     state(tmp_path, "failed", finished=False, age=10)
-    for path in prunable(tmp_path / "results", tmp_path / "state"):
-        remove(path)
-    assert last.is_dir() and not older.exists()
+    assert prunable(tmp_path / "results", tmp_path / "state") == [older]
 
 
 def test_nothing_is_removed_where_nobody_can_tell_what_is_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, without_locks: Callable[[], None]
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
     for age in (30, 40):
         state(tmp_path, f"age-{age}", finished=True, age=age)
     assert prunable(tmp_path / "results", tmp_path / "state")
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    without_locks()
     assert not prunable(tmp_path / "results", tmp_path / "state")

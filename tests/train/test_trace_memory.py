@@ -13,10 +13,9 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.memory import step_bytes_at
 from expertflow.plan.records import MemoryTrace
 from expertflow.plan.settings import LoraSpec
-from expertflow.train.model import attention, loss
 from expertflow.train.trace import memory as trace_memory
 from expertflow.train.trace.memory import LiveBytes
-from expertflow.train.trace.model import TracedRun, as_on_card, build, materialise
+from expertflow.train.trace.model import TracedRun, build, materialise
 
 SHAPE = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -143,14 +142,6 @@ def test_an_older_card_keeps_ungrouped_heads(tmp_path: Path) -> None:
         for on in (True, False)
     )
     assert by_document > by_kernel
-
-
-def test_routes_are_as_before_afterwards() -> None:
-    before = attention.KERNEL, attention.varlen_hindrance, loss.CHUNK
-    with pytest.raises(RuntimeError, match="on the way"), as_on_card(run_of("full")):
-        assert loss.CHUNK == loss.CHUNK_OF_TRAINED_HEAD
-        raise RuntimeError("on the way")
-    assert before == (attention.KERNEL, attention.varlen_hindrance, loss.CHUNK)
 
 
 def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:

@@ -145,15 +145,6 @@ def test_the_settings_reach_the_optimiser(optim: str) -> None:
     assert optimizer.param_groups[0].get("fused", False) == (optim == "adamw_torch_fused")
 
 
-def test_8_bit_adamw_keeps_large_matrices_in_8_bits() -> None:
-    pytest.importorskip("bitsandbytes")
-    net, optimizer = trained(train_plan(optim="adamw_8bit"))
-    tensors, values = optimizer_tensors(optimizer, net)
-    assert tensors["up.weight/state1"].dtype == torch.uint8
-    assert tensors["up.bias/state1"].dtype == torch.float32
-    assert values["up.weight/step"] == 3
-
-
 def test_8_bit_adamw_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,16 +169,6 @@ def test_a_state_is_kept_by_name_and_read_by_either_adamw(optim: str) -> None:
     assert set(optimizer_tensors(new, net)[1].values()) == {4.0}
 
 
-def test_a_loaded_state_has_memory_of_its_own() -> None:
-    net, optimizer = trained(train_plan())
-    tensors, values = optimizer_tensors(optimizer, net)
-    before = {key: tensor.clone() for key, tensor in tensors.items()}
-    new = make_optimizer(net, train_plan())
-    load_optimizer(new, net, before, values)
-    steps(net, new, train_plan(), of=range(3, 5))
-    assert all(torch.equal(before[key], tensors[key]) for key in tensors)
-
-
 def closed_form(kind: str, step: int) -> float:
     """Peak 1, 10 steps, of them 2 to warm up and 3 to decay at the end."""
     if step < 2:
@@ -208,13 +189,6 @@ def test_schedules(kind: str) -> None:
     plan = train_plan(lr_scheduler_type=kind, learning_rate=1.0)
     for step in range(10):
         assert learning_rate(step, plan) == pytest.approx(closed_form(kind, step), abs=1e-12)
-
-
-def test_a_decay_over_all_steps_is_the_linear_one() -> None:
-    stable = train_plan(lr_scheduler_type="warmup_stable_decay", n_decay_steps=8)
-    linear = train_plan(lr_scheduler_type="linear")
-    for step in range(10):
-        assert learning_rate(step, stable) == pytest.approx(learning_rate(step, linear))
 
 
 def test_no_decay_steps_means_no_decay() -> None:

@@ -118,7 +118,8 @@ def _attend_documents(
 ) -> torch.Tensor:
     batch, _heads, length, _width = heads[0].shape
     query, key, value = (t.transpose(1, 2).flatten(0, 1) for t in heads)
-    key, value = ungrouped(query, key, value, on_cuda=query.is_cuda)
+    if needs_own_heads(query):
+        key, value = _repeated(query, key, value)
     documents = []
     for start, end in pairwise(bounds.tolist()):
         if start == end:
@@ -139,19 +140,15 @@ def _attend_documents(
     return out.view(batch, length, *out.shape[1:])
 
 
-def ungrouped(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, on_cuda: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Repeat keys and values, [L, K, D], for query heads that share them, where SDPA needs it.
-
-    On CUDA memory-efficient attention refuses shared ones, and what is left keeps N x N scores.
-    """
-    return _repeated(query, key, value) if on_cuda else (key, value)
+def needs_own_heads(query: torch.Tensor) -> bool:
+    # CUDA's memory-efficient attention refuses shared ones, and what is left keeps N x N scores.
+    return query.is_cuda
 
 
 def _repeated(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Repeat keys and values, [L, K, D], for query heads that share them."""
     n_times = query.shape[1] // key.shape[1]
     if n_times == 1:
         return key, value

@@ -171,41 +171,30 @@ class StepProfiler:
         if not self._write_reason(BEGUN):
             self._fail("its folder cannot be written")
             return
-        try:
+        with self._failing("the profiler did not start"):
             profiler = profile(activities=activities)
             profiler.start()
-        except (RuntimeError, MemoryError) as error:
-            self._fail(f"the profiler did not start: {one_line(error)}")
-            return
-        self._profiler, self._start_s = profiler, self._stepped_s()
+            self._profiler, self._start_s = profiler, self._stepped_s()
 
     def _finish(self, profiler: profile, window: Window) -> None:
         taken_s = self._stepped_s() - self._start_s
         self._profiler, start_s = None, time.perf_counter()
-        with self._apart():
-            try:
-                profiler.stop()
-                spans = spans_of(profiler, cuda=self._run.device.type == "cuda")
-            except (RuntimeError, MemoryError) as error:
-                self._fail(f"the profiler failed: {one_line(error)}")
-                return
+        with self._apart(), self._failing("the profiler failed"):
+            profiler.stop()
+            spans = spans_of(profiler, cuda=self._run.device.type == "cuda")
             if not spans:
                 self._fail("the profiler saw no kernel; CUPTI may be missing, or not allowed")
                 return
-            try:
+            with self._failing("it could not be written"):
                 trace = write_trace(profiler, self._folder / TRACE)
                 pause_s = self._pause_s + time.perf_counter() - start_s
                 record = self._record(window, spans, taken_s, trace, pause_s)
                 write_record(self._folder / KERNELS, record)
-            except (OSError, MemoryError) as error:
-                self._fail(f"it could not be written ({one_line(error)})")
-                return
-        log.info(
-            "profiled steps %d to %d at %.3f s a step (%s before); training waited %.1f s for it",
-            window.steps.start + 1, self._run.progress.step, taken_s / record.n_steps,
-            "not known" if record.neighbour_step_s is None else f"{record.neighbour_step_s:.3f} s",
-            pause_s,
-        )  # fmt: skip
+                log.info(
+                    "profiled steps %d to %d at %.3f s a step; training waited %.1f s for it",
+                    window.steps.start + 1, self._run.progress.step, taken_s / record.n_steps,
+                    pause_s,
+                )  # fmt: skip
 
     def _record(
         self,
@@ -276,6 +265,13 @@ class StepProfiler:
         log.warning("no profile: %s", reason)
         self._reason = reason
         self._write_reason(reason)
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, OSError, MemoryError) as error:
+            self._fail(f"{what}: {one_line(error)}")
 
     def _too_short(self) -> str:
         first, last = self._first, self._run.progress.step

@@ -183,7 +183,9 @@ def restore(
     if (ours["world_size"], ours["device"]) == (world_size, device.type):
         _set_random_states(states, rank=rank, device=device)
         return progress
-    _reseed(seed=progress["seed"], step=progress["step"], rank=rank)
+    number = int(sha256_text(f"{progress['seed']} {progress['step']} {rank}")[:15], 16)
+    torch.manual_seed(number)
+    random.seed(number)
     log.warning(
         "saved by %d processes on %s and resumed by %d on %s: random numbers start anew from seed"
         " %d, step %d and rank %d, so the end is not the one of a run that was never stopped",
@@ -228,12 +230,6 @@ def _set_random_states(states: dict[str, torch.Tensor], *, rank: int, device: to
     random.setstate((3, tuple(map(int, internal)), None if math.isnan(gauss) else gauss))
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[RANDOM + "cuda"][rank].clone(), device)
-
-
-def _reseed(*, seed: int, step: int, rank: int) -> None:
-    number = int(sha256_text(f"{seed} {step} {rank}")[:15], 16)
-    torch.manual_seed(number)
-    random.seed(number)
 
 
 def agree_on(

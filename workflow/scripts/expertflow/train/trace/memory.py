@@ -100,13 +100,14 @@ def trace_memory(
         rows = with_full_chunk(few, run, sequence_length_tokens)
         for on in (False, True):
             peaks = [whole_model(run, n, sequence_length_tokens, checkpoint=on) for n in rows]
-            model_bytes, gradient_bytes, _ = peaks[0]
+            n_tokens = tuple(n * sequence_length_tokens for n in rows)
+            model_bytes, gradient_bytes, step_bytes = zip(*peaks, strict=True)
             line = MemoryLine(
                 checkpoint_activations=on,
-                model_bytes=model_bytes,
-                gradient_bytes=gradient_bytes,
-                n_tokens=tuple(n * sequence_length_tokens for n in rows),
-                step_bytes=tuple(step for _, _, step in peaks),
+                model_bytes=model_bytes[0],
+                gradient_bytes=gradient_bytes[0],
+                n_tokens=n_tokens,
+                step_bytes=step_bytes,
             )
             lines.append(line)
     except TrainingError as error:
