@@ -51,6 +51,5 @@ def facts(row: dict[str, Any]) -> GpuFacts:
 
 
 def unlisted(name: str, **told: Any) -> GpuFacts:
-    """Describe a card that the table does not have by what its driver says: no peaks."""
     sources = {key: BY_DRIVER for key, value in told.items() if value is not None}
     return GpuFacts(name=name, source=NOT_LISTED, sources=sources, **told)

@@ -192,7 +192,6 @@ def replay(trace: Path, facts: Path | None) -> MonitorRecord:
 def write_missing_record(
     path: Path, samples: Path, *, configured_s: float | None, reason: str
 ) -> None:
-    """Write a record where the monitor left none: what its readings tell, nulls with the reason."""
     interval = SamplingInterval(configured_s)
     write_record(path, summarise(read_samples(samples), card=no_card(reason), interval=interval))
 

@@ -131,8 +131,7 @@ class Gpm:
         started, self._read_at = self._read_at is not None, None
         pynvml.nvmlGpmSampleGet(self._handle, self._later)
         figures = self._between() if started else None
-        self._earlier, self._later = self._later, self._earlier
-        self._read_at = now
+        self._earlier, self._later, self._read_at = self._later, self._earlier, now
         return figures
 
     def close(self) -> None:
@@ -198,7 +197,6 @@ class Device(Struct):
         return lost
 
     def is_split(self) -> bool:
-        """Return whether the card is in MIG mode; one that does not know of it is not."""
         modes = self.ask("mig_mode", pynvml.nvmlDeviceGetMigMode)
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -218,7 +216,6 @@ class Device(Struct):
         return limits or None
 
     def violation_s(self) -> dict[str, float] | None:
-        """Return the counters of time below the clocks that were asked for, by cause."""
         counters = {}
         for name, policy in VIOLATIONS.items():
             seen = self.ask(f"violation_s.{name}", pynvml.nvmlDeviceGetViolationStatus, policy)

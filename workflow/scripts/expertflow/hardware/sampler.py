@@ -82,7 +82,6 @@ def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
 
 
 def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
-    """Read the first card, and energy and power of all; null where one of them does not tell."""
     first = devices[0]
     figures = {name: first.figure(name) for name in CARD_FIGURES}
     figures["utilization_percent"] = first.figure("any_kernel_percent")

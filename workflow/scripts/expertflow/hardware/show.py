@@ -53,7 +53,6 @@ MAX_TIMES = 100
 
 @contextmanager
 def live(console: Console) -> Iterator[Watcher]:
-    """Show readings as they come: a table that renews itself, or lines where there is no screen."""
     if not console.is_terminal:
         yield lambda sample, _: console.print(escape(_line(sample)), highlight=False)
         return

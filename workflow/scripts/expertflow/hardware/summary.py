@@ -81,7 +81,6 @@ def describe(gpus: Gpus) -> Card:
 
 
 def at_the_end(card: Card, gpus: Gpus) -> Card:
-    """Add what the cards turned out not to tell, and who holds their memory."""
     if not gpus.devices:
         return card
     processes = tuple(p for device in gpus.devices for p in device.processes())
@@ -207,7 +206,6 @@ def _spent(readings: Sequence[tuple[bool, float | None]]) -> float | None:
 
 
 def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
-    """Return the seconds of held-back clocks by cause: the card's counters, else by readings."""
     causes = sorted({cause for s in samples for cause in s.violation_s or {}})
     counted = {}
     for cause in causes:

@@ -17,7 +17,6 @@ SHORTAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def activate(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
-    """Set threads and precision switches; return what is on, in words."""
     if plan.n_threads is not None:
         torch.set_num_threads(plan.n_threads)
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
@@ -57,7 +56,6 @@ def _describe_loader(plan: TrainPlan) -> str:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Recognize device out-of-memory errors, including those raised outside torch's allocator."""
     return isinstance(error, torch.OutOfMemoryError) or any(s in str(error) for s in SHORTAGES)
 
 

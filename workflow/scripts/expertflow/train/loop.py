@@ -116,7 +116,6 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def _update(run: Run, rate: float) -> torch.Tensor:
-    """Clip, step and clear; return the gradient norm before clipping."""
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]

@@ -79,7 +79,6 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 
 
 def note_retry(plan: TrainPlan, state: Path, *, after_step: int, message: str) -> bool:
-    """Note that the run goes on with half the micro-batch; false where it cannot."""
     known = retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2 or len(known) >= MAX_RETRIES:
         return False

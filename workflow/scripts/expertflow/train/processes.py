@@ -45,19 +45,12 @@ PORTS = range(20_000, 32_000)
 class Processes:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
+        self.is_first = self.rank == 0
         self.world_size: int = accelerator.num_processes
         # Flags are agreed on through the host: asking the device would make it wait every step.
         self._flags = dist.new_group(backend="gloo") if self.world_size > 1 else None
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.accelerator.device
-        return device
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
 
     def scaled(self, optimizer: torch.optim.Optimizer) -> Any:
         """Let the loss scaler, where there is one, stand between the loop and the optimizer.
@@ -214,7 +207,6 @@ def no_gradient_sync(loss: Any, *, when: bool) -> Iterator[None]:
 
 
 def relaunch(world_size: int) -> None:
-    """Replace this process by a launcher of ``world_size`` like it, unless it is one of them."""
     if world_size == 1 or RANK in os.environ:
         return
     # By the environment, as the flag is not known to every torch that is supported.

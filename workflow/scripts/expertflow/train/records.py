@@ -79,8 +79,6 @@ class SampledSteps(Record, frozen=True, kw_only=True):
 
 
 class MemoryRetry(Record, frozen=True, kw_only=True):
-    """One time that memory was short and the run went on with half the micro-batch."""
-
     after_step: int
     micro_batch_size: int
     n_accumulation_steps: int
@@ -149,8 +147,6 @@ class Candidate(Record, frozen=True, kw_only=True):
 
 
 class Kernel(Record, frozen=True, kw_only=True):
-    """All launches of one kernel, or calls of one operator."""
-
     name: str
     n_calls: int
     total_s: float

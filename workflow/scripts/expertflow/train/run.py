@@ -154,8 +154,6 @@ class Run(Struct, kw_only=True):
 
 
 class PendingStep(Struct, kw_only=True):
-    """A step whose loss is still on the device."""
-
     line: dict[str, Any]
     loss: torch.Tensor
     grad_norm: torch.Tensor
@@ -171,7 +169,6 @@ def assemble(
     stop: Callable[[], bool],
     directory: Path | None,
 ) -> Run:
-    """Make a run, resumed from a checkpoint if there is one."""
     plan, model = inputs.plan, inputs.model
     progress, clock = _progress(inputs, directory)
     feed, held_out, data = _data(inputs, processes)

@@ -141,7 +141,7 @@ def flush(run: Run) -> None:
         return
     pending, run.pending = run.pending, []
     with run.clock.part("steps"):
-        # One wait for the device; losses and padding are summed over the processes.
+        # One wait for the device.
         shares = torch.stack([step.loss for step in pending]).double()
         padding = shares.new_tensor([step.n_padding for step in pending])
         norms = torch.stack([step.grad_norm for step in pending]).tolist()

@@ -105,11 +105,13 @@ class StepTimer:
 
     def end(self) -> Callable[[], dict[str, float]] | None:
         marks, self._marks = self._marks, None
-        return None if marks is None else lambda: _read_parts(marks)
+        if marks is None:
+            return None
 
+        def read() -> dict[str, float]:
+            seconds = dict.fromkeys(PARTS, 0.0)
+            for name, start, end in marks:
+                seconds[name] += seconds_between(start, end)
+            return seconds
 
-def _read_parts(marks: list[tuple[str, Any, Any]]) -> dict[str, float]:
-    seconds = dict.fromkeys(PARTS, 0.0)
-    for name, start, end in marks:
-        seconds[name] += seconds_between(start, end)
-    return seconds
+        return read

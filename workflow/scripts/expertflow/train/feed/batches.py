@@ -61,7 +61,6 @@ class Batch(Record, frozen=True, kw_only=True):
         return _received, (whole, rest)
 
     def pin_memory(self) -> "Batch":
-        """Pin the tensors for a GPU; called by torch's DataLoader."""
         return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
 
 

@@ -24,8 +24,6 @@ from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
 
 
 class BaseFeed(Struct, kw_only=True):
-    """What a run reads: the rows of every micro-batch of every step, and their collator."""
-
     order: RowOrder
     micro_batch_size: int
     n_steps: int
@@ -37,7 +35,6 @@ class BaseFeed(Struct, kw_only=True):
         raise NotImplementedError
 
     def n_targets(self, step: int) -> int:
-        """Count the targets of a step over all ranks: what its loss is divided by."""
         collator, rows = self.step_rows(step)
         return int(collator.n_targets_N[rows].sum())
 
@@ -199,8 +196,6 @@ def _leave_signals_to_the_trainer(_: int) -> None:
 
 
 class _Epoch:
-    """The rows of every micro-batch from ``step`` to ``end``, as often as torch's loader asks."""
-
     def __init__(self, feed: Feed, step: int) -> None:
         self.feed, self.step = feed, step
 
@@ -216,7 +211,6 @@ class _Epoch:
 def _by_workers(
     feed: Feed, step: int, *, plan: TrainPlan, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """Load through torch's DataLoader; without workers it makes each batch when it is asked."""
     epoch, data_set = _Epoch(feed, step), cast(Dataset[Batch], feed.collator)
     workers = plan.dataloader_num_workers > 0
     loader: DataLoader[Batch] = DataLoader(

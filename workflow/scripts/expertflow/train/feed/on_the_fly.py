@@ -21,8 +21,6 @@ from expertflow.train.records import ModelRecord
 
 
 class Documents(Record, frozen=True, kw_only=True):
-    """Where the documents of a run are: records of their shards, and the keep-list."""
-
     shards: tuple[Path, ...]
     keep: Path
 
@@ -70,8 +68,6 @@ class Documents(Record, frozen=True, kw_only=True):
 
 
 class OnTheFlyFeed(BaseFeed, kw_only=True):
-    """Each step's documents, tokenized as it begins; its rows are counted within the step."""
-
     documents: DocumentRows
     _tokenized: tuple[int, Collator] | None = field(default=None)
 

@@ -224,7 +224,6 @@ def varlen_hindrance(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def activate_flash_3(device: torch.device) -> str:
-    """Use FlashAttention-3 where torch knows it, the card has it and it is installed."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
         return "no FlashAttention-3: it is for Hopper cards"
     known: Callable[[], list[str]] = getattr(torch.nn.attention, "list_flash_attention_impls", list)

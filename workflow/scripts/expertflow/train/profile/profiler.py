@@ -318,7 +318,6 @@ def publish_profile(state: Path, target: Path, run: RunSummary, *, n_wanted: int
 
 
 def _read_profile(folder: Path, run: RunSummary, n_wanted: int) -> KernelProfile:
-    """Read what the state has; a lost or damaged profile is reported and affects nothing else."""
     nothing = KernelProfile(n_wanted_steps=n_wanted, device=run.device)
     path = folder / KERNELS
     if not path.is_file():

@@ -60,8 +60,6 @@ class NotFinite(TrainingError):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """A run's state in host memory, independent of the training that goes on."""
-
     step: int
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]

@@ -20,7 +20,6 @@ OURS = "checkpoint"
 
 
 def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return sizes and hashes of files, to tell them later from what a power cut leaves."""
     return {
         "n_bytes": {name: (directory / name).stat().st_size for name in names},
         "xxh3": hash_files(directory, names),
@@ -28,7 +27,6 @@ def fingerprints(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]
 
 
 def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: bool) -> str | None:
-    """Return how files differ from their fingerprints, by sizes alone or to the byte."""
     for name, size in wanted["n_bytes"].items():
         path = directory / name
         if not path.is_file():
@@ -83,7 +81,6 @@ def newest(state: Path) -> Path | None:
 
 
 def best(state: Path) -> Path | None:
-    """Return the checkpoint with the lowest held-out loss, of equal ones the oldest."""
     losses = {path: read_progress(path).get("held_out_loss") for path in complete(state)}
     known = {path: loss for path, loss in losses.items() if loss is not None and loss == loss}
     return min(known, key=known.__getitem__) if known else None
@@ -94,7 +91,6 @@ def read_progress(directory: Path) -> dict[str, Any]:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """Read all of a checkpoint's progress.json, sizes and hashes of its files included."""
     record: dict[str, Any] = json.loads((directory / PROGRESS).read_text(encoding="utf-8"))
     return record
 
