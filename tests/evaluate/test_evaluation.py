@@ -15,9 +15,8 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
-from expertflow.evaluate import comparisons, evaluation, evaluator, statistics
-from expertflow.evaluate.comparisons import ModelComparison
-from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
+from expertflow.evaluate import evaluation, evaluator, statistics
+from expertflow.evaluate.evaluation import EvalInputs, ModelComparison, evaluate_expert
 from expertflow.evaluate.evaluator import ModelEvaluator, Models
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
@@ -243,7 +242,7 @@ def test_a_training_document_that_cannot_be_judged_costs_the_baselines_only(
     def broken(*_: Any) -> None:
         raise EvaluationError("document s/200: the reference is no query")
 
-    monkeypatch.setattr(comparisons, "make_baselines", broken)
+    monkeypatch.setattr(evaluation, "make_baselines", broken)
     record = evaluate_expert(made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,)))
     assert record.baselines == () and record.after.score is not None
     assert "document s/200" in record.unavailable["baselines"]
@@ -283,7 +282,7 @@ def test_pieces_of_a_single_document_are_one(tmp_path: Path) -> None:
 
 def test_a_judge_sees_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(comparisons, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
+    monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
     settings = JudgeSpec(
         endpoint="http://127.0.0.1", model="m", api_key_env=None, criterion="", n_examples=3,
         max_tokens=1, timeout_s=1.0, usd_per_million_input_tokens=None,

@@ -41,7 +41,9 @@ def _judge(
         case(text, gold, database=database, document_id=f"d{i}")
         for i, text in enumerate(predictions)
     ]
-    return SqlExecution().score(cases, limits)
+    task = SqlExecution()
+    task.limits = limits
+    return task.score(cases)
 
 
 def _kinds(

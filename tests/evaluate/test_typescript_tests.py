@@ -20,9 +20,10 @@ needs_sandbox = pytest.mark.skipif(sandbox_problem() is not None, reason=str(san
 
 def _kinds(*predictions: str, prefix: str = PREFIX, tests: str = TESTS) -> list[str]:
     cases = [case(said, prefix=prefix, tests=tests) for said in predictions]
+    task = TypeScriptTests()
     # Node alone takes a part of the processor time, on a slow machine the more.
-    limits = SandboxLimits(cpu_s=5, wall_s=120)
-    return [verdict.kind for verdict in TypeScriptTests().score(cases, limits)]
+    task.limits = SandboxLimits(cpu_s=5, wall_s=120)
+    return [verdict.kind for verdict in task.score(cases)]
 
 
 @needs_sandbox
@@ -88,7 +89,7 @@ def test_a_report_that_cannot_be_is_a_wrong_answer(forged: str) -> None:
     said.append(f"p {_report('passed')}")
     output = "\n".join([*said, ""]).encode()
     ended = Ended(how="exited", exit_code=0, output=output)
-    verdict = typescript_tests._verdict(ended, typescript_tests._reports(output, "p"))
+    verdict = typescript_tests._verdict(ended, typescript_tests.read_reports(output, "p"))
     assert (verdict.correct, verdict.kind) == (False, "ended_early")
 
 

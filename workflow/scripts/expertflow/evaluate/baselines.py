@@ -22,8 +22,8 @@ from expertflow.core.records import Record
 from expertflow.evaluate.questions import Judge, unusable
 from expertflow.evaluate.records import Example, Verdict
 
-# All that learning may ask of the judge.
-MAX_JUDGEMENTS = 800
+# What learning of constants, and of templates, may ask of the judge.
+N_JUDGEMENTS = 400
 MAX_PROBES = 200
 MAX_TEMPLATES = 200  # that are filled in for all examples
 # Templates left for the judge. Few, so that each sees many probes: with 14 candidates of 28 probes
@@ -81,11 +81,6 @@ class Finder:
         _count(found, "number", NUMBER.findall(prompt))
         _count(found, "name in the last line", NAME.findall(last_line)[1:])
         words = list(WORD.finditer(prompt))
-        self._after_marks(found, prompt, words)
-        _count(found, "word", [match[0] for match in words])
-        return found
-
-    def _after_marks(self, found: Places, prompt: str, words: list[re.Match[str]]) -> None:
         end = len(prompt.rstrip(" \n\t.?!\"'"))
         last = {match[0].lower(): i for i, match in enumerate(words)}
         for mark in self._marks:
@@ -95,6 +90,8 @@ class Finder:
                 rest = prompt[after.start() : end]
                 if "\n" not in rest:
                     found[f"all after {mark!r}"] = rest
+        _count(found, "word", [match[0] for match in words])
+        return found
 
 
 def _words(text: str) -> list[str]:
@@ -191,20 +188,17 @@ def _pieces(answer: str, slots: dict[str, list[Slot]]) -> list[str]:
     return pieces
 
 
-def make_baselines(
-    judge: Judge, training: Sequence[Example], seed: int, *, max_judgements: int = MAX_JUDGEMENTS
-) -> list[BaselinePredictor]:
+def make_baselines(judge: Judge, training: Sequence[Example], seed: int) -> list[BaselinePredictor]:
     """Learn ``constant``, ``template``, ``nearest`` and ``nearest_filled`` from examples.
 
-    ``max_judgements`` bounds how many answers ``judge`` is shown, where that is dear. Fewer than
-    four examples give no baseline, and answers that share no form no ``template``.
+    Fewer than four examples give no baseline, and answers that share no form no ``template``.
     """
     usable = [example for example in training if example.reference.strip()]
     if len(usable) < 4:
         return []
     order = np.random.default_rng(seed).permutation(len(usable)).tolist()
     n_probes = min(MAX_PROBES, len(usable) // 4)
-    probes = _Probes([usable[i] for i in order[:n_probes]], judge, max_judgements // 2)
+    probes = _Probes([usable[i] for i in order[:n_probes]], judge)
     fitted = [usable[i] for i in sorted(order[n_probes:])]
     maker = TemplateMaker(fitted)
     return [_constant(fitted, probes), *_template(maker, probes), *_nearest(maker)]
@@ -213,17 +207,13 @@ def make_baselines(
 class _Probes:
     """Training examples that candidates are judged on; no candidate was learnt from them."""
 
-    def __init__(self, examples: list[Example], judge: Judge, n_judgements: int) -> None:
+    def __init__(self, examples: list[Example], judge: Judge) -> None:
         self._examples, self._judge = examples, judge
-        self._n_judgements = max(n_judgements, 2)
-
-    def most_candidates(self) -> int:
-        return max(isqrt(self._n_judgements // 2), 2)
 
     def best(self, candidates: Sequence[Answering]) -> int:
         if len(candidates) == 1:
             return 0
-        asked = self._examples[: max(self._n_judgements // len(candidates), 1)]
+        asked = self._examples[: max(N_JUDGEMENTS // len(candidates), 1)]
         try:
             verdicts = self._judged(asked, candidates)
         except EvaluationError:
@@ -242,14 +232,14 @@ class _Probes:
 
 
 def _constant(fitted: Sequence[Example], probes: _Probes) -> BaselinePredictor:
-    texts = _constants(fitted, probes.most_candidates())
-    text = texts[probes.best([_always(text) for text in texts])]
-    what = f"always answers {_shown(text)}"
-    return BaselinePredictor(name="constant", description=what, answer=_always(text))
+    def always(text: str) -> Answering:
+        return lambda _: text
 
-
-def _always(text: str) -> Answering:
-    return lambda _: text
+    texts = _constants(fitted, isqrt(N_JUDGEMENTS // 2))
+    answers = [always(text) for text in texts]
+    best = probes.best(answers)
+    what = f"always answers {_shown(texts[best])}"
+    return BaselinePredictor(name="constant", description=what, answer=answers[best])
 
 
 def _constants(fitted: Sequence[Example], n: int) -> list[str]:

@@ -86,9 +86,9 @@ def compare(now: Noted, path: Path, *, seed: int) -> EarlierRun | None:
     Where none did, the newest one is named without a comparison.
     """
     others = [
-        before
-        for before in reversed(read(path))
-        if before.weights_sha256 != now.weights_sha256 and before.how == now.how
+        one
+        for one in reversed(read(path))
+        if one.weights_sha256 != now.weights_sha256 and one.how == now.how
     ]
     if not others:
         return None

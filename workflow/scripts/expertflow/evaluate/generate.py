@@ -44,10 +44,9 @@ MARGIN_TOKENS = 8
 
 
 class Answer(Record, frozen=True):
-    """What a model wrote, without thoughts and without what ended it.
+    """What a model wrote, without thoughts and what ended it; ``n_tokens`` counts all of it.
 
-    ``n_tokens`` counts all that it wrote. ``ended`` is false where it had no room to go on.
-    ``not_asked`` says why a question was not asked at all.
+    ``ended`` is false where it had no room to go on; ``not_asked`` says why nothing was asked.
     """
 
     text: str
@@ -79,10 +78,9 @@ def answers(
     ``max_new_tokens``, or the model's last position. Where the prompt leaves no position, nothing
     is asked and ``not_asked`` says so.
 
-    The answer to a prompt depends on the prompt, the model and the seed, not on its batch: draws
-    are seeded by the prompt. Sums in batches of other sizes round differently, though. In fp32
-    that hardly ever decides a token; in bf16 on a card it does where two tokens are about equal,
-    so there answers are the same for the same card and batch size only.
+    Draws are seeded by the prompt, so an answer does not depend on its batch, but for rounding:
+    sums in batches of other sizes round differently, which hardly ever decides a token in fp32. In
+    bf16 on a card answers are the same for the same card and batch size only.
 
     Raises:
         EvaluationError: one prompt alone does not fit into memory.
@@ -187,8 +185,7 @@ def _continued(
     spec: EvaluationSpec,
 ) -> list[list[int]]:
     """Return the ids that follow each prompt, at most its room; padded where others go on."""
-    config = lm.generation_config
-    longest = max(map(len, prompts))
+    config, longest = lm.generation_config, max(map(len, prompts))
     ids = torch.full((len(prompts), longest), config.pad_token_id, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
@@ -207,8 +204,7 @@ def _continued(
         logits_processor=processors,
         stopping_criteria=StoppingCriteriaList([endings]),
     )
-    rows = out[:, longest:].tolist()
-    return [row[:room] for row, room in zip(rows, rooms, strict=True)]
+    return [row[:room] for row, room in zip(out[:, longest:].tolist(), rooms, strict=True)]
 
 
 class Draws(LogitsProcessor):  # type: ignore[misc]
@@ -239,8 +235,7 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
 class Endings(StoppingCriteria):  # type: ignore[misc]
     """Find which rows have no room to go on, or wrote a stop text.
 
-    A stop text may lie across tokens, and begin or end within one, so the last tokens are decoded
-    at every step; what looks like an end is looked up in the whole.
+    It may lie across tokens, so the last ones are decoded at every step, and all at a likely end.
     """
 
     def __init__(
@@ -258,7 +253,6 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
         rows = input_ids[:, self.start :].tolist() if self.stops else []
         for i, room in enumerate(self.rooms):
             if not self.done[i] and rows:
-                # The last tokens first: few of them look like an end.
                 self.done[i] = self._has_stop(rows[i][-self.n_tail :]) and self._has_stop(rows[i])
             self.done[i] |= n_written >= room
         return torch.tensor(self.done, device=input_ids.device)

@@ -102,11 +102,9 @@ def _is_object(value: Any) -> bool:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, list) and value:
-        if _is_object(value):
-            return {key: _value(item) for key, item in value}
-        return [_value(item) for item in value]
-    return value
+    if value and _is_object(value):
+        return {key: _value(item) for key, item in value}
+    return [_value(item) for item in value] if isinstance(value, list) else value
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:

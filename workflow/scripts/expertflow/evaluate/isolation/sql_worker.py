@@ -32,11 +32,10 @@ _TOKEN = re.compile(
       | .""",
     re.VERBOSE | re.DOTALL,
 )
-_COMMANDS = """
+_OTHER_COMMANDS = """
     ALTER ANALYZE ATTACH BEGIN COMMIT CREATE DELETE DETACH DROP END EXPLAIN INSERT PRAGMA REINDEX
     RELEASE REPLACE ROLLBACK SAVEPOINT UPDATE VACUUM
 """
-_OTHER_COMMANDS = frozenset(_COMMANDS.split())
 _BLANKS = " \t\r\n\f\ufeff"
 _ACTIONS = {
     sqlite3.SQLITE_SELECT,
@@ -82,9 +81,8 @@ class Reader:
     def run(self, query: str, database: Path) -> QueryAnswer:
         """Run one SELECT and return its rows; all else that a text can do ends in a kind."""
         limits = self._limits
-        if len(query) > limits.n_query_chars:
-            detail = f"longer than {limits.n_query_chars} characters"
-            return QueryAnswer("syntax_error", detail)
+        if (n := limits.n_query_chars) < len(query):
+            return QueryAnswer("syntax_error", f"longer than {n} characters")
         query = clean_query(query)
         if (refusal := _refuse(query)) is not None:
             return refusal
@@ -145,7 +143,7 @@ def _refuse(query: str) -> QueryAnswer | None:
     tokens = [found[0].upper() for found in _TOKEN.finditer(query)]
     if ";" in tokens:
         return QueryAnswer("not_a_query", "several statements")
-    if tokens[0] in _OTHER_COMMANDS:
+    if tokens[0] in _OTHER_COMMANDS.split():
         return QueryAnswer("not_a_query", f"{tokens[0]} is not allowed")
     return None
 
@@ -198,8 +196,8 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
         return QueryAnswer("not_a_query", f"{denied[0][:100]} is not allowed")
     if code == sqlite3.SQLITE_INTERRUPT:
         return QueryAnswer("timed_out", "ran out of instructions")
-    too_large = code == sqlite3.SQLITE_TOOBIG
-    return QueryAnswer("too_many_rows" if too_large else "syntax_error", one_line(error))
+    kind = "too_many_rows" if code == sqlite3.SQLITE_TOOBIG else "syntax_error"
+    return QueryAnswer(kind, one_line(error))
 
 
 def main(options: dict[str, Any]) -> None:

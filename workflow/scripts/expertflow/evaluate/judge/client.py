@@ -53,26 +53,24 @@ class Reply(Record, frozen=True, kw_only=True):
 
 
 class JudgeError(Exception):
-    """A request came to nothing; ``is_final`` says that every other one will fail as well."""
+    """A request came to nothing.
 
-    def __init__(self, reason: str, *, is_final: bool = False) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
-
-
-class _Busy(Exception):
-    """The request may do better later; ``wait_s`` is what the server asked for."""
+    ``is_final`` says that every other one will fail as well, ``is_busy`` that this one may do
+    better later; ``wait_s`` is what the server asked for.
+    """
 
     def __init__(
-        self, reason: str, *, wait_s: float | None = None, timed_out: bool = False
+        self,
+        reason: str,
+        *,
+        is_final: bool = False,
+        is_busy: bool = False,
+        timed_out: bool = False,
+        wait_s: float | None = None,
     ) -> None:
         super().__init__(reason)
-        self.wait_s = wait_s
-        self.timed_out = timed_out
-
-
-class _Refused(Exception):
-    """The endpoint answered HTTP 400 and may want another style."""
+        self.is_final, self.is_busy = is_final, is_busy or timed_out
+        self.timed_out, self.wait_s = timed_out, wait_s
 
 
 def shown(endpoint: str) -> str:
@@ -128,20 +126,19 @@ class JudgeClient:
         for attempt in range(1, self._patience.n_attempts + 1):
             await self._wait()
             try:
-                return await self._send(messages, style)
-            except _Refused:
+                if (reply := await self._send(messages, style)) is not None:
+                    return reply
                 # Or the prompt is too long: so the style is kept only once it is answered.
                 style = "new"
-            except _Busy as busy:
-                n_timeouts += busy.timed_out
-                asked_s = busy.wait_s
+            except JudgeError as error:
+                n_timeouts += error.timed_out
                 is_last = attempt == self._patience.n_attempts
-                if is_last or n_timeouts >= self._patience.n_timeouts:
-                    raise JudgeError(str(busy)) from None
-                if asked_s is not None and asked_s > self._patience.longest_wait_s:
-                    raise JudgeError(f"{busy}, to be tried again in {asked_s:.0f} s") from None
+                if not error.is_busy or is_last or n_timeouts >= self._patience.n_timeouts:
+                    raise
+                pause_s = wait_s if error.wait_s is None else error.wait_s
+                if pause_s > self._patience.longest_wait_s:
+                    raise JudgeError(f"{error}, to be tried again in {pause_s:.0f} s") from None
                 # A busy server is busy for all requests.
-                pause_s = wait_s if asked_s is None else asked_s
                 self._not_before = max(self._not_before, time.monotonic() + pause_s)
                 wait_s = min(2 * wait_s, self._patience.longest_wait_s)
         raise JudgeError("HTTP 400")
@@ -154,7 +151,8 @@ class JudgeClient:
         if time.monotonic() >= self._deadline or self._not_before >= self._deadline:
             raise JudgeError("the time for the whole judging is used up", is_final=True)
 
-    async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply:
+    async def _send(self, messages: Sequence[dict[str, str]], style: Style) -> Reply | None:
+        """Send once; null where the endpoint refuses and may want another style."""
         limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
         request: dict[str, Any] = {"model": self._spec.model, "messages": list(messages)}
         if style == "new":
@@ -164,9 +162,9 @@ class JudgeClient:
         sent = json.dumps(request).encode("ascii")
         status, retry_after, body = await self._exchange(sent, limit_s)
         if status == 400 and style == "old" and self._style != "old":
-            raise _Refused
+            return None
         if status in _WORTH_ANOTHER_TRY:
-            raise _Busy(f"HTTP {status}", wait_s=_seconds(retry_after))
+            raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=_seconds(retry_after))
         if 300 <= status < 400:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
         if status != 200:
@@ -193,7 +191,7 @@ class JudgeClient:
                         raise JudgeError(f"a reply of more than {MAX_REPLY_BYTES:,} bytes")
                 return response.status_code, response.headers.get("Retry-After"), content
         except TimeoutError:
-            raise _Busy(f"no reply within {limit_s:g} s", timed_out=True) from None
+            raise JudgeError(f"no reply within {limit_s:g} s", timed_out=True) from None
         except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host is no name", is_final=True) from None
         except (OSError, httpx2.HTTPError) as error:
@@ -202,7 +200,7 @@ class JudgeClient:
                 cause = earlier
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise JudgeError("the certificate is not to be trusted", is_final=True) from None
-            raise _Busy(f"no connection ({type(cause).__name__})") from None
+            raise JudgeError(f"no connection ({type(cause).__name__})", is_busy=True) from None
 
 
 def _read_reply(body: bytes) -> Reply:

@@ -162,9 +162,7 @@ class GraphServer:
         self._script = script
         options = {"script": str(script.resolve())}
         self._worker = Worker(graph_worker.__name__, options, wall_s=WALL_S, quiet=True)
-
-    def close(self) -> None:
-        self._worker.close()
+        self.close = self._worker.close
 
     def ask(self, query: str) -> QueryAnswer:
         """Run one query: ``rows``, ``not_executed`` or ``timed_out``; raise without a graph."""

@@ -39,12 +39,13 @@ class SqlExecution(ScoringTask):
     fields = frozenset({"database"})
     artefacts = frozenset({"database"})
     required = ("artefacts.database",)
+    limits = Limits()
 
     def tools(self, spec: EvaluationSpec) -> dict[str, str]:
         return super().tools(spec) | {"sqlite": sqlite3.sqlite_version}
 
-    def score(self, cases: Sequence[ScoringCase], limits: Limits | None = None) -> list[Verdict]:
-        limits = limits or Limits()
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
+        limits = self.limits
         verdicts = []
         with closing(Worker(sql_worker.__name__, asdict(limits), wall_s=limits.wall_s)) as worker:
             for case in cases:

@@ -71,6 +71,7 @@ class TypeScriptTests(ScoringTask):
     metric = "tests_passed"
     fields = frozenset({"prefix", "tests"})
     required = ("fields.tests",)
+    limits = SandboxLimits()
 
     def unavailable_reason(self, spec: EvaluationSpec) -> str | None:
         if not spec.allow_code_execution:
@@ -84,16 +85,14 @@ class TypeScriptTests(ScoringTask):
         found = {"node": find_node().version, "bubblewrap": bubblewrap_version()}
         return super().tools(spec) | found
 
-    def score(
-        self, cases: Sequence[ScoringCase], limits: SandboxLimits | None = None
-    ) -> list[Verdict]:
+    def score(self, cases: Sequence[ScoringCase]) -> list[Verdict]:
         if not cases:
             return []
         if (reason := sandbox_problem()) is not None:
             raise EvaluationError(reason)
         n_at_once = min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) + 1)
         with (
-            closing(Sandbox(find_node().path, limits or SandboxLimits())) as sandbox,
+            closing(Sandbox(find_node().path, self.limits)) as sandbox,
             ThreadPoolExecutor(n_at_once) as pool,
         ):
             return list(pool.map(lambda case: _judge(case, sandbox), cases))
@@ -162,7 +161,7 @@ def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
     proof = secrets.token_hex(16)
     given = json.dumps({"prefix": prefix, "said": said, "tests": tests})
     ended = sandbox.run([*_OPTIONS, "-e", RUNNER], (proof + given).encode("ascii"))
-    reports = _reports(ended.output, proof)
+    reports = read_reports(ended.output, proof)
     if not reports:
         # The runner reports before it looks at the program, which is therefore not to blame.
         said_instead = one_line(ended.output.decode("utf-8", "replace"))
@@ -180,22 +179,21 @@ def _judge(case: ScoringCase, sandbox: Sandbox) -> Verdict:
     return _verdict(ended, reports)
 
 
-def _reports(output: bytes, proof: str) -> list[tuple[str, str]]:
-    # Behind the last line's end, a line may have been cut off.
-    lines = output.decode("utf-8", "replace").split("\n")[:-1]
-    return [_report(line[len(proof) :]) for line in lines if line.startswith(f"{proof} ")]
-
-
-def _report(text: str) -> tuple[str, str]:
+def read_reports(output: bytes, proof: str) -> list[tuple[str, str]]:
     """Read what was said; the program may have had a hand in it, so it may be anything."""
-    try:
-        report = json.loads(text)
-        kind, detail = report["kind"], report["detail"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "malformed", ""
-    if kind not in _SAID or not isinstance(detail, str):
-        return "malformed", ""
-    return kind, one_line(detail)
+    reports = []
+    # Behind the last line's end, a line may have been cut off.
+    for line in output.decode("utf-8", "replace").split("\n")[:-1]:
+        if not line.startswith(f"{proof} "):
+            continue
+        try:
+            report = json.loads(line[len(proof) :])
+            kind, detail = report["kind"], report["detail"]
+            is_known = kind in _SAID and isinstance(detail, str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_known = False
+        reports.append((kind, one_line(detail)) if is_known else ("malformed", ""))
+    return reports
 
 
 def _verdict(ended: Ended, reports: list[tuple[str, str]]) -> Verdict:
