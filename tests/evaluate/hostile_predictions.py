@@ -88,7 +88,6 @@ def sql(n: int, canary: str) -> Sized:
 
 
 def json(n: int, canary: str) -> Sized:
-    """Give answers that are to be JSON."""
     unequal = ",".join(f'{{"k":{k}}}' for k in range(n // 4))
     return {
         "empty": "",
@@ -113,7 +112,6 @@ def json(n: int, canary: str) -> Sized:
 
 
 def cypher(n: int, canary: str) -> Sized:
-    """Give graph queries."""
     return {
         "empty": "",
         "delete": "MATCH (a) DETACH DELETE a",
@@ -137,7 +135,6 @@ def cypher(n: int, canary: str) -> Sized:
 
 
 def typescript(n: int, canary: str) -> Sized:
-    """Give programs that are only parsed."""
     return {
         "empty": "",
         "parentheses": "(" * n,
@@ -158,7 +155,6 @@ def typescript(n: int, canary: str) -> Sized:
 
 
 def typescript_tests(n: int, canary: str) -> Sized:
-    """Give programs that are run."""
     f = "const f = (n: number): number => 0;\n"
     return {
         "empty": "",
@@ -242,7 +238,6 @@ def typescript_tests_asynchronous(n: int, canary: str) -> Sized:
 
 
 def text(n: int, canary: str) -> Sized:
-    """Give answers that end in a number."""
     return {
         "empty": "",
         "marks": "#" * 50 * n,

@@ -13,40 +13,6 @@ QUERY = "MATCH (p:Person {name: 'Ada'})-[r:KNOWS]->(q) WHERE p.age >= 3 RETURN q
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        (
-            QUERY,
-            QUERY.lower()
-            .replace("person", "Person")
-            .replace("knows", "KNOWS")
-            .replace("ada", "Ada"),
-        ),
-        (QUERY, QUERY.replace(" ", "\n  ").replace("'", '"') + " ; "),
-        (QUERY, QUERY.replace("WHERE", "// why\nWHERE /* p.x */")),
-        (QUERY, "```cypher\n" + QUERY + "\n```"),
-        ("MATCH (p:Person) RETURN p", "match(x:Person)return x"),
-        ("MATCH (p:Person) RETURN p", "MATCH (`a b`:`Person`) RETURN `a b`"),
-        ("MATCH (n) RETURN count(n) AS count", "MATCH (n) RETURN COUNT(n) AS c"),
-        ("WITH [x IN xs | x.name] AS l RETURN l", "WITH [y IN zs | y.name] AS m RETURN m"),
-        ("MATCH (a {k: b}) RETURN a", "MATCH (c {k: d}) RETURN c"),
-        ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
-        (
-            "MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a",
-            "MATCH (c) WHERE exists{(c)-->(d)} RETURN c",
-        ),
-        ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
-        (
-            "CALL db.labels() YIELD label AS a RETURN a",
-            "CALL db.labels() YIELD label AS b RETURN b",
-        ),
-    ],
-)
-def test_same_query(left: str, right: str) -> None:
-    assert judge_cypher(left, right).kind == "correct"
-
-
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
         (QUERY, QUERY.replace("Person", "person")),
         (QUERY, QUERY.replace("KNOWS", "LIKES")),
         (QUERY, QUERY.replace("p.age", "q.age")),
@@ -155,6 +121,29 @@ def test_any_text_gets_a_verdict(text: str) -> None:
 
 
 SAME = [
+    # Layout, the case of keywords, and names of variables.
+    (
+        QUERY,
+        QUERY.lower().replace("person", "Person").replace("knows", "KNOWS").replace("ada", "Ada"),
+    ),
+    (QUERY, QUERY.replace(" ", "\n  ").replace("'", '"') + " ; "),
+    (QUERY, QUERY.replace("WHERE", "// why\nWHERE /* p.x */")),
+    (QUERY, "```cypher\n" + QUERY + "\n```"),
+    ("MATCH (p:Person) RETURN p", "match(x:Person)return x"),
+    ("MATCH (p:Person) RETURN p", "MATCH (`a b`:`Person`) RETURN `a b`"),
+    ("MATCH (n) RETURN count(n) AS count", "MATCH (n) RETURN COUNT(n) AS c"),
+    ("WITH [x IN xs | x.name] AS l RETURN l", "WITH [y IN zs | y.name] AS m RETURN m"),
+    ("MATCH (a {k: b}) RETURN a", "MATCH (c {k: d}) RETURN c"),
+    ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
+    (
+        "MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a",
+        "MATCH (c) WHERE exists{(c)-->(d)} RETURN c",
+    ),
+    ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
+    (
+        "CALL db.labels() YIELD label AS a RETURN a",
+        "CALL db.labels() YIELD label AS b RETURN b",
+    ),
     # A map in a pattern is a condition.
     ("MATCH (p:P {name: 'x'}) RETURN p.age", "MATCH (q:P) WHERE q.name = 'x' RETURN q.age"),
     (

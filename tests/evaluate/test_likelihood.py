@@ -1,26 +1,32 @@
+"""Losses of documents and likelihoods of texts are those of token after token."""
+
 import logging
 import math
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from made_up_documents import spec
-from made_up_model import END, PAD, Pairs, prompts, tiny_qwen3
+from made_up_model import END, PAD, VOCAB, Pairs, prompts, tiny_qwen3
 from support import LORA
+from transformers import Qwen3ForCausalLM
 
-from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import likelihood
 from expertflow.evaluate.evaluator import Models
 from expertflow.evaluate.generate import PromptCodec, answers
-from expertflow.evaluate.likelihood import choose_options, log_likelihoods
+from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
 from expertflow.evaluate.records import Example
 from expertflow.evaluate.tasks.choice import wordings
+from expertflow.tokens.arrow import PackedRows, packed_rows
+from expertflow.train.model import attention
 from expertflow.train.model.load import add_adapter
-from expertflow.train.model.packed import causal_lm
+from expertflow.train.model.packed import PackedLoss, causal_lm, held_out_loss
 
 PAIRS = list(zip(prompts(1, 7, 3, 3, 12), prompts(4, 1, 9, 2, 1, seed=1), strict=True))
 
@@ -76,12 +82,12 @@ def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture
 def test_a_batch_that_does_not_fit_is_halved(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, room = tiny_qwen3(), 1
+    model = tiny_qwen3()
     expected = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=1)
     run = likelihood.document_losses
 
     def fits(model: Any, rows: Any, *, micro_batch_size: int) -> Any:
-        if micro_batch_size > room:
+        if micro_batch_size > 1:
             raise torch.OutOfMemoryError("no room")
         return run(model, rows, micro_batch_size=micro_batch_size)
 
@@ -91,9 +97,6 @@ def test_a_batch_that_does_not_fit_is_halved(
     assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in expected], rel=1e-5)
     assert [n for _, n in found] == [n for _, n in expected]
     assert "out of memory with 5 questions at a time; going on with 2" in caplog.text
-    room = 0
-    with pytest.raises(EvaluationError, match="one question at a time"):
-        log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)
 
 
 FIELDS = {"choices": "options", "answer": "correct"}
@@ -148,3 +151,58 @@ def test_a_question_with_an_option_that_has_no_position_is_not_asked(options: li
     )  # fmt: skip
     assert found[0].text == "" and "positions" in (found[0].not_asked or "")
     assert [found[1].text] == choose([short])
+
+
+@pytest.fixture(scope="module", params=[attention.NAME, "sdpa"])
+def packed_model(request: pytest.FixtureRequest) -> Qwen3ForCausalLM:
+    attention.register()
+    model = tiny_qwen3()
+    model.set_attn_implementation(request.param)
+    return model
+
+
+def made_rows() -> PackedRows:
+    """Rows of several documents, some cut off, one with nothing to predict, one padded."""
+    ids = np.random.default_rng(0).integers(2, VOCAB, (5, 24)).astype(np.int32)
+    lengths = [[24], [14, 10], [5, 6, 7], [1, 2, 21], [23]]
+    spans = [[], [2, 14, 16, 24], [0, 3, 7, 11, 15, 18], [0, 24], [20, 23]]
+    return packed_rows(ids, lengths, spans)
+
+
+def one_by_one(model: Qwen3ForCausalLM, rows: PackedRows) -> tuple[list[float], list[int]]:
+    """Take each document's loss from all logits of the document alone."""
+    nats, counts = [], []
+    for i in range(len(rows)):
+        ids = torch.tensor(rows.take_ids(np.array([i])))
+        learned = torch.zeros(rows.length, dtype=torch.bool)
+        for start, end in rows.spans[i].reshape(-1, 2).tolist():
+            learned[start:end] = True
+        bounds = [0, *np.cumsum(rows.seq_lengths[i]).tolist()]
+        for start, end in pairwise(bounds):
+            logits = model(input_ids=ids[:, start:end].long(), use_cache=False).logits[0, :-1]
+            targets, chosen = ids[0, start + 1 : end].long(), learned[start + 1 : end]
+            each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+            nats.append(float(each[chosen].double().sum()))
+            counts.append(int(chosen.sum()))
+    return nats, counts
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
+def test_documents_have_the_loss_they_have_alone(
+    packed_model: Qwen3ForCausalLM, micro_batch_size: int
+) -> None:
+    rows = made_rows()
+    plain = tiny_qwen3()
+    nats, counts = one_by_one(plain, rows)
+    found = document_losses(packed_model, rows, micro_batch_size=micro_batch_size)
+    assert found.n_targets_D.tolist() == counts == [0, 12, 8, 2, 4, 3, 0, 1, 20, 3]
+    np.testing.assert_allclose(found.nats_D, nats, rtol=1e-5, atol=1e-5)
+
+
+def test_they_add_up_to_the_held_out_loss(packed_model: Qwen3ForCausalLM) -> None:
+    rows = made_rows()
+    mean, n_targets = held_out_loss(PackedLoss(packed_model), rows, micro_batch_size=2)
+    found = document_losses(packed_model, rows, micro_batch_size=2)
+    assert found.n_targets_D.sum() == n_targets
+    assert found.nats_D.sum() == pytest.approx(mean * n_targets, rel=1e-6)

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from made_up_documents import Letters, case, document, spec
+from made_up_documents import Letters, document, spec
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -13,7 +13,7 @@ from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
-from expertflow.evaluate.answer_text import cut_at, without_thoughts
+from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.leakage import seeded_key
 from expertflow.evaluate.questions import (
     EvalExample,
@@ -23,7 +23,6 @@ from expertflow.evaluate.questions import (
     unusable,
 )
 from expertflow.evaluate.records import Decoding, Example, Verdict
-from expertflow.evaluate.tasks.json_schema import JsonSchema
 from expertflow.tokens.ragged import Ragged, ragged
 from expertflow.tokens.tokenize import tokenize
 
@@ -65,11 +64,6 @@ def choose(
 
 def ids(held: list[EvalExample]) -> list[str]:
     return [one.example.document_id for one in held]
-
-
-def test_an_answer_ends_before_the_first_stop_text() -> None:
-    assert cut_at("a;b\n\nc", ("\n\n", ";")) == "a"
-    assert cut_at("abc", ()) == "abc"
 
 
 def test_a_question_ends_where_training_starts_to_learn() -> None:
@@ -221,22 +215,3 @@ def test_few_are_borne_and_many_are_a_fault_of_the_setting(
     with pytest.raises(EvaluationError, match=message):
         choose(documents, judge=judge, max_examples=max_examples)
     assert n < 500 or judge.n_starts < 20
-
-
-def test_a_schema_that_refuses_its_own_reference_is_dropped_and_others_are_judged() -> None:
-    def judge(asked: Sequence[Example], texts: Sequence[str]) -> list[Verdict]:
-        pairs = zip(asked, texts, strict=True)
-        cases = [
-            case(text, document_id=one.document_id, reference=one.reference, **one.fields)
-            for one, text in pairs
-        ]
-        return JsonSchema().score(cases)
-
-    schemas = ['{"type": "object"}', '{"type": "array"}', '{"$ref": "#/missing"}', "true"]
-    asked = [
-        Example(document_id=f"d{i}", prompt="q", reference="{}", fields={"schema": schema})
-        for i, schema in enumerate(schemas)
-    ]
-    found = unusable(asked, judge)
-    assert sorted(found) == [1, 2]
-    assert found[1].startswith("document d1: the schema refuses the reference: ")

@@ -27,6 +27,9 @@ FUNCTION = "export const add = (a: number, b = 'x'): string => { return a + b; }
         ("function f() { return 1;; }", "function f() { return 1 }"),
         ("switch (a) { case 1: f();; }", "switch (a) { case 1: f() }"),
         ("type P = [A, B]", "type P = [A, B,]"),
+        ("let a = <B c='d' />;", 'let a = <B c="d" />'),
+        ("let a = <B>c;", "let a = <B>c"),
+        (f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", FUNCTION),
     ],
 )
 def test_same_program(left: str, right: str) -> None:
@@ -79,15 +82,6 @@ def test_the_parts_of_a_loop_are_told_apart() -> None:
     trees = [syntax(f"for ({head}) {{}}") for head in heads]
     assert None not in trees
     assert all(trees.index(tree) == index for index, tree in enumerate(trees))
-
-
-def test_jsx_and_casts_both_parse() -> None:
-    assert judge_typescript("let a = <B c='d' />;", reference='let a = <B c="d" />').correct
-    assert judge_typescript("let a = <B>c;", reference="let a = <B>c").correct
-
-
-def test_fence_and_prose_are_ignored() -> None:
-    assert judge_typescript(f"Sure:\n```ts\n{FUNCTION}\n```\nDone.", reference=FUNCTION).correct
 
 
 def test_prefix_makes_a_completion_a_program() -> None:

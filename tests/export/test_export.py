@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support import LORA, start_trainer, write_tiny_run
-from tiny_models import export, trained, write_adapter, write_base
+from tiny_models import export, train_adapter, trained, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import export_model
@@ -68,11 +68,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_folder_holds_all_that_the_base_had_and_the_experts_decoding(
     base: Path, tmp_path: Path
 ) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    what = train_adapter(base, tmp_path / "adapter")
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5)
-    export(
-        trained(folder, base, sha256), tmp_path / "merged", decoding=decoding, system_prompt="é\r\n"
-    )
+    export(what, tmp_path / "merged", decoding=decoding, system_prompt="é\r\n")
     names = {path.name for path in (tmp_path / "merged").iterdir()}
     assert names == {
         "README.md", "config.json", "generation_config.json", "model.safetensors",
@@ -92,8 +90,8 @@ def test_the_folder_holds_all_that_the_base_had_and_the_experts_decoding(
 def test_it_loads_and_answers_in_a_fresh_process_without_a_network(
     base: Path, tmp_path: Path
 ) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    export(trained(folder, base, sha256), tmp_path / "merged")
+    what = train_adapter(base, tmp_path / "adapter")
+    export(what, tmp_path / "merged")
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(tmp_path / "merged"), CHAT],
         capture_output=True, text=True, timeout=300, cwd=tmp_path,
@@ -109,19 +107,11 @@ def test_a_card_is_hidden_from_the_export(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_exported_twice_every_byte_is_the_same(base: Path, tmp_path: Path) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    what = trained(folder, base, sha256)
-    records = [export(what, tmp_path / name / "merged") for name in ("a", "b")]
-    assert records[0].weights_sha256 == records[1].weights_sha256
-    assert len({sha256_directory(Path(record.path)) for record in records}) == 1
-
-
 def test_merged_weights_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     # Wide enough for a product to be shared among threads.
     base = write_base(tmp_path / "base", hidden_size=256, intermediate_size=1024)
-    folder, sha256 = write_adapter(base, tmp_path / "adapter", lora=replace(LORA, use_dora=True))
-    what, n = trained(folder, base, sha256), torch.get_num_threads()
+    what = train_adapter(base, tmp_path / "adapter", lora=replace(LORA, use_dora=True))
+    n = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)

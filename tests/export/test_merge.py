@@ -16,9 +16,8 @@ from tiny_models import (
     export,
     held_out_rows,
     load,
+    train_adapter,
     trained,
-    whole_hash,
-    write_adapter,
     write_base,
 )
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -36,6 +35,7 @@ from expertflow.export.merge import (
 from expertflow.export.model_files import written_dtype
 from expertflow.train.model import load as loading
 from expertflow.train.model.load import load_base
+from expertflow.train.model.weights import weights_sha256
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ KINDS = {
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str, kind: str) -> None:
     needs(method)
-    folder, sha256 = write_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
-    record = export(trained(folder, base, sha256, method=method), tmp_path / "merged")
+    what = train_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
+    record = export(what, tmp_path / "merged")
     ids = torch.arange(20)[None]
     merged = plain(tmp_path / "merged")
-    untrained = load(base, base)(input_ids=ids).logits
-    expected = load(folder, base, method)(input_ids=ids).logits
+    untrained = load(replace(what, folder=base), "lora")(input_ids=ids).logits
+    expected = load(what)(input_ids=ids).logits
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     assert (expected - untrained).abs().max() > 0.1
     assert record.merged_into == ("base" if method == "lora" else "dequantised base")
@@ -97,17 +97,17 @@ def test_weights_are_written_in_the_bases_own_type_or_the_one_asked_for(
     tmp_path: Path, choice: Any, stored: torch.dtype, expected: torch.dtype
 ) -> None:
     base = write_base(tmp_path / "base", dtype=stored)
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    record = export(trained(folder, base, sha256), tmp_path / "merged", dtype=choice)
+    what = train_adapter(base, tmp_path / "adapter")
+    record = export(what, tmp_path / "merged", dtype=choice)
     assert {p.dtype for p in plain(tmp_path / "merged", dtype="auto").parameters()} == {expected}
     assert record.dtype == str(expected).removeprefix("torch.")
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == record.dtype
 
 
 def test_merging_is_done_in_fp32_and_rounded_once(half_base: Path, tmp_path: Path) -> None:
-    folder, sha256 = write_adapter(half_base, tmp_path / "adapter")
-    export(trained(folder, half_base, sha256), tmp_path / "merged")
-    exact = load(folder, half_base).merge_and_unload().state_dict()
+    what = train_adapter(half_base, tmp_path / "adapter")
+    export(what, tmp_path / "merged")
+    exact = load(what).merge_and_unload().state_dict()
     written = load_file(tmp_path / "merged" / "model.safetensors")
     assert len(written) > 20
     for name, tensor in written.items():
@@ -115,8 +115,7 @@ def test_merging_is_done_in_fp32_and_rounded_once(half_base: Path, tmp_path: Pat
 
 
 def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Path) -> None:
-    folder, sha256 = write_adapter(half_base, tmp_path / "adapter")
-    what = trained(folder, half_base, sha256)
+    what = train_adapter(half_base, tmp_path / "adapter")
     rounded = export(what, tmp_path / "rounded")
     exact = export(what, tmp_path / "exact", dtype="fp32")
     assert rounded.loss_after_merge != rounded.loss_before_merge
@@ -129,8 +128,7 @@ def test_the_loss_that_rounding_moves_is_measured(half_base: Path, tmp_path: Pat
 
 def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_path: Path) -> None:
     needs("qlora")
-    folder, sha256 = write_adapter(base, tmp_path / "adapter", method="qlora")
-    what = trained(folder, base, sha256, method="qlora", precision="bf16")
+    what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
     record = export(what, tmp_path / "merged")
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == record.dtype == "float32"
@@ -140,8 +138,8 @@ def test_what_was_trained_on_4_bits_is_published_without_them(base: Path, tmp_pa
 def test_the_export_reads_the_base_in_the_precision_of_training(base: Path, tmp_path: Path) -> None:
     """The 4-bit codes depend on it, and an adapter fits but those it was trained on."""
     needs("qlora")
-    folder, _ = write_adapter(base, tmp_path / "adapter", method="qlora")
-    loaded = load(folder, base, "qlora", "bf16")
+    what = train_adapter(base, tmp_path / "adapter", method="qlora", precision="bf16")
+    loaded = load(what)
     half = load_base(str(base), dtype=torch.bfloat16, attention_name="sdpa", quantised=True)
     codes = [dict(loading.quantised_layers(m)) for m in (loaded.unload(), half)]
     assert all(torch.equal(codes[0][name].weight, layer.weight) for name, layer in codes[1].items())
@@ -152,14 +150,14 @@ def test_an_adapter_trained_on_4_bits_does_not_fit_the_original_base(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("qlora")
-    folder, sha256 = write_adapter(base, tmp_path / "adapter", method="qlora")
-    original = load(folder, base, "lora")
+    what = train_adapter(base, tmp_path / "adapter", method="qlora")
+    original = load(what, "lora")
     rows = sample_rows(held_out_rows())
-    losses = [ask(model, rows).loss for model in (load(folder, base, "qlora"), original)]
+    losses = [ask(model, rows).loss for model in (load(what), original)]
     assert abs(losses[1] - losses[0]) > 2 * MAX_LOSS_DIFFERENCE
     monkeypatch.setattr(merge, "mergeable", lambda model, checkpoint: original)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
-        export(trained(folder, base, sha256, method="qlora"), tmp_path / "merged")
+        export(what, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
@@ -169,8 +167,8 @@ def test_heads_and_vocabularies_of_any_kind_are_kept(
     tmp_path: Path, tied: bool, vocab_size: int
 ) -> None:
     base = write_base(tmp_path / "base", tie_word_embeddings=tied, vocab_size=vocab_size)
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    export(trained(folder, base, sha256), tmp_path / "merged")
+    what = train_adapter(base, tmp_path / "adapter")
+    export(what, tmp_path / "merged")
     written = load_file(tmp_path / "merged" / "model.safetensors")
     assert ("lm_head.weight" in written) != tied
     assert len(written["model.embed_tokens.weight"]) == vocab_size
@@ -180,8 +178,7 @@ def test_heads_and_vocabularies_of_any_kind_are_kept(
 def test_large_models_are_written_as_several_files(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
-    what = trained(folder, base, sha256)
+    what = train_adapter(base, tmp_path / "adapter")
     export(what, tmp_path / "one")
     monkeypatch.setattr(merge, "MAX_SHARD", "40KB")
     record = export(what, tmp_path / "many")
@@ -195,7 +192,8 @@ def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path)
     base = write_base(tmp_path / "base", dtype=torch.bfloat16)
     folder = write_base(tmp_path / "trained", model_class=LlamaForCausalLM,
                         config_class=LlamaConfig)  # fmt: skip
-    record = export(trained(folder, base, whole_hash(folder), method="full"), tmp_path / "merged")
+    sha256 = weights_sha256(load_base(str(folder), dtype=torch.float32, attention_name="sdpa"))
+    record = export(trained(folder, base, sha256, method="full"), tmp_path / "merged")
     assert (record.merged_into, record.dtype) == (None, "bfloat16")
 
 
@@ -203,20 +201,20 @@ def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path)
 def test_a_damaged_merge_is_not_published(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    what = train_adapter(base, tmp_path / "adapter")
     monkeypatch.setattr(merge, limit, -1.0)
     with pytest.raises(TrainingError, match="merging moved the held-out loss"):
-        export(trained(folder, base, sha256), tmp_path / "merged")
+        export(what, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_other_weights_than_those_that_were_scored_are_not_published(
     base: Path, tmp_path: Path
 ) -> None:
-    folder, sha256 = write_adapter(base, tmp_path / "adapter")
+    what = train_adapter(base, tmp_path / "adapter")
     with pytest.raises(TrainingError, match=f"evaluation scored {'0' * 12}; run train_expert"):
-        export(trained(folder, base, "0" * 64), tmp_path / "merged")
-    assert not (tmp_path / "merged").exists() and sha256 != "0" * 64
+        export(trained(what.folder, base, "0" * 64), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def said(loss: float, *values: float, n_targets: int = 100) -> RowOutputs:

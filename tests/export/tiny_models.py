@@ -58,10 +58,36 @@ def held_out_rows(n: int = 5) -> PackedRows:
     return packed_rows(ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)])
 
 
-def write_adapter(
-    base: Path, folder: Path, *, method: str = "lora", lora: LoraSpec | None = None
-) -> tuple[Path, str]:
-    """Save an adapter with random weights, as training leaves one; give its hash as well."""
+def load(what: Trained, method: str | None = None) -> Any:
+    """Load what was trained as the export does, or as if it was trained by another method."""
+    return load_for_export(
+        what.folder, base=str(what.base), method=method or what.method, precision=what.precision,
+        attention_name=ATTENTION,
+    )  # fmt: skip
+
+
+def trained(
+    folder: Path, base: Path, sha256: str, *, method: str = "lora", precision: str = "fp32"
+) -> Trained:
+    """Tell the export what was trained and published."""
+    published = Published(
+        step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
+    )
+    return Trained(
+        folder=folder, published=published, base=base, layout=LAYOUT, rows=held_out_rows(),
+        method=method, precision=precision,
+    )  # fmt: skip
+
+
+def train_adapter(
+    base: Path,
+    folder: Path,
+    *,
+    method: str = "lora",
+    precision: str = "fp32",
+    lora: LoraSpec | None = None,
+) -> Trained:
+    """Save an adapter with random weights, as training leaves one."""
     model = load_base(
         str(base), dtype=torch.float32, attention_name=ATTENTION, quantised=method == "qlora"
     )
@@ -72,36 +98,7 @@ def write_adapter(
             if "lora_A" in name or "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     wrapped.save_pretrained(folder)
-    return folder, weights_sha256(wrapped)
-
-
-def whole_hash(folder: Path) -> str:
-    """Hash a model that is trained as a whole."""
-    return weights_sha256(load_base(str(folder), dtype=torch.float32, attention_name=ATTENTION))
-
-
-def load(folder: Path, base: Path, method: str = "lora", precision: str = "fp32") -> Any:
-    """Load what was trained as the export does."""
-    return load_for_export(
-        folder, base=str(base), method=method, precision=precision, attention_name=ATTENTION
-    )
-
-
-def trained(
-    folder: Path, base: Path, sha256: str, *, method: str = "lora", precision: str = "fp32"
-) -> Trained:
-    """Tell the export what was trained and published."""
-    return Trained(
-        folder=folder,
-        published=Published(
-            step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
-        ),
-        base=base,
-        layout=LAYOUT,
-        rows=held_out_rows(),
-        method=method,
-        precision=precision,
-    )
+    return trained(folder, base, weights_sha256(wrapped), method=method, precision=precision)
 
 
 def export(what: Trained, output: Path, **changes: Any) -> ExportRecord:

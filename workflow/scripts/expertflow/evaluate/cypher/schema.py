@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from msgspec import Struct, field
@@ -56,60 +56,52 @@ class GraphSchema(Struct):
     types: Properties = field(default_factory=dict)
     ends: set[tuple[str, str, str]] = field(default_factory=set)
 
+    def join(self, start: str, kind: str, end: str, keys: set[str] | None = None) -> None:
+        # A label without properties has no entry of its own in some texts.
+        _add(self.nodes, start, None)
+        _add(self.nodes, end, None)
+        _add(self.types, kind, keys)
+        self.ends.add((_name(start), _name(kind), _name(end)))
+
 
 @lru_cache(maxsize=64)
 def read_schema(text: str) -> GraphSchema | None:
     if len(text) > MAX_CHARS:
         return None
     schema = _from_json(text) if text.lstrip().startswith("{") else None
-    if schema is None:
-        reader = _Lines()
-        for line in text.split("\n"):
-            for part in line.split(";") if line.lstrip().startswith("(:") else [line]:
-                reader.take(part)
-        schema = reader.schema
+    schema = schema or _from_lines(text.split("\n"))
     return schema if schema.nodes else None
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self.schema = GraphSchema()
-        self._section: Properties | None = None
-        self._owner: str | None = None
-
-    def take(self, line: str) -> None:
-        if (pattern := _PATTERN.match(line)) is not None:
-            self._join(pattern[1], pattern[2], pattern[4])
-            if pattern[3] is not None:
-                _add(self.schema.types, pattern[2], _keys("{" + pattern[3] + "}"))
-        elif (triple := _TRIPLE.match(line)) is not None:
-            self._join(triple[1], triple[2], triple[3])
-        elif (node := _NODE.match(line)) is not None:
-            _add(self.schema.nodes, node[1], _keys(node[2]))
+def _from_lines(lines: Iterable[str]) -> GraphSchema:
+    schema = GraphSchema()
+    section: Properties | None = None
+    owner: str | None = None
+    parts = (x.split(";") if x.lstrip().startswith("(:") else [x] for x in lines)
+    for line in chain.from_iterable(parts):
+        if (found := _PATTERN.match(line)) is not None:
+            keys = None if found[3] is None else _keys("{" + found[3] + "}")
+            schema.join(found[1], found[2], found[4], keys)
+        elif (found := _TRIPLE.match(line)) is not None:
+            schema.join(found[1], found[2], found[3])
+        elif (found := _NODE.match(line)) is not None:
+            _add(schema.nodes, found[1], _keys(found[2]))
         elif line.rstrip().endswith(":"):
-            self._section = self._owner = None
+            section = owner = None
             if _NODES_TITLE.search(line):
-                self._section = self.schema.nodes
+                section = schema.nodes
             elif _TYPES_TITLE.search(line):
-                self._section = self.schema.types
-        elif self._section is not None:
-            self._take_entry(self._section, line)
-
-    def _take_entry(self, section: Properties, line: str) -> None:
-        if (bold := _BOLD.match(line)) is not None:
-            self._owner = bold[1]
-            _add(section, self._owner, set())
-        elif self._owner is not None and (item := _ITEM.match(line)) is not None:
-            _add(section, self._owner, {item[1].strip()})
-        elif self._owner is None and (inline := _INLINE.match(line)) is not None:
-            _add(section, inline[1], _keys(inline[2]))
-
-    def _join(self, start: str, kind: str, end: str) -> None:
-        # A label without properties has no entry of its own in some texts.
-        _add(self.schema.nodes, start, None)
-        _add(self.schema.nodes, end, None)
-        _add(self.schema.types, kind, None)
-        self.schema.ends.add((_name(start), _name(kind), _name(end)))
+                section = schema.types
+        elif section is None:
+            continue
+        elif (found := _BOLD.match(line)) is not None:
+            owner = found[1]
+            _add(section, owner, set())
+        elif owner is not None and (found := _ITEM.match(line)) is not None:
+            _add(section, owner, {found[1].strip()})
+        elif owner is None and (found := _INLINE.match(line)) is not None:
+            _add(section, found[1], _keys(found[2]))
+    return schema
 
 
 def _from_json(text: str) -> GraphSchema | None:
@@ -158,17 +150,13 @@ def _add(properties: Properties, name: str, keys: set[str] | None) -> None:
         properties[_name(name)] = (known or set()) | keys
 
 
-def find_name_fault(tokens: Sequence[Token], schema: GraphSchema) -> Verdict | None:
-    """Return the first name of a query that the schema does not have.
+class NameFaults:
+    """Finds names of a query that the schema does not have.
 
-    Labels come first, then types, then properties, then directions. What the text of a schema does
-    not tell is not judged: properties of a label listed without any, those of maps and of variables
-    that WITH, UNWIND or a list makes, names of plug-ins.
+    What the text of a schema does not tell is not judged: properties of a label listed without any,
+    those of maps and of variables that WITH, UNWIND or a list makes, names of plug-ins.
     """
-    return next(_Names(tokens, schema).faults(), None)
 
-
-class _Names:
     def __init__(self, tokens: Sequence[Token], schema: GraphSchema) -> None:
         self._tokens, self._schema = tokens, schema
         self._paths = find_paths(tokens)
@@ -177,7 +165,10 @@ class _Names:
         relationships = self._bind(r for path in self._paths for r in path.relationships)
         self._sides = ((self._nodes, schema.nodes), (relationships, schema.types))
 
-    def faults(self) -> Iterator[Verdict]:
+    def first(self) -> Verdict | None:
+        return next(self._all(), None)
+
+    def _all(self) -> Iterator[Verdict]:
         nodes, types = self._schema.nodes, self._schema.types
         for path in self._paths:
             for name in (name for node in path.nodes for name in node.names):

@@ -18,7 +18,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.data.checks.cypher import Reading, read_query
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.cypher.forms import common_form
-from expertflow.evaluate.cypher.schema import find_name_fault, read_schema
+from expertflow.evaluate.cypher.schema import NameFaults, read_schema
 from expertflow.evaluate.cypher.tokens import (
     Token,
     classify,
@@ -123,18 +123,18 @@ def judge(prediction: str, reference: str, schema: str | None = None) -> Verdict
         return Verdict("did_not_parse", read.fault)
     if common_form(found) == common_form(wanted):
         return Verdict("correct")
-    return _name_fault(found, wanted, schema) or Verdict("different")
+    fault = None if schema is None else _name_fault(found, wanted, schema)
+    return fault or Verdict("different")
 
 
-def _name_fault(found: list[Token], wanted: list[Token], text: str | None) -> Verdict | None:
-    if text is None:
-        return None
+def _name_fault(found: list[Token], wanted: list[Token], text: str) -> Verdict | None:
     schema = read_schema(text)
     if schema is None:
         return Verdict("different", "names not checked: the schema has no known form")
-    if (own := find_name_fault(wanted, schema)) is not None:
-        return Verdict("different", f"names not checked: the reference has {own.kind} {own.detail}")
-    return find_name_fault(found, schema)
+    if (own := NameFaults(wanted, schema).first()) is not None:
+        why = f"names not checked: the reference has {own.kind} {own.detail}"
+        return Verdict("different", why)
+    return NameFaults(found, schema).first()
 
 
 def _words(query: str) -> list[Token] | None:
