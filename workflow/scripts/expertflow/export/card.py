@@ -84,8 +84,21 @@ def model_card(
         "markdown": Markdown,
         "paragraph": paragraph,
     }
+    hours, world_size = inputs.training.time.wall_s / 3600, inputs.training.world_size
+    energy = "energy_all_j" if world_size > 1 else "energy_j"
     body = environment.get_template(TEMPLATE.name).render(
-        **_context(inputs), record=record, comparison=comparison
+        **asdict(inputs),
+        **_question(inputs),
+        record=record,
+        comparison=comparison,
+        is_demo=inputs.is_demo,
+        conflicts=conflicts(inputs.made_from),
+        remarks=remarks(inputs.made_from),
+        vllm_settings=vllm_settings(inputs.spec.decoding),
+        hours=hours,
+        energy_j=getattr(inputs.monitor, energy),
+        energy_reason=inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
+        billed_hours=billed_hours(hours, inputs.plan.cost.billing_minutes),
     )
     front = front_matter(inputs, licence_files)
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
@@ -166,24 +179,6 @@ def _eval_results(inputs: CardInputs) -> list[EvalResult]:
         )
         for metric, value, ci95, what, n in found
     ]
-
-
-def _context(inputs: CardInputs) -> dict[str, Any]:
-    training, cost = inputs.training, inputs.plan.cost
-    hours = training.time.wall_s / 3600
-    energy = "energy_all_j" if training.world_size > 1 else "energy_j"
-    return {
-        **asdict(inputs),
-        "is_demo": inputs.is_demo,
-        "conflicts": conflicts(inputs.made_from),
-        "remarks": remarks(inputs.made_from),
-        "vllm_settings": vllm_settings(inputs.spec.decoding),
-        "hours": hours,
-        "energy_j": getattr(inputs.monitor, energy),
-        "energy_reason": inputs.monitor.unavailable.get(energy, "the monitor did not record it"),
-        "billed_hours": billed_hours(hours, cost.billing_minutes),
-        **_question(inputs),
-    }
 
 
 def _question(inputs: CardInputs) -> dict[str, Any]:

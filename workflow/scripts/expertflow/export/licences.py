@@ -82,33 +82,47 @@ def normal(name: str) -> str:
 
 def conflicts(made_from: list[Licensed]) -> list[str]:
     """Return what stands against using or passing on the model, gravest first, one line each."""
+
+    def is_known(part: str) -> bool:
+        return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
+
     found = {
         term: [item for item in made_from if any(map(pattern.search, item.parts))]
         for term, pattern in TERMS.items()
     }
     found["not stated"] = [item for item in made_from if not item.parts]
-    found["unknown terms"] = [item for item in made_from if not all(map(_is_known, item.parts))]
+    found["unknown terms"] = [item for item in made_from if not all(map(is_known, item.parts))]
     lines = [
-        f"{term}: {', '.join(item.words for item in found[term])} - {meaning}."
+        f"{term}: {_list(found[term])} - {meaning}."
         for term, meaning in MEANINGS.items()
         if found[term]
     ]
-    return lines + _incompatible(found["share-alike"], made_from)
+    strict = [item for item in made_from if not set(item.parts) <= PERMISSIVE]
+    for item in found["share-alike"]:
+        if others := [other for other in strict if other.parts != item.parts]:
+            lines.append(
+                f"incompatible: {item.words} asks for its own licence, and {_list(others)} for"
+                " another one; whoever passes the model on may not be able to keep both."
+            )
+    return lines
+
+
+def _list(items: list[Licensed]) -> str:
+    return ", ".join(item.words for item in items)
 
 
 def remarks(made_from: list[Licensed]) -> list[str]:
     """Return what else follows from the licences, and stands against nothing."""
-    data = [item for item in made_from if not item.is_base]
     lines = []
-    if len({item.parts for item in data}) > 1:
+    if len({item.parts for item in made_from if not item.is_base}) > 1:
         lines.append("The sources do not share one licence; the table lists each.")
     named = [
         item
         for item in made_from
-        if any(ATTRIBUTION.search(part) for part in item.parts) or "odbl" in item.parts
+        if any(ATTRIBUTION.search(part) or part == "odbl" for part in item.parts)
     ]
     if named:
-        lines.append(f"Attribution is asked for: {', '.join(item.words for item in named)}.")
+        lines.append(f"Attribution is asked for: {_list(named)}.")
     return lines
 
 
@@ -117,36 +131,13 @@ def hub_licence(made_from: list[Licensed]) -> str | None:
 
     ``other`` where something does, and null, nothing to declare, where the base states none.
     """
-    base = next(item for item in made_from if item.is_base)
-    if not base.parts:
+    if not any(item.parts for item in made_from if item.is_base):
         return None
     one = only_licence(made_from)
     return one if one in HUB_LICENCES else "other"
 
 
 def only_licence(made_from: list[Licensed]) -> str | None:
-    base = next(item for item in made_from if item.is_base)
-    data = [part for item in made_from if not item.is_base for part in item.parts]
-    clear = all(item.parts for item in made_from) and set(data) <= PERMISSIVE | set(base.parts)
-    return base.parts[0] if clear and len(base.parts) == 1 else None
-
-
-def _is_known(part: str) -> bool:
-    return part in HUB_LICENCES or any(pattern.search(part) for pattern in TERMS.values())
-
-
-def _incompatible(shared: list[Licensed], made_from: list[Licensed]) -> list[str]:
-    lines = []
-    for item in shared:
-        others = [
-            other
-            for other in made_from
-            if other.parts and other.parts != item.parts and not set(other.parts) <= PERMISSIVE
-        ]
-        if others:
-            lines.append(
-                f"incompatible: {item.words} asks for its own licence, and"
-                f" {', '.join(other.words for other in others)} for another one; whoever passes the"
-                " model on may not be able to keep both."
-            )
-    return lines
+    [base] = [item.parts for item in made_from if item.is_base]
+    clear = all(item.parts and set(item.parts) <= PERMISSIVE | set(base) for item in made_from)
+    return base[0] if clear and len(base) == 1 else None

@@ -181,8 +181,7 @@ def find_model(folder: Path) -> Path:
 def answer_once(expert: Expert, system: str | None, text: str, show: Show) -> None:
     if not text.strip():
         raise ConfigError("nothing to answer: give --prompt, or text on standard input")
-    turns = [*_opening(expert, system), Turn(role="user", content=text, learned=False)]
-    expert.answer(turns, show)
+    expert.answer([*_opening(expert, system), Turn(role="user", content=text, learned=False)], show)
     show("\n")
 
 
