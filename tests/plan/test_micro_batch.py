@@ -56,12 +56,6 @@ def repository_on_a_2060(**changes: object) -> TrainPlan:
     return plan(RTX_2060, packing, lora=lora, gradient_accumulation_steps=accumulation, **changes)
 
 
-def test_a_6_gb_card_gets_four_rows_in_system_bs_setting() -> None:
-    made = repository_on_a_2060()
-    assert (made.batch_size, made.gradient_checkpointing) == (4, True)
-    assert made.global_batch_sequences == 8
-
-
 def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
     from transformers import Qwen3Config
 
@@ -83,40 +77,46 @@ def test_a_6_gb_card_gets_four_rows_by_a_traced_step(tmp_path: Path) -> None:
     settings = {"method": "lora", "lora": lora, "batch_size": None}
     draft = draft_of(RTX_2060, packing=seq(1024), trace=trace, **settings)
     assert choose_micro_batch(draft) == (4, True)
+    made = repository_on_a_2060()
+    assert (made.batch_size, made.gradient_checkpointing) == (4, True)
+    assert made.global_batch_sequences == 8
+    assert choose_micro_batch(draft_of(None, batch_size=None)) == (8, False)  # a CPU's default
 
 
-def test_without_checkpointing_the_most_rows_are_taken() -> None:
-    micro, checkpoint, draft = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))
-    assert (micro, checkpoint) == (8, False)
-    assert "most rows that fit without" in because(draft)
+SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits without"
 
 
-def test_a_card_that_would_idle_checkpoints_just_enough() -> None:
-    micro, checkpoint, draft = chosen(traced(kept=GIB, checkpointed=GIB // 100))
-    assert (micro * 1024, checkpoint) == (BUSY_TOKENS, True)
-    assert "judgement" in because(draft)
-
-
-def test_checkpointing_that_brings_no_more_rows_stays_off() -> None:
-    assert chosen(traced(kept=GIB, checkpointed=GIB))[:2] == (2, False)
-
-
-def test_the_reason_names_the_bytes_of_this_and_the_next_micro_batch() -> None:
-    """1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step."""
-    draft = chosen(traced(kept=GIB // 3, checkpointed=GIB // 100))[2]
-    assert "predicted 5.0 of 5.6 GiB, and 7.8 with 16 rows" in because(draft)
-
-
-@pytest.mark.parametrize("on", [False, True])
-def test_the_manifests_checkpointing_is_kept(on: bool) -> None:
-    trace = traced(kept=GIB, checkpointed=GIB // 100)
-    assert chosen(trace, gradient_checkpointing=on)[1] is on
-
-
-def test_a_given_micro_batch_is_kept_and_checkpointed_if_need_be() -> None:
-    trace = traced(kept=GIB, checkpointed=GIB // 100)
-    assert chosen(trace, batch_size=2)[:2] == (2, False)
-    assert chosen(trace, batch_size=12)[:2] == (12, True)
+@pytest.mark.parametrize(
+    ("kept", "checkpointed", "changes", "expected", "setting", "said"),
+    [
+        # 1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step.
+        (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "the most rows that fit without"),
+        (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),
+        # A card that would idle checkpoints just enough, unless that brings no more rows.
+        (GIB, GIB // 100, {}, (BUSY_TOKENS // 1024, True), "batch_size", "judgement"),
+        (GIB, GIB, {}, (2, False), "batch_size", ""),
+        (GIB, GIB // 100, {"gradient_checkpointing": False}, (2, False), "batch_size", ""),
+        (GIB, GIB // 100, {"gradient_checkpointing": True}, (4, True), "batch_size", ""),
+        # What the manifest gives is kept, and checkpointed if need be.
+        (GIB, GIB // 100, {"batch_size": 2}, (2, False), "batch_size", ""),
+        (GIB, GIB // 100, {"batch_size": 12}, (12, True), "batch_size", ""),
+        (GIB // 2, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", SPARED),
+        # One row fits without, which leaves the card idle.
+        (3 * GIB, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", "without"),
+    ],
+)
+def test_what_is_chosen_and_why(
+    kept: int,
+    checkpointed: int,
+    changes: dict[str, object],
+    expected: tuple[int, bool],
+    setting: str,
+    said: str,
+) -> None:
+    micro, checkpoint, draft = chosen(traced(kept, checkpointed), **changes)
+    assert (micro, checkpoint) == expected
+    assert said in because(draft, setting)
+    assert ("fits without" in because(draft, setting)) is (said == SPARED)
 
 
 def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_fit() -> None:
@@ -128,6 +128,8 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
     assert "to the brim" in because(chosen(traced(GIB, GIB), batch_size=3)[2])
     with pytest.raises(HardwareError, match="one row of 1024 tokens"):
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
+    with pytest.raises(HardwareError, match="set gradient_checkpointing to auto, or use a larger"):
+        chosen(traced(kept=9 * GIB, checkpointed=GIB), gradient_checkpointing=False)
 
 
 def test_what_is_chosen_fits() -> None:
@@ -137,28 +139,3 @@ def test_what_is_chosen_fits() -> None:
             made = plan(gpu, seq(length))
             assert made.predicted_peak_bytes is not None and gpu.memory_total_bytes is not None
             assert made.predicted_peak_bytes <= USABLE_FRACTION * gpu.memory_total_bytes
-
-
-def test_a_row_that_does_not_fit_names_the_way_out() -> None:
-    with pytest.raises(HardwareError, match="set gradient_checkpointing to auto, or use a larger"):
-        chosen(traced(kept=9 * GIB, checkpointed=GIB), gradient_checkpointing=False)
-
-
-def test_the_cpu_has_its_default() -> None:
-    assert choose_micro_batch(draft_of(None, batch_size=None)) == (8, False)
-
-
-@pytest.mark.parametrize(
-    ("kept", "advice"),
-    [
-        (GIB // 2, "; batch_size 4 with gradient_accumulation_steps 4 times as many fits without"),
-        (3 * GIB, ""),  # one row fits without, which leaves the card idle
-    ],
-)
-def test_a_smaller_micro_batch_that_spares_the_recomputation_is_named(
-    kept: int, advice: str
-) -> None:
-    micro, checkpoint, draft = chosen(traced(kept, 16 << 20), batch_size=16)
-    assert (micro, checkpoint) == (16, True)
-    reason = because(draft, "gradient_checkpointing")
-    assert ("fits without" in reason) is bool(advice) and reason.endswith(advice)

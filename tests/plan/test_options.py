@@ -33,16 +33,12 @@ def named(made: TrainPlan, name: str, n_gpus: int = 1) -> HardwareOption:
     return option
 
 
-def test_the_planned_hardware_is_first_and_the_rest_as_configured() -> None:
-    made = compared(("RTX 4090", 1), ("H100 SXM", 1), ("H100 SXM", 2), ("L40S", 1))
-    assert [(o.name, o.n_gpus) for o in made.options] == [
-        ("H100 SXM", 1), ("RTX 4090", 1), ("H100 SXM", 2), ("L40S", 1),
-    ]  # fmt: skip
-    assert made.options[0].hours == made.cost.predicted_hours
-
-
 def test_hours_go_with_the_peak_and_dollars_with_the_price() -> None:
-    made = compared(("RTX 4090", 1), ("H100 SXM", 2), ("L40S", 1), gradient_checkpointing=True)
+    others = (("RTX 4090", 1), ("H100 SXM", 1), ("H100 SXM", 2), ("L40S", 1))
+    made = compared(*others, gradient_checkpointing=True)
+    # The planned hardware is first, and once.
+    assert [(o.name, o.n_gpus) for o in made.options] == [others[1], others[0], *others[2:]]
+    assert made.options[0].hours == made.cost.predicted_hours
     one, two = made.options[0], named(made, "H100 SXM", 2)
     slow, bare = named(made, "RTX 4090"), named(made, "L40S")
     assert one.hours and two.hours and slow.hours
@@ -82,11 +78,8 @@ def test_shares_are_tried_where_copies_do_not_fit() -> None:
     assert named(compared(("ten", 1), **settings), "ten").fits is False
     whole = compared(("ten", 4), **settings, optim="adamw_8bit")
     assert "parallel fsdp" not in named(whole, "ten", 4).remark
-
-
-def test_4_bit_weights_cannot_be_shared_out() -> None:
-    made = compared(("H100 SXM", 2), method="qlora", lora=LORA, parallel="fsdp")
-    option = named(made, "H100 SXM", 2)
+    in_4_bits = compared(("H100 SXM", 2), method="qlora", lora=LORA, parallel="fsdp")
+    option = named(in_4_bits, "H100 SXM", 2)
     assert option.fits is False and "cannot share out 4-bit weights" in option.remark
 
 
@@ -100,18 +93,15 @@ def test_unknown_cards_and_unknown_memory_are_null() -> None:
     assert alone.options[0].fits is None and alone.options[0].hours is None
 
 
-def test_a_cpu_has_nothing_to_compare() -> None:
-    compare = (HardwareChoice(name="H100 SXM", n_gpus=1),)
-    made = plan(None, compare=compare, gpu_table=tuple(TABLE))
-    assert made.options == () and options_table(made) == ""
-
-
 def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() -> None:
     lines = options_table(compared(("RTX 4090", 1), ("L40S", 1), ("RTX 2060", 1))).splitlines()
     assert lines[0].split() == ["hardware", "fits", "rows", "time", "$/h", "dollars", "remark"]
     assert "quickest" in lines[1] and "quickest" not in "".join(lines[2:])
     assert sum("cheapest" in line for line in lines) == 1
     assert "cheapest" not in options_table(compared(("L40S", 1)))
+    compare = (HardwareChoice(name="H100 SXM", n_gpus=1),)
+    on_a_cpu = plan(None, compare=compare, gpu_table=tuple(TABLE))
+    assert on_a_cpu.options == () and options_table(on_a_cpu) == ""
 
 
 def test_memory_of_another_kernel_is_said_to_be_the_planned_cards() -> None:

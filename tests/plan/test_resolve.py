@@ -23,32 +23,10 @@ def test_a_card_without_bf16_trains_in_fp16() -> None:
     assert plan(None).precision == "fp32"
 
 
-def test_what_does_not_fit_is_refused_with_the_fix() -> None:
-    with pytest.raises(HardwareError, match="use a larger card"):
-        plan(replace(card("RTX 2060"), memory_total_bytes=10**9))
-
-
-def test_hours_and_dollars_need_a_peak_and_a_price() -> None:
-    assert plan(None).cost.predicted_hours is None
-    assert plan(card("H100 SXM")).cost.predicted_usd is None
-    cost = plan(card("H100 SXM"), price_usd_per_hour=2.0).cost
-    assert cost.predicted_hours is not None and cost.predicted_usd is not None
-    assert cost.predicted_usd == pytest.approx(2 * cost.predicted_hours)
-    assert cost.predicted_hours_low is not None and cost.predicted_hours_high is not None
-    assert cost.predicted_hours_low < cost.predicted_hours < cost.predicted_hours_high
-
-
 @pytest.mark.parametrize("name", [None, "H100 SXM"])
 def test_a_budget_that_cannot_be_checked_is_refused(name: str | None) -> None:
     with pytest.raises(ConfigError, match="max_usd is set and nothing can be held against it"):
         plan(card(name) if name else None, max_usd=5.0)
-
-
-def test_a_price_is_found_by_the_cards_name() -> None:
-    prices = {"H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"}}
-    cost = plan(card("H100 SXM"), prices=prices).cost
-    assert (cost.price_usd_per_hour, cost.price_as_of) == (2.5, "2026-11-01")
-    assert plan(card("L4"), prices=prices).cost.price_usd_per_hour is None
 
 
 @pytest.mark.parametrize(("n_cards", "rows"), [(1, 16), (3, 12), (4, 16), (8, 16), (32, 32)])
@@ -78,12 +56,12 @@ def test_cards_share_the_hours_and_each_has_its_price() -> None:
     assert four.price_usd_per_hour == 10.0
     assert four.predicted_usd == pytest.approx(one.predicted_usd)
     assert "4 cards" in four.reason and "cards" not in one.reason
-
-
-def test_a_configured_price_is_that_of_the_machine() -> None:
+    # A configured price is that of the machine; without one of this card there are no dollars.
     cost = plan(card("H100 SXM"), price_usd_per_hour=8.0, world_size=4).cost
     assert cost.price_usd_per_hour == 8.0
     assert cost.predicted_usd == pytest.approx(8.0 * (cost.predicted_hours or 0))
+    unpriced = plan(card("L4"), prices=prices).cost
+    assert (unpriced.price_usd_per_hour, unpriced.predicted_usd) == (None, None)
 
 
 def test_steps_cover_the_rows_once_an_epoch() -> None:
@@ -93,13 +71,10 @@ def test_steps_cover_the_rows_once_an_epoch() -> None:
     assert made.predicted_tokens == SPLIT.n_tokens
 
 
-def test_auto_without_a_card_names_the_ways_out() -> None:
-    with pytest.raises(HardwareError, match="plan for a card by name"):
-        resolve_gpu("auto", TABLE)
-
-
 def test_cards_are_looked_up_by_their_exact_name() -> None:
     assert resolve_gpu("cpu", TABLE) is None
+    with pytest.raises(HardwareError, match="plan for a card by name"):
+        resolve_gpu("auto", TABLE)
     assert card("NVIDIA H100 80GB HBM3").name == "H100 SXM"
     assert gpu_by_name("NVIDIA L40S", TABLE) != gpu_by_name("NVIDIA L4", TABLE)
     assert gpu_by_name("NVIDIA H100", TABLE) is None

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expertflow.plan.schedule import choose_steps, choose_warmup
 from expertflow.plan.settings import Training
+from expertflow.plan.switches import choose_steps, choose_warmup
 
 
 @pytest.mark.parametrize(

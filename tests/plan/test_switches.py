@@ -37,27 +37,20 @@ def test_workers_load_unpacked_rows_or_what_they_are_told_to(
 
 
 def test_the_reasons_name_what_is_not_used() -> None:
-    plan, reasons = chosen(
-        "bfd", dataloader_num_workers=8, dataloader_prefetch_factor=4,
-        dataloader_persistent_workers=True,
-    )  # fmt: skip
+    asked = {
+        "dataloader_num_workers": 8,
+        "dataloader_prefetch_factor": 4,
+        "dataloader_persistent_workers": True,
+    }
+    plan, reasons = chosen("bfd", **asked)
     assert plan["dataloader_prefetch_factor"] == 4
     assert not plan["dataloader_persistent_workers"]
     assert reasons["loader"].startswith("one thread: packed rows need no worker processes")
     assert reasons["dataloader_num_workers"].endswith("dataloader_num_workers 8 is not used")
     assert "no worker processes to keep" in reasons["dataloader_persistent_workers"]
-
-
-def test_workers_take_all_settings() -> None:
-    plan, reasons = chosen(
-        "none", dataloader_num_workers=3, dataloader_prefetch_factor=4,
-        dataloader_persistent_workers=True,
-    )  # fmt: skip
-    assert plan == {
-        "loader": "workers", "dataloader_num_workers": 3, "dataloader_prefetch_factor": 4,
-        "dataloader_persistent_workers": True,
-    }  # fmt: skip
-    assert reasons["loader"] == "unpacked rows, and dataloader_num_workers is 3"
+    plan, reasons = chosen("none", **asked)
+    assert plan == {"loader": "workers", **asked}
+    assert reasons["loader"] == "unpacked rows, and dataloader_num_workers is 8"
 
 
 @pytest.mark.parametrize(

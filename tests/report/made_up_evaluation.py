@@ -4,21 +4,7 @@ import math
 
 from msgspec.structs import replace
 
-from expertflow.evaluate.records import (
-    BaselineScore,
-    CandidateScore,
-    Change,
-    Decoding,
-    EarlierRun,
-    EvaluationRecord,
-    EvaluationSample,
-    EvaluationSide,
-    JudgeResult,
-    LmEvalScore,
-    PairedChange,
-    Published,
-    TaskScore,
-)
+from expertflow.evaluate import records as e
 from expertflow.evaluate.statistics import wilson_interval
 
 PUBLISHED_STEP = 1200
@@ -33,12 +19,12 @@ REFERENCE = (
     "WHERE placed BETWEEN '2024-01-01' AND '2024-12-31'\n"
     "GROUP BY customer ORDER BY spent DESC;"
 )
-RIGHT = EvaluationSample(
+RIGHT = e.EvaluationSample(
     document_id="d1" * 8, prompt=PROMPT, reference=REFERENCE,
     before="SELECT * FROM orders orders orders", after=REFERENCE,
     kind_before="syntax_error", kind_after="correct", reference_loss=0.02,
 )  # fmt: skip
-WRONG = EvaluationSample(
+WRONG = e.EvaluationSample(
     document_id="d2" * 8, prompt=PROMPT.replace("highest first", "lowest first"),
     reference=REFERENCE.replace("DESC", "ASC"), before="The table has four columns.",
     after=REFERENCE, kind_before="syntax_error", kind_after="wrong_result",
@@ -53,11 +39,11 @@ DESCRIPTIONS = {
 
 def make_evaluation(
     *, before: tuple[int, float], after: tuple[int, float], baselines: dict[str, int]
-) -> EvaluationRecord:
+) -> e.EvaluationRecord:
     """Make one with a task of 200 questions: (correct answers, loss) of both sides."""
     sides = side(*before), side(*after)
     gained = (after[0] - before[0]) / N
-    return EvaluationRecord(
+    return e.EvaluationRecord(
         expert="expert-sql", task="sql_execution", before=sides[0], after=sides[1],
         changes=(
             change("held_out_loss", after[1] - before[1], half=0.03, n=N, word="better"),
@@ -67,7 +53,7 @@ def make_evaluation(
             baseline(name, n_correct, after[0]) for name, n_correct in baselines.items()
         ),
         earlier=None, judge=None, lm_eval=(), backend="transformers",
-        decoding=Decoding(stop=(";\n\n",)), n_held_out_documents=300,
+        decoding=e.Decoding(stop=(";\n\n",)), n_held_out_documents=300,
         n_documents_shared_with_training=0, n_questions_shared_with_training=0,
         samples=(RIGHT, WRONG), worst=(WRONG,) * 10,
         answers_path="results/expert-sql/answers.jsonl", tools={"sqlite": "3.46.1"},
@@ -75,11 +61,11 @@ def make_evaluation(
     )  # fmt: skip
 
 
-def make_bare(*, before: float, after: float) -> EvaluationRecord:
+def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     """Make one of an expert without a task: two losses, and nothing else was asked for."""
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
     blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
-    word: Change = "better" if after < before - 0.03 else "no measurable change"
+    word: e.Change = "better" if after < before - 0.03 else "no measurable change"
     return replace(
         record,
         task="held_out_loss",
@@ -87,7 +73,7 @@ def make_bare(*, before: float, after: float) -> EvaluationRecord:
         after=replace(record.after, **blank),
         changes=(replace(record.changes[0], change=word),),
         published=published_by_training(PUBLISHED_STEP),
-        decoding=Decoding(),
+        decoding=e.Decoding(),
         n_held_out_documents=N,
         samples=(),
         worst=(),
@@ -96,56 +82,58 @@ def make_bare(*, before: float, after: float) -> EvaluationRecord:
     )
 
 
-def published_by_training(step: int) -> Published:
-    return Published(
+def published_by_training(step: int) -> e.Published:
+    return e.Published(
         step=step, path=".", weights_sha256="7c" * 32, n_questions=0, candidates=(),
         reason="the weights that training published",
     )  # fmt: skip
 
 
-def change(quantity: str, difference: float, *, half: float, n: int, word: Change) -> PairedChange:
-    return PairedChange(
+def change(
+    quantity: str, difference: float, *, half: float, n: int, word: e.Change
+) -> e.PairedChange:
+    return e.PairedChange(
         quantity=quantity, difference=difference, ci95=(difference - half, difference + half), n=n,
         change=word,
     )  # fmt: skip
 
 
-def baseline(name: str, n_correct: int, n_correct_expert: int) -> BaselineScore:
+def baseline(name: str, n_correct: int, n_correct_expert: int) -> e.BaselineScore:
     difference, half = (n_correct_expert - n_correct) / N, 0.05
-    word: Change = "no measurable change" if abs(difference) <= half else "better"
-    return BaselineScore(
+    word: e.Change = "no measurable change" if abs(difference) <= half else "better"
+    return e.BaselineScore(
         name=name, description=DESCRIPTIONS[name], score=score(n_correct, N),
         change=change(METRIC, difference, half=half, n=N,
                       word="worse" if difference < -half else word),
     )  # fmt: skip
 
 
-def published() -> Published:
+def published() -> e.Published:
     """The second of three checkpoints: not the last, and not that of the lowest loss."""
     kept = ((600, 52, 0.612), (1200, 64, 0.566), (1800, 60, 0.547))
     candidates = (
-        CandidateScore(step=step, held_out_loss=loss, score=score(n_correct, N_SELECTION),
-                       published=step == PUBLISHED_STEP)
+        e.CandidateScore(step=step, held_out_loss=loss, score=score(n_correct, N_SELECTION),
+                         published=step == PUBLISHED_STEP)
         for step, n_correct, loss in kept
     )  # fmt: skip
-    return Published(
+    return e.Published(
         step=PUBLISHED_STEP, path="candidates/step-1200", weights_sha256="7c" * 32,
         n_questions=N_SELECTION, candidates=tuple(candidates),
         reason="the highest execution accuracy of 3 kept checkpoints",
     )  # fmt: skip
 
 
-def earlier(difference: float, word: Change) -> EarlierRun:
-    return EarlierRun(
+def earlier(difference: float, word: e.Change) -> e.EarlierRun:
+    return e.EarlierRun(
         evaluated_at="2026-05-30T17:02:11Z", weights_sha256="6b" * 32, n_shared_questions=150,
         value_fraction=0.58, change=change(METRIC, difference, half=0.04, n=150, word=word),
     )  # fmt: skip
 
 
-def judge(*, n_wins: int, n_losses: int, n_ties: int, n_inconsistent: int = 4) -> JudgeResult:
+def judge(*, n_wins: int, n_losses: int, n_ties: int, n_inconsistent: int = 4) -> e.JudgeResult:
     n = n_wins + n_losses + n_ties
     won = (n_wins + n_ties / 2) / n
-    return JudgeResult(
+    return e.JudgeResult(
         model="judge-70b", endpoint="http://127.0.0.1:8000/v1", n_pairs=n + 1, n_wins=n_wins,
         n_losses=n_losses, n_ties=n_ties, n_inconsistent=n_inconsistent, n_failed=1,
         win_fraction=won, ci95=(max(0.0, won - 0.12), min(1.0, won + 0.12)), n_input_tokens=81_200,
@@ -154,24 +142,24 @@ def judge(*, n_wins: int, n_losses: int, n_ties: int, n_inconsistent: int = 4) -
 
 
 LM_EVAL = (
-    LmEvalScore(task="arc_easy", metric="acc", before=0.561, after=0.548, before_stderr=0.0102,
+    e.LmEvalScore(task="arc_easy", metric="acc", before=0.561, after=0.548, before_stderr=0.0102,
                 after_stderr=0.0103),
-    LmEvalScore(task="wikitext", metric="word_perplexity", before=21.4, after=22.0,
+    e.LmEvalScore(task="wikitext", metric="word_perplexity", before=21.4, after=22.0,
                 before_stderr=None, after_stderr=None),
 )  # fmt: skip
 
 
-def score(n_correct: int, n: int) -> TaskScore:
+def score(n_correct: int, n: int) -> e.TaskScore:
     wrong = n - n_correct
     kinds = {"correct": n_correct, "wrong_result": wrong - wrong // 5, "syntax_error": wrong // 5}
-    return TaskScore(
+    return e.TaskScore(
         metric=METRIC, n_examples=n, n_correct=n_correct, value_fraction=n_correct / n,
         ci95=wilson_interval(n_correct, n), n_by_kind=kinds,
     )  # fmt: skip
 
 
-def side(n_correct: int, loss: float) -> EvaluationSide:
-    return EvaluationSide(
+def side(n_correct: int, loss: float) -> e.EvaluationSide:
+    return e.EvaluationSide(
         held_out_loss=loss, held_out_loss_ci95=(loss * 0.97, loss * 1.03),
         perplexity=math.exp(loss), perplexity_ci95=(math.exp(loss * 0.97), math.exp(loss * 1.03)),
         n_target_tokens=161_000, n_documents=N, score=score(n_correct, N), generation_s=74.0,
@@ -179,9 +167,9 @@ def side(n_correct: int, loss: float) -> EvaluationSide:
     )  # fmt: skip
 
 
-def not_scored(record: EvaluationRecord, reason: str) -> EvaluationRecord:
+def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
     """Let nothing be generated for the task, for that reason."""
-    none = TaskScore(
+    none = e.TaskScore(
         metric=METRIC, n_examples=0, n_correct=0, value_fraction=None, ci95=None, n_by_kind={},
         reason=reason,
     )  # fmt: skip

@@ -10,58 +10,26 @@ from support import tokenizer_record
 
 from expertflow.core.files import sha256_json
 from expertflow.core.records import to_json
-from expertflow.data.records import (
-    DatasetManifest,
-    DatasetSource,
-    DocumentsRecord,
-    DuplicateExample,
-    ShardPlan,
-    SourceCounts,
-)
+from expertflow.data import records as d
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuFacts
-from expertflow.plan.records import (
-    ClaimCheck,
-    CostPlan,
-    HardwareOption,
-    MemoryParts,
-    ModelFacts,
-    Reason,
-    TrainPlan,
-)
+from expertflow.plan import records as p
 from expertflow.plan.settings import LoraSpec
 from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import Staged, StageSpec, StagingRecord
-from expertflow.tokens.records import (
-    DecodedPiece,
-    DecodedSample,
-    LengthChoice,
-    LengthHistogram,
-    LengthSuggestion,
-    PackedSplit,
-    PackingRecord,
-)
-from expertflow.train.records import (
-    Candidate,
-    EpochSummary,
-    EvalPoint,
-    ModelRecord,
-    SampledSteps,
-    SavePoint,
-    TimeSpent,
-    TrainingRecord,
-)
+from expertflow.tokens import records as k
+from expertflow.train import records as t
 
 N_STEPS, STEP_S, STEPS_PER_EPOCH, EVAL_EVERY, EVAL_S = 1800, 1.38, 900, 300, 12.6
 TOKENS_PER_STEP = 48_000
 FASTER = "it is on nfs4, read at 0.24 GB/s, and /scratch (usual place) at 2.90 GB/s"
-SAMPLE = DecodedSample(
+SAMPLE = k.DecodedSample(
     document_id="text-to-sql/14", n_tokens=31, n_supervised_tokens=9,
     pieces=(
-        DecodedPiece(text="<|im_start|>user\nHow many shops?<|im_end|>\n<|im_start|>assistant\n",
-                     learned=False),
-        DecodedPiece(text="SELECT count(*) FROM shops<|im_end|>", learned=True),
-        DecodedPiece(text="\n", learned=False),
+        k.DecodedPiece(text="<|im_start|>user\nHow many shops?<|im_end|>\n<|im_start|>assistant\n",
+                       learned=False),
+        k.DecodedPiece(text="SELECT count(*) FROM shops<|im_end|>", learned=True),
+        k.DecodedPiece(text="\n", learned=False),
     ),
 )  # fmt: skip
 
@@ -79,35 +47,37 @@ def make_spec(preset: str) -> ReportSpec:
     )
 
 
-def make_datasets(preset: str) -> DatasetManifest:
-    hub = DatasetSource(
+def make_datasets(preset: str) -> d.DatasetManifest:
+    hub = d.DatasetSource(
         name="text-to-sql", kind="hub", revision="8f2c1d77a0", licence="CC-BY-4.0", n_files=4,
         n_bytes=31_400_000, n_records=18_000, sha256="ab" * 32,
         notes=("the data set card says cc-by-4.0",),
     )  # fmt: skip
-    generated = DatasetSource(
+    generated = d.DatasetSource(
         name="generated-shops", kind="generated", revision=None, licence="CC0-1.0", n_files=1,
         n_bytes=5_200_000, n_records=4_000, sha256="cd" * 32, notes=(),
     )  # fmt: skip
     sources = (generated,) if preset == "demo" else (hub, generated)
-    return DatasetManifest(
+    return d.DatasetManifest(
         expert="expert-sql",
         preset=preset,
         sources=sources,
-        shards=tuple(ShardPlan(source=s.name, shard="00000", index=0, n_shards=1) for s in sources),
+        shards=tuple(
+            d.ShardPlan(source=s.name, shard="00000", index=0, n_shards=1) for s in sources
+        ),
     )
 
 
-def make_documents(preset: str) -> DocumentsRecord:
-    hub = SourceCounts(
+def make_documents(preset: str) -> d.DocumentsRecord:
+    hub = d.SourceCounts(
         source="text-to-sql", n_records=18_000, n_rejected=412, n_filtered=88, n_dropped=1_500,
         n_train=15_840, n_held_out=160,
     )  # fmt: skip
-    generated = SourceCounts(
+    generated = d.SourceCounts(
         source="generated-shops", n_records=4_000, n_rejected=0, n_filtered=0, n_dropped=0,
         n_train=3_960, n_held_out=40,
     )  # fmt: skip
-    return DocumentsRecord(
+    return d.DocumentsRecord(
         expert="expert-sql", sha256="1a" * 32,
         n_records=22_000, n_rejected=412, n_filtered=88, n_dropped=1_500, n_train=19_800,
         n_train_copies=19_800, n_held_out=200,
@@ -115,19 +85,19 @@ def make_documents(preset: str) -> DocumentsRecord:
         n_rejected_by_reason={"empty_field": 380, "not_utf8": 32},
         n_filtered_by_reason={"secret": 3, "sql_unparsable": 85}, n_kept_by_category={},
         duplicate_examples=(
-            DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
-                             reason="near_duplicate", similarity=0.91),
+            d.DuplicateExample(dropped="text-to-sql/91", kept="text-to-sql/14",
+                               reason="near_duplicate", similarity=0.91),
         ),
         sources=(generated,) if preset == "demo" else (hub, generated),
     )  # fmt: skip
 
 
-def make_model() -> ModelRecord:
-    facts = ModelFacts(
+def make_model() -> t.ModelRecord:
+    facts = p.ModelFacts(
         n_layers=28, hidden_size=1024, n_heads=16, n_kv_heads=8, head_dim=128,
         intermediate_size=3072, vocab_size=151_936, tie_word_embeddings=True, model_type="qwen3",
     )  # fmt: skip
-    return ModelRecord(
+    return t.ModelRecord(
         name="Qwen/Qwen3-0.6B", kind="hub", revision="c1899de289", path="results/models/qwen3",
         licence="apache-2.0", facts=facts, n_parameters=596_049_920, n_weight_bytes=1_192_099_840,
         weights_sha256="4d" * 32,
@@ -135,18 +105,18 @@ def make_model() -> ModelRecord:
     )  # fmt: skip
 
 
-def make_packing() -> PackingRecord:
+def make_packing() -> k.PackingRecord:
     edges = tuple(range(0, 1_601, 64))
     shape = [math.exp(-(math.log((e + 32) / 330) ** 2) / 0.55) for e in edges[:-1]]
     counts = tuple(round(19_800 * s / sum(shape)) for s in shape)
-    train = PackedSplit(
+    train = k.PackedSplit(
         path="packed/train.arrow", sha256="5e" * 32, n_documents=19_800, n_documents_split=99,
         n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=43_200_000,
         n_tokens=43_200_000, n_tokens_dropped=0, n_supervised_tokens=14_300_000,
         n_target_tokens=14_300_000, n_padding_tokens=1_036_800, n_sequences=28_800,
         n_sequences_lower_bound=28_125, sum_len_sq=22_032_000_000,
     )  # fmt: skip
-    return PackingRecord(
+    return k.PackingRecord(
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,
         length_reason="the shortest of the choices that holds 99 % of documents whole", seed=1,
         engines={"fastokens 0.3.5": 7, "tokenizers 0.23.3": 1},
@@ -154,14 +124,14 @@ def make_packing() -> PackingRecord:
         n_special_text_documents=2, n_dropped_held_out=0, n_dropped_by_reason={},
         samples=(SAMPLE,), train=train,
         held_out=replace(train, path="packed/held_out.arrow", sha256="5f" * 32, n_documents=200),
-        histogram=LengthHistogram(
+        histogram=k.LengthHistogram(
             edges=edges, counts=counts, p50=341, p90=796, p99=1_388, max=1_591
         ),
         choices=(
-            LengthChoice(sequence_length_tokens=1_536, n_over_long_documents=99,
-                         n_over_long_tokens=4_100, n_sequences=28_800, fill_fraction=0.977),
+            k.LengthChoice(sequence_length_tokens=1_536, n_over_long_documents=99,
+                           n_over_long_tokens=4_100, n_sequences=28_800, fill_fraction=0.977),
         ),
-        suggestion=LengthSuggestion(
+        suggestion=k.LengthSuggestion(
             sequence_length_tokens=1_536,
             reason="rows of 1536 tokens are too short for 0.50 % of the documents and filled to"
             " 97.66 %",
@@ -169,7 +139,7 @@ def make_packing() -> PackingRecord:
     )  # fmt: skip
 
 
-def make_plan() -> TrainPlan:
+def make_plan() -> p.TrainPlan:
     gpu = GpuFacts(
         name=GPU, memory_total_bytes=80_000_000_000, compute_capability="9.0",
         peak_bf16_flops_per_s=989.5e12, peak_fp16_flops_per_s=989.5e12,
@@ -177,7 +147,7 @@ def make_plan() -> TrainPlan:
         source="NVIDIA H100 datasheet",
         sources={"peak_bf16_flops_per_s": "NVIDIA datasheet, dense"},
     )  # fmt: skip
-    return TrainPlan(
+    return p.TrainPlan(
         expert="expert-sql", origins={}, group_by_length=False, loader="thread",
         dataloader_prefetch_factor=4, lora=LoraSpec(targets=("q_proj", "v_proj")),
         hardware="h100-sxm", gpu=gpu, batch_size=16, gradient_accumulation_steps=2,
@@ -191,7 +161,7 @@ def make_plan() -> TrainPlan:
         flops_convention="useful tokens; causal block-diagonal attention; embedding lookup 0",
         predicted_tokens=86_400_000, predicted_peak_bytes=63_000_000_000,
         predicted_peak_reason="weights + optimizer + activations without checkpointing + 8 %",
-        cost=CostPlan(
+        cost=p.CostPlan(
             price_usd_per_hour=2.49, price_as_of="2026-05", predicted_hours=0.73,
             predicted_hours_low=0.71, predicted_hours_high=0.77, predicted_usd=1.8177,
             predicted_usd_low=1.7679, predicted_usd_high=1.9173,
@@ -199,39 +169,39 @@ def make_plan() -> TrainPlan:
             calibrated=True, mfu_fraction=0.094, step_hours=0.675, save_hours=0.015,
             eval_hours=0.021, startup_hours=0.019,
         ),
-        memory=MemoryParts(
+        memory=p.MemoryParts(
             model_bytes=1_200_000_000, optimizer_bytes=55_000_000, step_bytes=56_006_000_000,
             reserve_bytes=5_739_000_000,
         ),
         next_micro_batch_peak_bytes=123_600_000_000, options=_options(), claims=CLAIMS,
         reasons=(
-            Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB",
+            p.Reason(setting="batch_size", value="16", because="predicted peak 63 GB fits 80 GB",
                    source_value="16"),
-            Reason(setting="warmup_steps", value="180", because="10 % of 1,800 steps"),
+            p.Reason(setting="warmup_steps", value="180", because="10 % of 1,800 steps"),
         ),
     )  # fmt: skip
 
 
 CLAIMS = (
-    ClaimCheck(text="takes 47 hours", holds=False,
+    p.ClaimCheck(text="takes 47 hours", holds=False,
                finding="3,558 steps at 1.25 a second are 47 minutes, not 47 hours"),
-    ClaimCheck(text="costs about two dollars", holds=True, finding="0.78 h at $2.49 are $1.94"),
+    p.ClaimCheck(text="costs about two dollars", holds=True, finding="0.78 h at $2.49 are $1.94"),
 )  # fmt: skip
 
 
-def _options() -> tuple[HardwareOption, ...]:
+def _options() -> tuple[p.HardwareOption, ...]:
     return (
-        HardwareOption(
+        p.HardwareOption(
             name="H100 SXM", n_gpus=1, fits=True, micro_batch_size=16,
             checkpoint_activations=False, hours=0.73, hours_low=0.71, hours_high=0.77,
             usd_per_hour=2.49, price_as_of="2026-05", usd=1.8177, usd_low=1.7679,
             usd_high=1.9173, remark="as planned",
         ),
-        HardwareOption(
+        p.HardwareOption(
             name="RTX 4090", n_gpus=1, fits=True, micro_batch_size=4, checkpoint_activations=True,
             hours=5.1, hours_low=3.4, hours_high=7.6, remark="no price is configured",
         ),
-        HardwareOption(
+        p.HardwareOption(
             name="RTX 2060", n_gpus=1, fits=False, remark="needs 7.1 GB for one row, has 6 GB"
         ),
     )  # fmt: skip
@@ -269,27 +239,27 @@ def read_in_place(note: Staged) -> Staged:
     )  # fmt: skip
 
 
-def make_training() -> TrainingRecord:
-    time = TimeSpent(
+def make_training() -> t.TrainingRecord:
+    time = t.TimeSpent(
         wall_s=2_712.0, startup_s=61.0, data_wait_s=21.4, h2d_s=None, train_s=2_494.1,
         forward_s=None, backward_s=None, optimizer_s=None, checkpoint_s=56.9, eval_s=75.6,
         other_s=3.0, gpu_idle_s=None,
     )  # fmt: skip
     points = tuple(
-        EvalPoint(step=s, loss=0.53 + 1.2 * math.exp(-s / 420), n_target_tokens=161_000,
+        t.EvalPoint(step=s, loss=0.53 + 1.2 * math.exp(-s / 420), n_target_tokens=161_000,
                   eval_s=EVAL_S)
         for s in range(0, N_STEPS + 1, EVAL_EVERY)
     )  # fmt: skip
     saves = tuple(
-        SavePoint(step=s, elapsed_s=61.0 + STEP_S * s, save_s=9.5) for s in range(300, 1801, 300)
+        t.SavePoint(step=s, elapsed_s=61.0 + STEP_S * s, save_s=9.5) for s in range(300, 1801, 300)
     )
     epochs = (
-        EpochSummary(epoch=1, steps=900, loss_mean=0.86, eval_loss=points[3].loss,
-                     tokens=43_200_000, seconds=1_258.0, tokens_per_s=34_340.2),
-        EpochSummary(epoch=2, steps=900, loss_mean=0.54, eval_loss=points[6].loss,
-                     tokens=43_200_000, seconds=1_257.0, tokens_per_s=34_367.5),
+        t.EpochSummary(epoch=1, steps=900, loss_mean=0.86, eval_loss=points[3].loss,
+                       tokens=43_200_000, seconds=1_258.0, tokens_per_s=34_340.2),
+        t.EpochSummary(epoch=2, steps=900, loss_mean=0.54, eval_loss=points[6].loss,
+                       tokens=43_200_000, seconds=1_257.0, tokens_per_s=34_367.5),
     )  # fmt: skip
-    return TrainingRecord(
+    return t.TrainingRecord(
         expert="expert-sql", fingerprint="7a" * 32, status="finished",
         started_at="2026-06-14T09:12:44Z", method="lora", base_model="Qwen/Qwen3-0.6B",
         device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
@@ -297,14 +267,14 @@ def make_training() -> TrainingRecord:
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,
         n_epochs=2.0, stopped_early_at_step=None, published_step=N_STEPS,
         candidates=tuple(
-            Candidate(step=point.step, held_out_loss=point.loss, weights_sha256="7c" * 32,
-                      path=f"candidates/step-{point.step}") for point in points[2::2]
+            t.Candidate(step=point.step, held_out_loss=point.loss, weights_sha256="7c" * 32,
+                        path=f"candidates/step-{point.step}") for point in points[2::2]
         ),
         micro_batch_size=16,
         n_accumulation_steps=2, memory_retries=(), on_the_fly=False, checkpoint_write_s=31.0,
         n_checkpoint_bytes=55_100_000,
-        sampled_steps=SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
-                                   optimizer_s=0.07),
+        sampled_steps=t.SampledSteps(n_steps=90, h2d_s=0.003, forward_s=0.45, backward_s=0.86,
+                                     optimizer_s=0.07),
         n_tokens=86_400_000, n_target_tokens=28_600_000, n_padding_tokens=2_073_600,
         loss_first=2.10, loss_last=0.53, eval_points=points, save_points=saves,
         epoch_summaries=epochs, time=time,

@@ -9,14 +9,7 @@ from msgspec.structs import replace
 from expertflow.plan.records import CostPlan, TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import (
-    NOT_ON_CPU,
-    EpochSummary,
-    EvalPoint,
-    SavePoint,
-    TimeSpent,
-    TrainingRecord,
-)
+from expertflow.train import records as t
 
 PROVENANCE = {
     "git": "3f9c2ab0d1 (clean)",
@@ -118,8 +111,8 @@ def _cpu_packing(gpu: PackingRecord) -> PackingRecord:
     return replace(gpu, sequence_length_tokens=512, train=train)
 
 
-def _cpu_training(training: TrainingRecord) -> TrainingRecord:
-    time = TimeSpent(
+def _cpu_training(training: t.TrainingRecord) -> t.TrainingRecord:
+    time = t.TimeSpent(
         wall_s=96.0, startup_s=6.1, data_wait_s=0.3, h2d_s=None, train_s=81.2, forward_s=27.4,
         backward_s=50.1, optimizer_s=3.7, checkpoint_s=0.9, eval_s=5.2, other_s=2.3,
         gpu_idle_s=None,
@@ -135,14 +128,14 @@ def _cpu_training(training: TrainingRecord) -> TrainingRecord:
         checkpoint_write_s=0.4, loss_first=6.21, loss_last=1.92, time=time, n_sessions=1,
         resumed_at_steps=(), n_saves=1,
         eval_points=(
-            EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
-            EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
+            t.EvalPoint(step=30, loss=3.05, n_target_tokens=9_100, eval_s=2.6),
+            t.EvalPoint(step=60, loss=2.11, n_target_tokens=9_100, eval_s=2.6),
         ),
-        save_points=(SavePoint(step=60, elapsed_s=94.0, save_s=0.4),),
+        save_points=(t.SavePoint(step=60, elapsed_s=94.0, save_s=0.4),),
         epoch_summaries=(
-            EpochSummary(epoch=1, steps=30, loss_mean=4.4, eval_loss=3.05, tokens=237_000,
+            t.EpochSummary(epoch=1, steps=30, loss_mean=4.4, eval_loss=3.05, tokens=237_000,
                          seconds=44.1, tokens_per_s=5_374.1),
-            EpochSummary(epoch=2, steps=30, loss_mean=2.5, eval_loss=2.11, tokens=237_000,
+            t.EpochSummary(epoch=2, steps=30, loss_mean=2.5, eval_loss=2.11, tokens=237_000,
                          seconds=43.5, tokens_per_s=5_448.3),
         ),
         peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
@@ -150,8 +143,8 @@ def _cpu_training(training: TrainingRecord) -> TrainingRecord:
         measured_peak_flops_per_s=None,
         unavailable={
             "sampled_steps": "the run had too few steps for one to be timed",
-            "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
-            "peak_memory_allocated_bytes": NOT_ON_CPU, "peak_memory_reserved_bytes": NOT_ON_CPU,
+            "h2d_s": t.NOT_ON_CPU, "gpu_idle_s": t.NOT_ON_CPU,
+            "peak_memory_allocated_bytes": t.NOT_ON_CPU, "peak_memory_reserved_bytes": t.NOT_ON_CPU,
         },
     )  # fmt: skip
 

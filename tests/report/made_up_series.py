@@ -7,14 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.records import to_json
-from expertflow.hardware.records import (
-    GpuSample,
-    GpuSeen,
-    MachineFacts,
-    MonitorRecord,
-    ScratchFacts,
-    Stats,
-)
+from expertflow.hardware import records as h
 from expertflow.train.profile.kernels import N_KERNELS, Span, kernel_table
 from expertflow.train.profile.profiler import NOT_ASKED
 from expertflow.train.records import KernelProfile, StepRecord
@@ -56,15 +49,15 @@ def make_steps(*, n_steps: int, step_s: float, tokens: int, seed: int) -> tuple[
     return tuple(steps)
 
 
-def _stats(mean: float, spread: float) -> Stats:
-    return Stats(
+def _stats(mean: float, spread: float) -> h.Stats:
+    return h.Stats(
         mean=mean, min=mean - 2 * spread, max=mean + spread, p5=mean - spread, p50=mean,
         p95=mean + spread / 2,
     )  # fmt: skip
 
 
-def make_monitor() -> MonitorRecord:
-    return MonitorRecord(
+def make_monitor() -> h.MonitorRecord:
+    return h.MonitorRecord(
         configured_interval_s=1.0, effective_interval_s=1.01, n_samples=2_680, simulated=True,
         gpu_name=GPU, driver="580.65", memory_total_bytes=80_000_000_000, power_limit_w=700.0,
         energy_j=1.47e6, any_kernel_percent=_stats(93.0, 6.0),
@@ -84,18 +77,18 @@ def make_monitor() -> MonitorRecord:
 
 def make_machine() -> dict[str, Any]:
     """Describe the rented machine as its preflight did."""
-    card = GpuSeen(
+    card = h.GpuSeen(
         index=0, name=GPU, listed_as="H100 SXM", memory_total_bytes=80_000_000_000,
         memory_free_bytes=79_400_000_000, compute_capability="9.0", supports_bf16=True,
         supports_tf32=True, power_limit_w=700.0, unavailable={},
         temperature_limits_c={"slowdown": 87.0, "shutdown": 92.0, "max_operating": 83.0},
     )  # fmt: skip
-    disk = ScratchFacts(
+    disk = h.ScratchFacts(
         path="/scratch", asked_by="config", file_system="ext4", is_memory=False,
         is_rotational=False, free_bytes=900_000_000_000, total_bytes=960_000_000_000,
         read_bytes_per_s=2.9e9, read_method="256 MiB, past the page cache",
     )  # fmt: skip
-    facts = MachineFacts(
+    facts = h.MachineFacts(
         cpu_model="Intel Xeon Platinum 8480+", n_cpus_physical=56, n_cpus_logical=112,
         n_cpus_affinity=112, cpu_quota_cpus=8.0, n_cpus_usable=8, ram_total_bytes=1_080_000_000_000,
         ram_limit_bytes=240_000_000_000, ram_usable_bytes=240_000_000_000, driver="580.65",
@@ -105,7 +98,7 @@ def make_machine() -> dict[str, Any]:
     return made
 
 
-def make_cpu_monitor() -> MonitorRecord:
+def make_cpu_monitor() -> h.MonitorRecord:
     missing = ("gpu_name", "driver", "memory_total_bytes", "power_limit_w", "energy_j",
                "any_kernel_percent", "memory_used_bytes", "temperature_c", "power_w",
                "tensor_active_percent", "sm_active_percent", "sm_clock_mhz", "memory_clock_mhz",
@@ -129,13 +122,13 @@ def make_cpu_monitor() -> MonitorRecord:
     )
 
 
-def make_gpu_samples() -> tuple[GpuSample, ...]:
+def make_gpu_samples() -> tuple[h.GpuSample, ...]:
     chance = random.Random(3)
     samples = []
     for second in range(0, 2_680, 2):
         pause = second < 31 or 0 <= (second - 30) % 437 - 417 < 18
         samples.append(
-            GpuSample(
+            h.GpuSample(
                 elapsed_s=float(second),
                 utilization_percent=12.0 if pause else chance.uniform(94, 97),
                 memory_used_bytes=0 if second < 20 else 62_200_000_000,
@@ -158,10 +151,10 @@ def make_gpu_samples() -> tuple[GpuSample, ...]:
     return tuple(samples)
 
 
-def make_cpu_samples() -> tuple[GpuSample, ...]:
+def make_cpu_samples() -> tuple[h.GpuSample, ...]:
     chance = random.Random(4)
     return tuple(
-        GpuSample(
+        h.GpuSample(
             elapsed_s=float(second),
             **NO_CARD,
             cpu_percent=chance.uniform(88, 97) if second > 6 else 40.0,

@@ -82,13 +82,6 @@ def test_data_behind_the_charts(which: str, request: pytest.FixtureRequest) -> N
     _same(found, json.loads(path.read_text(encoding="utf-8")))
 
 
-def test_a_card_that_states_no_limit_has_no_line(gpu_inputs: ReportInputs) -> None:
-    monitor = replace(gpu_inputs.monitor, temperature_limits_c=None)
-    timeline = _data(replace(gpu_inputs, monitor=monitor)).timeline
-    assert timeline is not None
-    assert {panel.quantity: panel.limit for panel in timeline.panels}["temperature_c"] is None
-
-
 def test_bands_mark_saves_and_evaluations(gpu_inputs: ReportInputs) -> None:
     timeline = _data(gpu_inputs).timeline
     assert timeline is not None
@@ -115,8 +108,10 @@ def _bands(drawing: str, colour: str) -> int:
 def test_reference_stripes_only_where_there_are_some(gpu_inputs: ReportInputs) -> None:
     report = build_report(gpu_inputs, PROVENANCE)
     report["training_report"]["hardware"]["reference_bands"] = []
-    timeline = chart_data(report, gpu_inputs).timeline
+    monitor = replace(gpu_inputs.monitor, temperature_limits_c=None)
+    timeline = chart_data(report, replace(gpu_inputs, monitor=monitor)).timeline
     assert timeline is not None
+    assert {panel.quantity: panel.limit for panel in timeline.panels}["temperature_c"] is None
     bare = [charts.panel_chart(panel, timeline) for panel in timeline.panels]
     assert not any(chart.note or "var(--grey)" in chart.wide for chart in bare)
     noted = [chart for chart in _timeline(gpu_inputs) if chart.note]
@@ -172,19 +167,16 @@ def test_envelope_keeps_extremes() -> None:
     assert all(p.low <= p.y <= p.high for p in points)
 
 
-def test_resumed_clock_does_not_go_backwards(cpu_inputs: ReportInputs) -> None:
-    steps = list(cpu_inputs.steps[:3])
-    steps[2] = replace(steps[2], elapsed_s=1.0)
-    assert series.durations_s(steps)[2] == steps[2].step_s
-
-
 def test_steps_between_kept_lines_do_not_slow_the_speed_down(gpu_inputs: ReportInputs) -> None:
     rates = [point.y for point in series.tokens_per_s(gpu_inputs.steps[::10])]
     assert min(rates) == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
 
 
-def test_evaluation_before_training_comes_first(cpu_inputs: ReportInputs) -> None:
+def test_clocks_of_steps_and_evaluations(cpu_inputs: ReportInputs) -> None:
+    first, second, third, *_ = cpu_inputs.steps
+    resumed = replace(third, elapsed_s=1.0)
+    assert series.durations_s([first, second, resumed])[2] == third.step_s
+    # An evaluation before training comes first.
     points = [replace(cpu_inputs.training.eval_points[0], step=0)]
     (span,) = series.evaluation_spans(cpu_inputs.steps, points)
-    first = cpu_inputs.steps[0]
     assert span.end_s == pytest.approx(first.elapsed_s - first.step_s)

@@ -15,7 +15,6 @@ from expertflow.config.guard import reports_to_sum_up
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.summary import print_summary, summary_rows
-from expertflow.report.view import time_parts
 
 Report = dict[str, Any]
 
@@ -36,15 +35,13 @@ PAGE = Path("r/report.html")
         (f.short(999.96e6), "1.00G"),
         (f.energy(1.47e6), "0.41 kWh"),
         (f.percent(0), "0 %"),
+        (f.clip("\n" * 64, 100), "(64 blanks and line breaks)"),
+        (f.clip("", 100), "(nothing)"),
+        (f.clip("abcdef", 4), "abcd… (2 more characters)"),
     ],
 )
 def test_numbers(text: str, expected: str) -> None:
     assert text.replace(f.NBSP, " ") == expected
-
-
-def test_bar_fills_the_wall_time(gpu_report: Report, cpu_report: Report) -> None:
-    for report in (gpu_report, cpu_report):
-        assert sum(part.fraction for part in time_parts(report)) == pytest.approx(1.0, abs=0.01)
 
 
 def _printed(report: Report, **about: Any) -> str:
@@ -74,9 +71,7 @@ def test_summary_says_what_matters(cpu_report: Report) -> None:
         "r/report.html",
     ):
         assert part in text
-
-
-def test_summary_is_plain_where_nobody_watches(cpu_report: Report) -> None:
+    # Plain where nobody watches.
     lines = _printed(cpu_report, width=40).splitlines()
     assert len(lines) == 13 and "\x1b" not in "".join(lines)
     assert _printed(cpu_report, width=40, force_terminal=True).count("\x1b") > 11
@@ -101,16 +96,7 @@ def test_index_has_one_row_an_expert(gpu_report: Report, cpu_report: Report) -> 
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
     assert second["hours_difference_fraction"] is None
     assert second["source_licences"] == ["CC0-1.0"]
-
-
-def test_index_of_nothing() -> None:
     assert "No expert has a report yet" in render_index(build_index([]))
-
-
-def test_an_answer_of_blanks_is_said_not_drawn() -> None:
-    assert f.clip("\n" * 64, 100) == "(64 blanks and line breaks)"
-    assert f.clip("", 100) == "(nothing)"
-    assert f.clip("abcdef", 4) == "abcd… (2 more characters)"
 
 
 def _run(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:

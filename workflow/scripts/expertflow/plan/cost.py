@@ -131,10 +131,6 @@ def prior_hours(flops: float, peak: float | None) -> Band:
     return low, middle, high
 
 
-def _model_flops(plan: TrainPlan) -> float:
-    return plan.flops_per_token_model * plan.predicted_tokens
-
-
 def _prior_hours(
     plan: TrainPlan, peak: float | None, ignored: str | None
 ) -> tuple[Band, dict[str, Any]]:
@@ -142,7 +138,7 @@ def _prior_hours(
     hours, reason = prior_hours(flops, peak), _prior_reason(plan, peak)
     return hours, {
         "reason": reason if ignored is None else f"{reason}; {ignored}",
-        "mfu_fraction": None if peak is None else MFU_MIDDLE * _model_flops(plan) / flops,
+        "mfu_fraction": None if peak is None else MFU_MIDDLE * plan.model_flops / flops,
         "step_hours": hours[1],
     }
 
@@ -157,7 +153,7 @@ def _prior_reason(plan: TrainPlan, peak: float | None) -> str:
         )
     words = f"prior: {MFU_LOW:.0%} to {MFU_HIGH:.0%} of {plan.gpu.name}'s dense {plan.precision}"
     words += " peak, uncalibrated"
-    again = plan.flops_per_token_hardware * plan.predicted_tokens / _model_flops(plan) - 1
+    again = plan.flops_per_token_hardware * plan.predicted_tokens / plan.model_flops - 1
     if again > 0:
         words += f"; checkpointing computes {again:.0%} more, which takes its time and is no model"
         words += " FLOP"
@@ -188,7 +184,7 @@ def _measured_hours(
     return hours, {
         "reason": _measured_reason(measured, plan, n_saves),
         "calibrated": True,
-        "mfu_fraction": None if peak is None else _model_flops(plan) / (steps * 3600 * peak),
+        "mfu_fraction": None if peak is None else plan.model_flops / (steps * 3600 * peak),
         "step_hours": steps,
         "save_hours": saves,
         "eval_hours": evals,

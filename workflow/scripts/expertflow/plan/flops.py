@@ -75,13 +75,6 @@ def adapter_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
     return facts.n_layers * (lora.r * sum(map(sum, adapted)) + magnitudes)
 
 
-def weights_run_twice(facts: ModelFacts, lora: LoraSpec | None) -> int:
-    """Count frozen weights that inputs under dropout go through once more (D)."""
-    if lora is None or not lora.use_dora or not lora.dropout:
-        return 0
-    return facts.n_layers * sum(n_in * n_out for n_in, n_out in _adapted(facts, lora))
-
-
 def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
     shapes = _shapes(facts)
     return [shapes[name] for name in lora.targets if name in shapes]
@@ -118,7 +111,9 @@ def flops_per_token(
     successor is a target.
     """
     p, r = linear_weights(facts), adapter_weights(facts, lora)
-    twice = weights_run_twice(facts, lora)
+    twice = 0  # frozen weights that inputs under dropout go through once more (D)
+    if lora is not None and lora.use_dora and lora.dropout:
+        twice = facts.n_layers * sum(n_in * n_out for n_in, n_out in _adapted(facts, lora))
     head = facts.hidden_size * facts.vocab_size * supervised_fraction
     attention = facts.n_layers * facts.n_heads * facts.head_dim * mean_context_tokens
     forward = 2 * (p + head + r + twice) + 4 * attention

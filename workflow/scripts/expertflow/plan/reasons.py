@@ -7,7 +7,7 @@ A manifest names the hand-run set-up that it replaces in ``system``, as ``"B: re
 from expertflow.plan.claims import time_words, usd_words
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import PlanSpec, TrainPlan
-from expertflow.tokens.records import LengthChoice, PackingRecord
+from expertflow.tokens.records import PackingRecord
 
 # Set-up A: four LoRA experts on an RTX 4090.
 A = {
@@ -86,23 +86,18 @@ def note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
 
 
 def _length_reason(packing: PackingRecord) -> str:
-    length = packing.sequence_length_tokens
+    length, told = packing.sequence_length_tokens, [packing.length_reason]
     others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
     shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
-    same = [c for c in others if c.sequence_length_tokens == length]
     longer = [c for c in others if c.sequence_length_tokens > length][:1]
-    told = [_choice(choice) for choice in (*shorter, *same, *longer)]
-    return "; ".join(filter(None, (packing.length_reason, *told)))
-
-
-def _choice(choice: LengthChoice) -> str:
-    cut = (
-        f"{choice.n_over_long_documents:,} documents are longer, {choice.n_over_long_tokens:,}"
-        " tokens in them"
-        if choice.n_over_long_documents
-        else "no document is longer"
-    )
-    return f"{choice.sequence_length_tokens}: {cut}, rows {choice.fill_fraction:.1%} full"
+    same = [c for c in others if c.sequence_length_tokens == length]
+    for choice in (*shorter, *same, *longer):
+        n_over, cut = choice.n_over_long_documents, "no document is longer"
+        if n_over:
+            cut = f"{n_over:,} documents are longer, {choice.n_over_long_tokens:,} tokens in them"
+        rows = f"rows {choice.fill_fraction:.1%} full"
+        told.append(f"{choice.sequence_length_tokens}: {cut}, {rows}")
+    return "; ".join(filter(None, told))
 
 
 def _save_reason(spec: PlanSpec, plan: TrainPlan) -> str:

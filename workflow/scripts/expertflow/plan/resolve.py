@@ -19,7 +19,6 @@ from expertflow.plan.micro_batch import choose_batch
 from expertflow.plan.options import compare_options
 from expertflow.plan.reasons import note_rest, source_values
 from expertflow.plan.records import Calibration, CostPlan, TrainPlan
-from expertflow.plan.schedule import choose_steps, choose_warmup
 from expertflow.plan.settings import Training
 from expertflow.plan.tuned import Chosen, Tuning
 
@@ -92,8 +91,10 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
     micro, accumulation, checkpoint = choose_batch(draft)
     global_batch = micro * accumulation * spec.world_size
     per_epoch = -(-train.n_sequences // global_batch)
-    steps = note("n_steps", *choose_steps(spec, per_epoch, tokens_per_epoch=train.n_tokens))
-    warmup = note("n_warmup_steps", *choose_warmup(spec, steps))
+    steps = note(
+        "n_steps", *switches.choose_steps(spec, per_epoch, tokens_per_epoch=train.n_tokens)
+    )
+    warmup = note("n_warmup_steps", *switches.choose_warmup(spec, steps))
     attention = note("attention", *switches.choose_attention(spec, gpu))
     note("parallel", *switches.choose_parallel(spec, place))
     chosen = {

@@ -196,11 +196,7 @@ class Training(Record, frozen=True, kw_only=True):
         int, Setting("Processes that train together, one for each GPU.", PROCESSES, ge=1)
     ] = 1
     parallel: Annotated[
-        Parallel,
-        Setting(
-            "With several processes: each holds the whole model (ddp) or a share of it (fsdp).",
-            PROCESSES,
-        ),
+        Parallel, Setting("Each process holds the whole model (ddp) or a share (fsdp).", PROCESSES)
     ] = "ddp"
     n_threads: Annotated[
         int | None, Setting("CPU threads; results on a CPU depend on it.", BOTH, ge=1, auto=True)

@@ -78,16 +78,12 @@ def _require(holds: bool, place: str, fault: str) -> None:
         raise DataError(f"report.json.{place}: {fault}")
 
 
-def _check_warmup(report: Report) -> None:
-    parameters = report["training_parameters"]
-    n, n_steps = parameters["warmup_steps"], parameters["total_steps"]
+def _check_run(report: Report) -> None:
+    n, n_steps = (report["training_parameters"][f"{of}_steps"] for of in ("warmup", "total"))
     fault = f"{n} is not below total_steps {n_steps}"
     _require(n < n_steps, "training_parameters.warmup_steps", fault)
-
-
-def _check_time(report: Report) -> None:
-    time = report["time"]
-    parts_s, wall_s = sum(time[part] or 0.0 for part in TIME_PARTS), time["wall_s"]
+    time, wall_s = report["time"], report["time"]["wall_s"]
+    parts_s = sum(time[part] or 0.0 for part in TIME_PARTS)
     fault = f"the parts add up to {parts_s:.3f} s, wall_s is {wall_s:.3f} s"
     _require(abs(parts_s - wall_s) <= 0.01 * wall_s, "time", fault)
 
@@ -261,7 +257,7 @@ def _check_judge(report: Report) -> None:
 
 
 CHECKS = (
-    _check_warmup, _check_time, check_epochs, _check_plan, _check_scores, _check_changes,
+    _check_run, check_epochs, _check_plan, _check_scores, _check_changes,
     _check_published, _check_judge, _check_cost,
 )  # fmt: skip
 

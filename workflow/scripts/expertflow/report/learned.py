@@ -115,10 +115,6 @@ def n_more_to_see(change: Change) -> int | None:
     return max(1, math.ceil(needed) - int(change["n"]))
 
 
-def n_not_asked(evaluation: Evaluation) -> int:
-    return int((evaluation["after"]["n_by_kind"] or {}).get(NOT_ASKED, 0))
-
-
 def errors(evaluation: Evaluation) -> list[tuple[str, int]]:
     kinds = evaluation["after"]["n_by_kind"] or {}
     wrong = [(kind, n) for kind, n in kinds.items() if kind != "correct" and n]

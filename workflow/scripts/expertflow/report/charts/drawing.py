@@ -57,13 +57,15 @@ def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
     height = alt.Scale(domain=[bottom, top], nice=False)
     points = [replace(point, x=point.x / scale) for point in panel.points]
     reference = [f"{s.label}: {s.low:g} to {s.high:g} {panel.unit}" for s in panel.reference]
+    bands = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
+    stripes = alt.Chart(fr.rows(bands)).mark_rect(color=fr.GREY, opacity=0.16)
 
     def draw(form: fr.Form) -> list[alt.Chart]:
         x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
         ticks = fr.round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks))
         y, least = fr.y_axis(ticks, height), LEAST_BAND_PX * end / form.width_px
         return [
-            *_stripes(panel, x, y, end),
+            *([stripes.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")] if panel.reference else []),
             _bands(timeline.saves, fr.YELLOW, x, scale, least),
             _bands(timeline.evaluations, fr.PURPLE, x, scale, least),
             *fr.curve(_fitting(points, form), fr.NAMED[panel.colour], x, y),
@@ -74,14 +76,6 @@ def panel_chart(panel: Panel, timeline: TimelineData) -> fr.Chart:
         draw, title=panel.title, unit=panel.unit, label=panel.label, height_px=96,
         note="; ".join(reference),
     )  # fmt: skip
-
-
-def _stripes(panel: Panel, x: alt.X, y: alt.Y, end: float) -> list[alt.Chart]:
-    if not panel.reference:
-        return []
-    values = [{"x": 0, "x2": end, "y": s.low, "y2": s.high} for s in panel.reference]
-    stripes = alt.Chart(fr.rows(values)).mark_rect(color=fr.GREY, opacity=0.16)
-    return [stripes.encode(x=x, x2="x2:Q", y=y, y2="y2:Q")]
 
 
 def _bands(spans: tuple[Span, ...], colour: str, x: alt.X, scale: float, least: float) -> alt.Chart:

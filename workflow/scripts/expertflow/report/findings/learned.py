@@ -154,7 +154,7 @@ def chosen_by_loss(report: Report) -> Findings:
 
 def answers(report: Report) -> Findings:
     after, n = report["evaluation"]["after"], report["evaluation"]["after"]["n_examples"]
-    n_cut, n_left = after["n_cut_off"] or 0, said.n_not_asked(report["evaluation"])
+    n_cut, n_left = after["n_cut_off"] or 0, (after["n_by_kind"] or {}).get(NOT_ASKED, 0)
     if n and n >= MIN_ANSWERS and n_cut > CUT_OFF_LIMIT * n:
         yield finding(
             "answers-cut-off",
