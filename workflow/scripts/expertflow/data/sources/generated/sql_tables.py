@@ -98,25 +98,16 @@ class Column(Struct, frozen=True, kw_only=True):
         return isinstance(self.values, tuple)
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class Table(Struct, frozen=True):
     """A table: ``label`` is the column that names a row, ``key`` the one that names its parent."""
 
+    name: str
     nouns: tuple[str, ...]
     label: Column
     columns: tuple[Column, ...]
+    texts: tuple[Column, ...]
+    numbers: tuple[Column, ...]
     key: str
-
-    @property
-    def name(self) -> str:
-        return self.nouns[0]
-
-    @property
-    def texts(self) -> tuple[Column, ...]:
-        return tuple(column for column in self.columns if column.is_text)
-
-    @property
-    def numbers(self) -> tuple[Column, ...]:
-        return tuple(column for column in self.columns if not column.is_text)
 
     @property
     def ddl(self) -> str:
@@ -149,7 +140,10 @@ def _column(text: str) -> Column:
 def _table(text: str, key: str = "") -> Table:
     names, _, listed = text.partition("\n")
     label, *columns = map(_column, listed.replace("\n", ";").split(";"))
-    return Table(nouns=tuple(names.split(", ")), label=label, columns=tuple(columns), key=key)
+    nouns = tuple(names.split(", "))
+    texts = tuple(column for column in columns if column.is_text)
+    numbers = tuple(column for column in columns if not column.is_text)
+    return Table(nouns[0], nouns, label, tuple(columns), texts, numbers, key)
 
 
 def _domain(text: str) -> Domain:

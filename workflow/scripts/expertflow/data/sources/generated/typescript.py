@@ -27,10 +27,6 @@ def _key(rng: Random) -> dict[str, Any]:
     return {"key": rng.choice(keys), "kind": kind}
 
 
-def _number(rng: Random) -> dict[str, Any]:
-    return {"key": rng.choice(_NUMBER_KEYS)}
-
-
 def _threshold(rng: Random) -> dict[str, Any]:
     key, (operator, compared) = rng.choice(_NUMBER_KEYS), rng.choice(_COMPARE)
     value = rng.randint(1, 20) * 5
@@ -92,7 +88,7 @@ _FAMILIES: tuple[tuple[Callable[[Random], dict[str, Any]], str, str], ...] = (
         "  return {many}.map((item) => item.{key});\n}}",
     ),
     (
-        _number,
+        lambda rng: {"key": rng.choice(_NUMBER_KEYS)},
         "{Add up|Sum} the {key} of the {many}.",
         "function total{entity}s({many}: {entity}[]): number {{\n"
         "  return {many}.reduce((sum, item) => sum + item.{key}, 0);\n}}",
