@@ -4,17 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS
+from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
 from expertflow.config.plain_rows import LOCK, keep_rejected, workplace
 from expertflow.core.process import run_stoppable
 
-PATIENT_S = 60.0
 # Runs a shell with a child of its own; both note who they are.
 RUN = """
 import sys
@@ -31,20 +28,6 @@ DEAF = "trap '' INT TERM; "
 SHELL = "sleep 600 & echo $! > child; echo $$ > leader.new; mv leader.new leader; wait; sleep 600"
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENT_S
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("shell", [SHELL, DEAF + SHELL])
 def test_a_signal_to_stop_leaves_no_process(
@@ -54,10 +37,10 @@ def test_a_signal_to_stop_leaves_no_process(
     process = subprocess.Popen([sys.executable, "-c", RUN, shell], cwd=tmp_path, env=environment)
     wait_for((tmp_path / "leader").exists)
     pids = [int((tmp_path / name).read_text()) for name in ("leader", "child")]
-    assert all(is_alive(pid) for pid in pids)
+    assert all(map(is_running, pids))
     process.send_signal(number)
-    assert process.wait(PATIENT_S) == 128 + number
-    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    assert process.wait(PATIENCE_S) == 128 + number
+    wait_for(lambda: not any(map(is_running, pids)))
 
 
 def test_what_a_command_says_comes_back() -> None:

@@ -2,14 +2,14 @@
 
 import json
 import signal
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
 import made_up_runs
 import pytest
 from msgspec.structs import replace
-from support import start_trainer, write_tiny_run
+from support import ROOT, start_trainer, write_tiny_run
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import read_record
@@ -20,6 +20,10 @@ from expertflow.report.check import check_report
 from expertflow.report.inputs import ReportInputs, read_lines
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import KernelProfile, StepRecord, TrainingRecord
+
+sys.path.append(str(ROOT / "tests" / "train"))
+
+from resting import start_resting, wait_for_checkpoints
 
 RECORDS = {
     "plan": TrainPlan,
@@ -52,11 +56,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
     """Train some epochs, killed once on the way, long before the end."""
     folder = tmp_path_factory.mktemp("real")
     write_tiny_run(folder, n_steps=150)
-    process = start_trainer(folder)
-    deadline = time.monotonic() + 300
-    while not list(folder.glob("state/*/checkpoints/step-*")):
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.005)
+    process = start_resting(folder)
+    wait_for_checkpoints(folder, process)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     return _finish(folder)
