@@ -61,7 +61,7 @@ LONG = {
     "studies": {"test_ablation_run", "test_calibrate", "test_trials", "test_tuning_runs"},
     "train": {"test_families", "test_fault_points", "test_processes", "test_trace_memory"},
     "workflow": {
-        "test_ablation_reruns", "test_bundles", "test_cluster_generic", "test_demo_bundles",
+        "test_ablation_reruns", "test_bundles", "test_cluster_generic",
         "test_dry_run_costs", "test_guarded_training", "test_interruptions", "test_object_storage",
         "test_rows_alone", "test_tuning", "test_whole_runs",
     },

@@ -64,6 +64,14 @@ def remote_shell(folder: Path) -> Path:
     return path
 
 
+def fake_rsync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script in rsync's place."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rsync").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
 @contextmanager
 def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
     """Run rsync's daemon on loopback; yield its address."""

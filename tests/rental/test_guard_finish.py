@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from guarded import end, record, run, start, start_trainer, wait_for_line
-from stores import Place, every_kind, remote_shell
+from stores import Place, every_kind, fake_rsync, remote_shell
 
 from expertflow.rental.guard.session import N_HOOKS
 
@@ -68,12 +68,10 @@ def test_a_spoiled_copy_keeps_the_machine(tmp_path: Path, monkeypatch: pytest.Mo
     program = shutil.which("rsync")
     if program is None:
         pytest.skip("rsync is not installed")
-    there, tools = tmp_path / "there", tmp_path / "tools"
-    tools.mkdir()
+    there = tmp_path / "there"
     spoil = f"f='{there}/results/x'; [ -f $f ] && touch -r $f t && printf y > $f && touch -r t $f"
-    (tools / "rsync").write_text(f'#!/bin/bash\n"{program}" "$@"; c=$?\n{spoil}\nexit $c\n')
-    (tools / "rsync").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    script = f'"{program}" "$@"; c=$?\n{spoil}\nexit $c'
+    fake_rsync(tmp_path / "tools", script, monkeypatch)
     monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
     monkeypatch.setenv("RSYNC_PROTECT_ARGS", "0")
     work = ["bash", "-c", "mkdir results; printf x > results/x"]

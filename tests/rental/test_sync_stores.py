@@ -3,15 +3,13 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import Place, every_kind, rsync, s3
-from support import SCRIPTS, wait_for
+from stores import Place, every_kind, fake_rsync, rsync, s3
+from support import run_script, wait_for
 
 from expertflow.core.errors import ConfigError
 from expertflow.rental.sync.store import (
@@ -106,9 +104,7 @@ def test_a_copy_can_be_broken_off_either_way(place: Place, folder: Path, tmp_pat
 def test_breaking_off_ends_rsync(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (tmp_path / "rsync").write_text(f'#!/bin/sh\ntouch "{tmp_path}/began"\nexec sleep 600\n')
-    (tmp_path / "rsync").chmod(0o755)
+    fake_rsync(tmp_path, f'touch "{tmp_path}/began"; exec sleep 600', monkeypatch)
     cancel, began = threading.Event(), tmp_path / "began"
     store = open_store("host:path", cancel)
 
@@ -164,14 +160,8 @@ def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path
 
 def test_without_boto3_one_line_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('no boto3')\n")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "guard_run.py"), "--push", "s3://b/c", "--", "true"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        timeout=600,
-    )
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = run_script("guard_run", "--push", "s3://b/c", "--", "true", cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert done.stderr == (
         "error: s3://b/c: boto3 is not installed; run make s3, or give a path or host:path\n"
@@ -258,9 +248,7 @@ def test_a_line_that_breaks_while_storage_is_read_back_is_ours(place: Place, fol
 def test_rsync_may_hash_in_silence(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (tmp_path / "rsync").write_text(f'#!/bin/sh\necho "$1" >> "{tmp_path}/said"\n')
-    (tmp_path / "rsync").chmod(0o755)
+    fake_rsync(tmp_path, f'echo "$1" >> "{tmp_path}/said"', monkeypatch)
     with (folder / "w").open("wb") as stream:
         stream.truncate(60_000_000_000)
     open_store("host:path", threading.Event()).send(folder, "k", ["a.json", "w"])

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE_S, SCRIPTS, run_script, tiny_inputs, wait_for, write_tiny_run
+from support import PATIENCE_S, SCRIPTS, run_script, tiny_inputs, wait_for
 
 from expertflow.core.records import read_record, to_json
 from expertflow.studies.records import AblationRecord, VariantRecord
 
 SHORT = {"n_repeats": 3, "n_warmup_steps": 1, "n_timed_steps": 4, "max_timed_s": 20.0}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder, n_steps=8)
-    return folder
 
 
 def words(folder: Path, spec: dict[str, Any], name: str) -> list[object]:

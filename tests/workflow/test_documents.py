@@ -22,8 +22,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 SCHEMAS = ROOT / "workflow" / "schemas"
 SHIPPED = {path.stem for path in (ROOT / "config" / "experts").glob("*.yaml")}
-# What stands in the second column where no setting took a thing's place.
-WITHOUT_NAME = ("gone", "always")
 MANIFEST_KEYS = r"(?:training|data|evaluation|decoding|export|sources)\.[\w.]+|model"
 SET_UPS = re.findall(r"^## (Set-up \w)", PAGE, re.MULTILINE)
 EXAMPLES = {name: ROOT / "docs/examples/rented" / name for name in ("skypilot.yaml", "dstack.yml")}
@@ -104,17 +102,6 @@ def test_every_key_of_a_manifest_exists(title: str) -> None:
     keys = {code for code in named if re.fullmatch(MANIFEST_KEYS, code)}
     assert keys
     assert not [key for key in sorted(keys) if not has(schema("expert"), key)]
-
-
-def test_every_field_of_set_up_a_is_a_setting_or_named_as_gone() -> None:
-    fields = 0
-    for row in rows(section("Set-up A").split("| old script |")[0]):
-        was, became = row[:2]
-        fields += len(codes(was))
-        assert codes(became) or became in WITHOUT_NAME, was
-        for name in codes(was):
-            assert f"training.{name}" in codes(became) or became in WITHOUT_NAME, name
-    assert fields == 14
 
 
 @pytest.mark.parametrize("title", [*SET_UPS, "Trainer and TRL"])
