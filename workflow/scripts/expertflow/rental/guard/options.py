@@ -116,8 +116,14 @@ def _check(settings: Settings) -> None:
                     " --on-finish may end; give a folder of another disk, host:path or s3://…, or"
                     " --disk-stays where it stays"
                 )
-    if settings.results == RESULTS or settings.state == STATE:
-        _check_directory(settings.command)
+    names = [Path(word).name for word in settings.command]
+    if "snakemake" in names and (settings.results == RESULTS or settings.state == STATE):
+        for word in settings.command[names.index("snakemake") + 1 :]:
+            if word.startswith(("--directory", "-d")):
+                raise ConfigError(
+                    f"{word}: Snakemake would write where the guard does not look; start the guard"
+                    " in that folder, or give it --results and --state"
+                )
     if settings.sync_retries < 0:
         raise ConfigError(f"--sync-retries {settings.sync_retries}: give 0 or more")
 
@@ -127,18 +133,6 @@ def _device(path: Path) -> int:
     while not place.exists():
         place = place.parent
     return place.stat().st_dev
-
-
-def _check_directory(command: Sequence[str]) -> None:
-    names = [Path(word).name for word in command]
-    if "snakemake" not in names:
-        return
-    for word in command[names.index("snakemake") + 1 :]:
-        if word.startswith("--directory") or (word.startswith("-d") and not word.startswith("--")):
-            raise ConfigError(
-                f"{word}: Snakemake would write where the guard does not look; start the guard in"
-                " that folder, or give it --results and --state"
-            )
 
 
 def _moment_s(text: str) -> float:

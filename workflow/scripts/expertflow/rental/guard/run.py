@@ -19,7 +19,6 @@ NAP_S, REMIND_S = 0.1, 1.0
 # The supervisor gives up before the guard does.
 MARGIN_S = 10.0
 NOTE_EVERY_S, ESTIMATE_EVERY_S = 10.0, 30.0
-# Asked in this order: the reason to stop, if there is one.
 Timers = dict[Outcome, Callable[[], str | None]]
 
 
@@ -61,7 +60,16 @@ class Guard:
             stack.callback(notice.close)
             idle = IdleGpu(stack, minutes=settings.idle_minutes, busy_percent=settings.idle_percent)
             log.info("idle timer %s", idle.state)
-            timers = self._timers(supervisor, idle, notice)
+            folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
+            still = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=supervisor.pid)
+            # Asked in this order for the reason to stop, if there is one.
+            timers: Timers = {
+                "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
+                "notice": notice.poll,
+                "budget": self._over_budget,
+                "idle": idle.poll,
+                "stalled": still.poll,
+            }
             fault = "the guard itself failed, see its log"
             cause: Cause | None = Cause(outcome="failed", why=fault, grace_s=settings.grace_s)
             try:
@@ -72,18 +80,6 @@ class Guard:
                 notice.close()
                 exit_code = self.session.finish(cause, code=code, idle_timer=idle.state)
         return exit_code
-
-    def _timers(self, supervisor: Supervisor, idle: IdleGpu, notice: Notice) -> Timers:
-        settings = self.settings
-        folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
-        stalled = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=supervisor.pid)
-        return {
-            "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
-            "notice": notice.poll,
-            "budget": self._over_budget,
-            "idle": idle.poll,
-            "stalled": stalled.poll,
-        }
 
     def _watch(self, supervisor: Supervisor, timers: Timers) -> Cause | None:
         settings = self.settings

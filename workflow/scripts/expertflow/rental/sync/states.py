@@ -100,9 +100,13 @@ def pull_states(
     A damaged push gives way to the one before it, and is not taken for a push any more; where all
     of a state are damaged, or the store cannot be read, SyncFailed is raised.
     """
+
+    def visible(key: str) -> list[str]:
+        return [check_key(name) for name in store.names(key) if not name.startswith(".")]
+
     lines = []
-    for expert in _visible(store, "state"):
-        for fingerprint in _visible(store, f"state/{expert}"):
+    for expert in visible("state"):
+        for fingerprint in visible(f"state/{expert}"):
             outcome = _pull(store, root / expert / fingerprint, wait)
             lines += [f"{expert}/{fingerprint}: {outcome}"] if outcome else []
     return lines
@@ -173,10 +177,6 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
     if sorted(listed) != sorted(laid):
         raise FileNotFoundError(f"{folder}: not as it was laid out")
     return name, listed
-
-
-def _visible(store: Store, key: str) -> list[str]:
-    return [check_key(name) for name in store.names(key) if not name.startswith(".")]
 
 
 def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | None:
