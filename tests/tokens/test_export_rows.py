@@ -126,16 +126,6 @@ def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failure_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(module, "supervised", fail)
-    with pytest.raises(OSError, match="disk full"):
-        export_rows(source, source.with_name("out"), targets="labels", padded=True)
-    assert list(source.parent.iterdir()) == [source]
-
-
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     script = ROOT / "workflow" / "scripts" / "export_rows.py"
     command = [sys.executable, str(script), *map(str, arguments)]

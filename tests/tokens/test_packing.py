@@ -109,14 +109,6 @@ def test_lengths_around_the_row_length(row_length: int, more: int, overflow: str
         assert (as_tuples(pieces), pieces.n_tokens_dropped) == ([], row_length + 1)
 
 
-def test_tiny_and_huge_documents() -> None:
-    ones = cut(np.ones(300, np.int32), row_length=128, overflow="split")
-    assert filled(ones, best_fit_decreasing(ones.length, row_length=128)) == [128, 128, 44]
-    huge = cut(np.array([1_000_003]), row_length=2048, overflow="split")
-    assert filled(huge, best_fit_decreasing(huge.length, row_length=2048))[:-1] == [2048] * 488
-    assert len(best_fit_decreasing(np.array([70_000, 3]), row_length=70_003)) == 1
-
-
 def test_spans_follow_their_document_into_a_row() -> None:
     # Tokens 3-6 and 9 of the document are supervised; the pieces hold its tokens 4-7 and 0-2.
     spans = ragged([[3, 7, 9, 10], [3, 7], []])

@@ -222,27 +222,6 @@ def test_tokens_are_made_once(
     assert made(shard("001"), spec=other)[1]
 
 
-def test_an_interrupted_shard_leaves_nothing(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard = write_documents(tmp_path, [pair("ask")] * 5000)
-    real = Drafter.draft
-    calls = []
-
-    def failing(self: Drafter, part: pa.RecordBatch) -> Drafted:
-        calls.append(part.num_rows)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(self, part)
-
-    monkeypatch.setattr(Drafter, "draft", failing)
-    with pytest.raises(KeyboardInterrupt):
-        pretokenize(tmp_path, tokenizer, shard)
-    assert list((tmp_path / "store").iterdir()) == []
-    assert not (tmp_path / "000.ids").exists()
-    assert pretokenize(tmp_path, tokenizer, shard).n_documents == 5000
-
-
 def test_a_form_that_differs_is_not_believed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,16 +12,6 @@ def fill(folder: Path) -> None:
     (folder / "ids").write_bytes(b"123")
 
 
-def test_a_key_is_filled_once(tmp_path: Path) -> None:
-    folder, was_there = ensure_stored(tmp_path / "store", "k", fill)
-    assert (folder.name, was_there) == ("k", False)
-
-    def never(folder: Path) -> None:
-        raise AssertionError
-
-    assert ensure_stored(tmp_path / "store", "k", never) == (folder, True)
-
-
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     def failing(folder: Path) -> None:
         fill(folder)

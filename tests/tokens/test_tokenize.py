@@ -119,11 +119,3 @@ def test_many_documents_are_tokenised_as_each_alone(engine: Engine) -> None:
     assert list(zip(together.ids.tolist(), together.spans.tolist(), strict=True)) == each
     assert each[1] == ([], [])
     assert len(tokenize([], engine).ids) == 0
-
-
-def test_one_character_documents_and_a_large_one(engine: Engine) -> None:
-    documents = [chat("a", "b")] * 300 + [chat("SELECT name " * 90_000)]
-    tokens = tokenize(documents, engine)
-    assert engine.decode(tokens.ids[300].tolist()) == "".join(s.text for s in documents[300])
-    assert all(ids == tokens.ids[0].tolist() for ids in tokens.ids.tolist()[:300])
-    assert (tokens.spans.lengths == 2).all()

@@ -149,27 +149,6 @@ def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("name", ["sdpa", "eager"])
-def test_masks_let_through_what_a_document_may_see(name: str, window: int | None) -> None:
-    config = SimpleNamespace(sliding_window=window)
-    mask = attention.masks(name, config, POSITIONS, torch.float32)
-    query, key, value = heads()
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, enable_gqa=True
-    )
-    torch.testing.assert_close(out.transpose(1, 2), dense(window, 8**-0.5))
-
-
-def test_layers_of_two_kinds_get_a_mask_each() -> None:
-    kinds = ["full_attention", "sliding_attention"]
-    config = SimpleNamespace(sliding_window=5, layer_types=kinds * 2)
-    made = attention.masks("sdpa", config, POSITIONS, torch.float32)
-    assert sorted(made) == kinds
-    assert torch.equal(made[kinds[0]], attention.document_mask(POSITIONS))
-    assert torch.equal(made[kinds[1]], attention.document_mask(POSITIONS, 5))
-
-
-@pytest.mark.parametrize("window", [None, 5])
 def test_the_block_mask_is_the_document_mask(window: int | None) -> None:
     from torch.nn.attention.flex_attention import create_mask
 

@@ -102,17 +102,6 @@ def test_an_error_is_raised_in_the_trainer(plan: TrainPlan) -> None:
     assert nothing_left()
 
 
-@pytest.mark.parametrize("n_taken", [0, 1, 4])
-@pytest.mark.parametrize("plan", [loader(None), loader(2)], ids=["thread", "workers"])
-def test_nothing_is_left_when_the_trainer_stops(plan: TrainPlan, n_taken: int) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        with load_batches(made_up_feed(), 0, plan=plan, device=CPU) as batches:
-            for _ in range(n_taken):
-                next(batches)
-            raise KeyboardInterrupt
-    assert nothing_left()
-
-
 def test_workers_outlive_a_signal_to_all_processes() -> None:
     """The trainer ends its step and saves; it needs batches until then."""
     feed = made_up_feed()

@@ -70,23 +70,6 @@ def test_copies_give_the_same_model(in_place: tuple[Path, dict[str, Any]], tmp_p
     assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
 
 
-def test_what_lies_beside_the_weights_may_change(tmp_path: Path) -> None:
-    made(tmp_path)
-    (tmp_path / "base_model" / "generation_config.json").write_text("{}")
-    run_trainer(tmp_path)
-    notes = noted(tmp_path)
-    assert notes["rows"]["action"] == "reused"
-    assert notes["weights"]["action"] == "copied", "another model, by its key"
-
-
-def test_where_nothing_is_copied_the_run_says_so(in_place: tuple[Path, dict[str, Any]]) -> None:
-    notes = noted(in_place[0])
-    assert {kind: note["reason"] for kind, note in notes.items()} == {
-        "rows": "scratch is null",
-        "weights": "scratch is null",
-    }
-
-
 def test_a_copy_lost_in_the_midst_is_one_line_and_a_retry_copies_again(
     in_place: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -89,13 +89,6 @@ def test_a_checkpointed_layer_keeps_its_input_and_no_more() -> None:
     assert phases[1] - phases[0] == 2 * QWEN3.hidden_size * n_tokens
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_bytes_lie_on_a_line_over_the_tokens(checkpoint: bool) -> None:
-    run = run_of()
-    steps = [trace_memory.whole_model(run, n, 512, checkpoint=checkpoint)[2] for n in (4, 8, 16)]
-    assert steps[2] - steps[1] == pytest.approx(2 * (steps[1] - steps[0]), rel=0.002)
-
-
 def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
     lora = traced(tmp_path).lines[0]
     n_adapter = 5 * 4 * (64 + 128 + 64 + 64)
