@@ -41,7 +41,6 @@ def candidates(
 def scratch_facts(
     places: Iterator[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
 ) -> tuple[ScratchFacts, ...]:
-    """Describe the places that exist and may be written; one measurement for each device."""
     measured: dict[int, Speed] = {}
     found: dict[Path, ScratchFacts] = {}
     for path, asked_by in places:
@@ -152,7 +151,6 @@ def file_system(path: Path) -> str | None:
 
 
 def rotational(device: int, root: Path = Path("/sys/dev/block")) -> bool | None:
-    """Return whether a disk spins; null for a network or stacked file system, which do not say."""
     place = root / f"{os.major(device)}:{os.minor(device)}"
     # A partition's queue is its disk's.
     for folder in (place, place.resolve().parent):

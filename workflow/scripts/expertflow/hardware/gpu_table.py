@@ -31,7 +31,6 @@ def find_row(name: str, table: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def gpu_by_name(name: str, table: list[dict[str, Any]]) -> GpuFacts | None:
-    """Look a card up by its short name or by the driver's; no guessing, null when unknown."""
     row = find_row(name, table)
     return None if row is None else facts(row)
 

@@ -197,6 +197,5 @@ def write_missing_record(
 
 
 def read_samples(path: Path) -> list[GpuSample]:
-    """Read a file of readings; a line that a crash cut short is left out."""
     where = f"{path}: not a reading of the monitor"
     return [from_json(GpuSample, line, where=where) for line in read_json_lines(path)]

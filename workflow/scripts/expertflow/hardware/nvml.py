@@ -29,10 +29,7 @@ class Gpus(Record, frozen=True, kw_only=True):
 
 @contextmanager
 def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[Gpus]:
-    """Open the cards that CUDA_VISIBLE_DEVICES leaves, or the one ``which`` names, for a block.
-
-    ``which`` is an index as nvidia-smi counts, or a UUID; ``n_gpus`` takes the first ones only.
-    """
+    """Open the cards that CUDA_VISIBLE_DEVICES leaves, or the one ``which`` names, for a block."""
     reason = None
     try:
         pynvml.nvmlInit()
@@ -101,7 +98,6 @@ def _lost_remarks(refused: dict[int, pynvml.NVMLError]) -> tuple[str, ...]:
 
 
 def _order_remarks(setting: str | None, names: list[str | None]) -> tuple[str, ...]:
-    """Warn where CUDA may count unlike NVML: by speed, unless told to go by the bus."""
     by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     by_uuid = setting is not None and setting.strip().startswith("GPU-")
     if by_bus or by_uuid or len(set(names)) < 2:

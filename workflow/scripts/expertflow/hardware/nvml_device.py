@@ -168,7 +168,6 @@ class Device(Struct):
     _pcie_asked_at: float | None = None
 
     def figure(self, name: str) -> Any:
-        """Ask one of ``QUESTIONS``; null, with the reason noted, where there is no answer."""
         question, arguments, read = QUESTIONS[name]
         answer = self.ask(name, question, *arguments)
         return None if answer is None else read(answer)

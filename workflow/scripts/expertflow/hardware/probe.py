@@ -192,7 +192,6 @@ def memory_left_bytes(root: Path = ROOT) -> int | None:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Yield each limit with what is left below it; null where the group does not tell its use."""
     for folder in _folders(root, "memory"):
         for name, used, cached in (
             ("memory.max", "memory.current", "inactive_file"),

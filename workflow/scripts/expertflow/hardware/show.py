@@ -71,8 +71,6 @@ def _line(sample: GpuSample) -> str:
 
 
 class _Sums(Struct):
-    """Sums over the readings of a figure; a value stands for the time since the one before."""
-
     first_s: float
     last_s: float
     min: float
@@ -177,7 +175,6 @@ def _flags(record: MonitorRecord) -> Iterator[str]:
 
 
 def _is_own_figure(name: str, n_gpus: int | None) -> bool:
-    """Return whether a figure says more than another: a sum over one card does not."""
     return "_all_" not in name or (n_gpus or 1) > 1
 
 

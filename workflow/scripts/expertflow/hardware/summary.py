@@ -1,7 +1,6 @@
 """Describe a card, sum up a series of its readings, and say what the figures suggest.
 
-A figure without readings is null and has a reason. The driver's utilisation is never judged alone
-without being called what it is: "some kernel was running".
+The driver's utilisation is called what it is: "some kernel was running".
 """
 
 import statistics
@@ -224,7 +223,6 @@ def _throttled(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, s
 
 
 def _causes(reasons: Sequence[str]) -> set[str]:
-    """Return the causes; the hardware's slowdown counts for itself only where it has no other."""
     found = {CAUSES[reason] for reason in reasons if reason in CAUSES}
     explained = {"hw_thermal", "hw_power_brake"} & set(reasons)
     return found | ({"hw_slowdown"} if "hw_slowdown" in reasons and not explained else set())

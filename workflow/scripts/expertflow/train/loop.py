@@ -22,13 +22,7 @@ from expertflow.train.step_hooks import after_step, evaluate
 
 
 def train(run: Run) -> None:
-    """Run from the current step to the last one.
-
-    Raises:
-        Interrupted: a signal came; the state was saved first.
-        Diverged: the loss is not finite, or has exploded.
-        OutOfMemory: memory is short.
-    """
+    """Run from the current step to the last one."""
     run.loss.train()
     run.clock.started()
     run.saved_at_s = run.clock.wall_s

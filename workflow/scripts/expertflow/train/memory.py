@@ -107,8 +107,7 @@ def probe_longest_batch(run: Run) -> None:
 def warm_up_compile(run: Run, n_steps: int) -> int:
     """Run one micro-batch of each shape of the next steps and forget it; return how many.
 
-    Layers are compiled anew for the last micro-batch of an epoch and for each padded number of
-    documents. Rows that are cut to the longest of their batch have too many shapes.
+    Rows that are cut to the longest of their batch have too many shapes.
     """
     feed, first = run.feed, run.progress.step
     if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:

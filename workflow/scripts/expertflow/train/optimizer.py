@@ -58,10 +58,7 @@ def make_optimizer(model: Any, plan: TrainPlan) -> torch.optim.Optimizer:
 
 
 def learning_rate(step: int, plan: TrainPlan) -> float:
-    """Return the learning rate of a step counted from 0, a pure function, so no state is saved.
-
-    Decays come to 0 at step ``n_steps``, the first that is not done.
-    """
+    """Return the learning rate of a step counted from 0; decays reach 0 at step ``n_steps``."""
     warmup, total = plan.n_warmup_steps, plan.n_steps
     if step < warmup:
         return plan.learning_rate * (step + 1) / warmup

@@ -37,12 +37,9 @@ WEIGHT_BYTES_PER_TRAINED_PARAMETER = 4
 
 
 def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[str, Any]:
-    """Check disk, device and versions; return the readings.
+    """Check disk, device and versions, and refuse what cannot be run; return the readings.
 
     ``rows`` is the file of rows to train on: how fast it is read is measured.
-
-    Raises:
-        HardwareError: this machine cannot run the plan.
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state)

@@ -107,10 +107,7 @@ def release_gloo_threads() -> None:
 
 
 class RankZeroDecision:
-    """Rank 0's go/no-go decision, broadcast through a store; a no-op with one process.
-
-    Rank 0 may wait at a lock for hours, which a process group that is being formed cannot.
-    """
+    """Rank 0's decision, broadcast through a store: it may wait at a lock for hours."""
 
     def __init__(self) -> None:
         several = RANK in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -135,11 +132,7 @@ class RankZeroDecision:
 
 
 def start(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
-    """Join the processes of the run; the one with a directory for them has its trackers.
-
-    Raises:
-        TrainingError: there are more or fewer of them than the plan says.
-    """
+    """Join the processes of the run; one that is given a directory for them has its trackers."""
     tracked = plan.report_to != "none" and tracker_directory is not None
     accelerator = Accelerator(
         cpu=plan.gpu is None,

@@ -117,10 +117,8 @@ class EpochSummary(Record, frozen=True, kw_only=True):
 class TimeSpent(Record, frozen=True, kw_only=True):
     """Where wall time went; the parts add up to ``wall_s``, over all sessions of the run.
 
-    ``other_s`` holds what a kill threw away since the last checkpoint.
-
-    ``train_s`` is forward + backward + optimizer; its three parts are null where the device runs
-    asynchronously and no events were recorded.
+    ``other_s`` holds what a kill threw away. ``train_s`` is forward + backward + optimizer, null
+    where the device runs asynchronously and no events were recorded.
     """
 
     wall_s: float
@@ -185,9 +183,8 @@ class KernelProfile(Record, frozen=True, kw_only=True):
 class RunSummary(Record, frozen=True, kw_only=True):
     """What a run itself knows at its end. Sessions are processes: more than one means resumed.
 
-    ``n_steps`` are those that were done, ``published_step`` the one whose weights are published;
-    ``candidates`` are all that are at hand, that one included, by step. ``profile_steps`` are those
-    asked for. ``checkpoint_write_s`` is what writing took in the last session, beside training.
+    ``published_step`` is that of the published weights, which are among the ``candidates``, by
+    step. ``checkpoint_write_s`` is what writing took in the last session, beside training.
     """
 
     expert: str

@@ -100,10 +100,7 @@ class Progress(Struct, kw_only=True):
 
     @property
     def best(self) -> EvalPoint | None:
-        """The evaluation with the lowest held-out loss so far, the first of equals.
-
-        That of the untrained model does not count: there is nothing of it to publish.
-        """
+        """The evaluation with the lowest held-out loss, but for that of the untrained model."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
 

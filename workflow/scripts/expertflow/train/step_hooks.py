@@ -28,11 +28,7 @@ SHOWN_ROWS = 16
 
 
 def after_step(run: Run) -> None:
-    """Log, evaluate and save what is due; after the last step in any case.
-
-    Raises:
-        Interrupted: a signal came; the state was saved first.
-    """
+    """Log, evaluate and save what is due, and stop after a signal, once the state is saved."""
     plan, progress = run.plan, run.progress
     improved = False
     if progress.step % plan.logging_steps == 0 or run.is_over:
@@ -132,11 +128,7 @@ def save(run: Run) -> None:
 
 
 def flush(run: Run) -> None:
-    """Fetch the losses that wait on the device, check them, and append them to steps.jsonl.
-
-    Raises:
-        Diverged: a loss or a gradient norm is not finite, or the loss has exploded.
-    """
+    """Fetch the losses that wait on the device, check them, and append them to steps.jsonl."""
     if not run.pending:
         return
     pending, run.pending = run.pending, []

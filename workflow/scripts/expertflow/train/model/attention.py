@@ -1,9 +1,8 @@
 """Attention that keeps the documents of a packed row apart.
 
-Our own is registered with transformers under a name that has no mask function: transformers then
-builds no mask and passes our keyword arguments through to every layer. Nothing is inferred from
-position ids, and missing lengths are an error, never full attention. The kernels of transformers
-are there to compare with; they get a mask.
+Our own is registered with transformers under a name that has no mask function, so that it builds no
+mask and passes our keyword arguments through. Missing lengths are an error, never full attention.
+The kernels of transformers are there to compare with; they get a mask.
 
 Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
@@ -195,11 +194,7 @@ def _attend_varlen(
 
 
 def describe(attention: str, *, device: torch.device, dtype: torch.dtype) -> str:
-    """Describe the kernel that computes attention, where products are done in ``dtype``.
-
-    Raises:
-        TrainingError: the route that the manifest insists on does not run here.
-    """
+    """Describe the kernel of a route; refuse one that does not run here."""
     if attention in (NAME, "varlen"):
         hindrance = varlen_hindrance(device, dtype)
         if hindrance is None:

@@ -25,11 +25,7 @@ ONE_BY_ONE = "random numbers one by one"
 def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
     """Compile each decoder layer in place for the shapes it meets; describe what was done.
 
-    Attention that loops over documents cannot be in a graph; it splits that of each layer, and a
-    checkpointed layer cannot be split.
-
-    Raises:
-        TrainingError: there are no layers, or nothing to compile with.
+    Attention that loops over documents splits the graph of its layer, which checkpointing forbids.
     """
     lm = causal_lm(model)
     layers = decoder_layers(lm)

@@ -1,14 +1,12 @@
 """Cross-entropy over supervised tokens only, in chunks whose logits are never kept.
 
-The rows of the hidden states whose successor is a target are selected *before* the head, so the
-vocabulary-wide product runs on them alone. Losses are sums: the caller divides by the number of
-targets of the whole global batch, which a mean of micro-batch means would get wrong.
+The rows of the hidden states whose successor is a target are selected *before* the head. Losses are
+sums: the caller divides by the number of targets of the whole global batch.
 
-The gradient of the logits is known as soon as they are, so each chunk takes it on to the hidden
-states and the head at once: three products with the head instead of the four of a checkpointed
-chunk, two where the head is frozen, and no logits left for the backward pass. Torch's own fused
-operation does the same, but sums the loss in the type of the hidden states, wrong in the third
-digit in bf16, and knows no label smoothing.
+Each chunk takes the gradient of its logits on to the hidden states and the head at once: three
+products with the head instead of four, two where the head is frozen. Torch's own fused operation
+sums the loss in the type of the hidden states, wrong in the third digit in bf16, and knows no label
+smoothing.
 
 Shapes: B rows, L tokens, H width, T targets, C targets of a chunk, V vocabulary.
 """
@@ -41,7 +39,8 @@ def summed_loss(
     positions_T, targets_T = targets_of(labels_BL, n_targets)
     hidden_TH = hidden_BLH.flatten(0, 1).index_select(0, positions_T)
     wanted = tuple(torch.is_grad_enabled() and t.requires_grad for t in (hidden_TH, head_VH))
-    arguments = (targets_T, label_smoothing, chunk_rows(head_VH), _product_type(head_VH), wanted)
+    dtype = product_dtype(head_VH.device, head_VH.dtype)
+    arguments = (targets_T, label_smoothing, chunk_rows(head_VH), dtype, wanted)
     loss: torch.Tensor = _ChunkedLoss.apply(hidden_TH, head_VH, *arguments)  # type: ignore[no-untyped-call]
     return loss
 
@@ -69,9 +68,10 @@ def loss_route(head_VH: torch.Tensor, *, label_smoothing: float = 0.0) -> str:
     )
 
 
-def _product_type(head_VH: torch.Tensor) -> torch.dtype:
-    device = head_VH.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head_VH.dtype
+def product_dtype(device: torch.device, own: torch.dtype) -> torch.dtype:
+    """Return the type in which products are done: that of autocast, or the weights' own."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -13,7 +13,7 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Batch, Buffers, Collator
 from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
-from expertflow.train.model.loss import summed_loss
+from expertflow.train.model.loss import product_dtype, summed_loss
 
 # Numbers of documents that are told apart: few shapes to compile for, and few empty documents.
 DOCUMENTS_STEP = 128
@@ -71,11 +71,7 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def head_weight(lm: PreTrainedModel) -> torch.Tensor:
-    """Return the matrix of the head, [V, H].
-
-    Raises:
-        TrainingError: the head is more than a matrix: it has a bias or an adapter, or is quantised.
-    """
+    """Return the matrix of the head, [V, H]; refuse a head that is more than a matrix."""
     head = lm.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise TrainingError(
@@ -90,15 +86,8 @@ def head_weight(lm: PreTrainedModel) -> torch.Tensor:
     return weight
 
 
-def product_dtype(lm: PreTrainedModel, device: torch.device) -> torch.dtype:
-    if torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    dtype: torch.dtype = lm.dtype
-    return dtype
-
-
 def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) -> dict[str, Any]:
-    device, dtype = positions.device, product_dtype(lm, positions.device)
+    device, dtype = positions.device, product_dtype(positions.device, lm.dtype)
     name = lm.config._attn_implementation
     if name != attention.NAME:
         config = lm.config.get_text_config()

@@ -1,9 +1,8 @@
 """Try a loaded model before its first step: it must be trained as its own code computes it.
 
-The trainer takes two shortcuts: it applies the head itself, to supervised rows only, and it gives
-every layer packed rows with the bounds of their documents. A family that scales or caps its logits
-after the head, that carries a state across documents, or whose layers do not ask for the
-registered attention, would train without an error, as another model.
+The trainer applies the head itself, to supervised rows only, and gives every layer the bounds of
+documents. A family that caps its logits, carries a state across documents, or does not ask for the
+registered attention would train without an error, as another model.
 
 Shapes: B rows, L tokens a row, N tokens of a document, H width, V vocabulary.
 """
@@ -22,12 +21,12 @@ from expertflow.core.errors import TrainingError
 from expertflow.tokens.arrow import packed_rows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.attention import layer_kinds
+from expertflow.train.model.loss import product_dtype
 from expertflow.train.model.packed import (
     PackedLoss,
     causal_lm,
     head_weight,
     hidden_states,
-    product_dtype,
 )
 
 # Two rows of two documents; the second row is padded.
@@ -61,7 +60,7 @@ def check_model(loss: PackedLoss) -> str:
             f"{family} has layers of {', '.join(unknown)}, which cannot keep packed documents"
             " apart; use another base model"
         )
-    tolerance = TOLERANCES.get(product_dtype(lm, device), HALF_TOLERANCE)
+    tolerance = TOLERANCES.get(product_dtype(device, lm.dtype), HALF_TOLERANCE)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), _evaluating(loss):
         head = _head_difference(lm)
         if not head <= HEAD_TOLERANCE:

@@ -118,11 +118,7 @@ def _host_copy(whole: torch.Tensor) -> torch.Tensor:
 
 
 def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
-    """Write a checkpoint; then remove all but the newest ``keep`` and the best one.
-
-    Raises:
-        HardwareError: the disk does not take it.
-    """
+    """Write a checkpoint; then remove all but the newest ``keep`` and the best one."""
     target = directory_of(state, snapshot.step)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

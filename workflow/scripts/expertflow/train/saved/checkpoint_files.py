@@ -59,11 +59,6 @@ def directory_of(state: Path, step: int) -> Path:
 
 
 def step_of(directory: Path) -> int:
-    """Return the step after which a checkpoint was saved, by its name.
-
-    >>> step_of(directory_of(Path("state"), 40))
-    40
-    """
     return int(directory.name.removeprefix("step-"))
 
 

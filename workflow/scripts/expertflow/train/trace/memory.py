@@ -1,9 +1,7 @@
 """Run a step without data or device and see how many bytes are alive at its worst moment.
 
-It is the training's own step: the model of transformers, the adapter, attention, checkpointing, the
-chunked loss, autocast. Layers are alike, so a model is traced with two and with three of them and
-extended: in each phase of a step, one layer more adds the same bytes at every moment that can be
-the worst. Gradients are there from the start, as in every micro-batch of a step but the first.
+It is the training's own step. A model is traced with two and with three layers and extended: in
+each phase, one layer more adds the same bytes at every moment that can be the worst.
 """
 
 import weakref

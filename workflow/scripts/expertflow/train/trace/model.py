@@ -1,9 +1,8 @@
 """Build the model of a run without its weights, as it will be on a card, and a batch for it.
 
-Tensors have shapes and storages but no data (torch's fake tensors). They pose as the CPU's, as
-torch cannot make CUDA's where it was built without. What a card does otherwise is put in by hand:
-the variable-length kernel, dropout that keeps a byte an element, LayerNorm in fp32 under autocast,
-the rows of a chunk of the loss, 4-bit products that dequantise their weights.
+Tensors have shapes and storages but no data (torch's fake tensors). They pose as the CPU's; what a
+card does otherwise is put in by hand: the variable-length kernel, dropout, LayerNorm, the rows of a
+chunk of the loss, 4-bit products.
 """
 
 import copy
