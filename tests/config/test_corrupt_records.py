@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import SCRIPTS
 
+from expertflow.config.attach import only_looks
 from expertflow.config.corrupt_records import remove_corrupt_records
-from expertflow.config.guard import only_looks
 from expertflow.core.locks import EXPERT_LOCKS
 
 # What a spoilt sidecar belongs to has to be made again with it.
@@ -33,7 +33,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_records_that_are_no_json_are_removed(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remove_corrupt_records(results, looks=False, main=True)
+    remove_corrupt_records(results, looks=False)
     assert not any((results / name).exists() for name in SPOILT)
     assert all((results / name).exists() for name in (*WHOLE, "e/notes.json"))
     told = capsys.readouterr().err.splitlines()
@@ -41,11 +41,10 @@ def test_records_that_are_no_json_are_removed(
     assert all(any(name in line for line in told) for name in SPOILT)
 
 
-def test_a_job_or_a_run_that_only_looks_removes_nothing(
+def test_a_run_that_only_looks_removes_nothing(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remove_corrupt_records(results, looks=False, main=False)
-    remove_corrupt_records(results, looks=True, main=True)
+    remove_corrupt_records(results, looks=True)
     assert all((results / name).exists() for name in SPOILT)
     assert capsys.readouterr().err.count("a run removes it") == len(SPOILT)
 
@@ -54,9 +53,9 @@ def test_what_another_run_makes_is_left_alone(results: Path) -> None:
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        remove_corrupt_records(results, looks=False, main=True)
+        remove_corrupt_records(results, looks=False)
         assert all((results / name).exists() for name in SPOILT)
-    remove_corrupt_records(results, looks=False, main=True)
+    remove_corrupt_records(results, looks=False)
     assert not any((results / name).exists() for name in SPOILT)
 
 

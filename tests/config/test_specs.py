@@ -132,19 +132,18 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
     Path("config/experts/e.yaml").write_text(yaml.safe_dump(manifest))
 
     def refuse(rule: str, limit: int, *, main: bool = True) -> None:
-        job = SimpleNamespace(
-            rule=SimpleNamespace(name=rule), wildcards=SimpleNamespace(expert="e")
-        )
+        wildcards = SimpleNamespace(expert="e")
         workflow = Workflow(
             config={"experts": {"e": {}}},
             basedir=ROOT,
             main=main,
             gpu_limit=SimpleNamespace(value=limit),
         )
-        workflow.refuse_misfits([job])
+        workflow.spec("train_expert")(wildcards)
+        workflow.refuse_misfits([(rule, SimpleNamespace(wildcards=wildcards))])
 
     refuse(rule, 2)
-    refuse(rule, 1, main=False)
     refuse("plan_training", 1)
     with pytest.raises(SystemExit, match="world_size is 2"):
         refuse(rule, 1)
+    refuse(rule, 1, main=False)

@@ -141,7 +141,7 @@ def rules_with_cards() -> set[str]:
     for path in ROOT.glob("workflow/rules/*.smk"):
         for name, body in HEAD.findall(path.read_text()):
             asked = RESOURCES.search(body)
-            if asked and re.search(r"^ +gpu=", asked[1], re.MULTILINE):
+            if asked and re.search(r"^ +(gpu=|\*\*wf.processes)", asked[1], re.MULTILINE):
                 found.add(name)
     return found
 

@@ -23,7 +23,8 @@ AFTER = {
 def tuned(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a space that was tuned for real, by the default alone, and planned by it."""
     space = finished.copy(tmp_path_factory.mktemp("tuned") / "space")
-    space.edit("workflow/rules/tune.smk", "--cache state", "--max-seconds 0 --cache state")
+    limited = 'wf.command("tune_expert", "--max-seconds 0 2> {log:q}")'
+    space.edit("workflow/rules/tune.smk", 'wf.command("tune_expert")', limited)
     space.write_manifest("tiny", manifest(**FREE, tuned=FILE))
     space.run(PLAN)
     return space

@@ -8,59 +8,36 @@ Makes:  results/{expert}/ablation/{variant}.json   one variant against the plan,
 
 rule ablate_variant:
     input:
-        plan="results/{expert}/plan.json",
-        packing="results/{expert}/packing.json",
-        model="results/{expert}/model.json",
-        rows=ancient("results/{expert}/packed"),
-        base=ancient("results/{expert}/base_model"),
-        shards=wf.variant_shards,
-        documents=ancient(files_of(wf.variant_shards, ".arrow")),
+        **wf.files("plan packing model rows=packed/ (base_model/)"),
+        **wf.shards(wf.variant_shards, ".arrow"),
         keep=wf.variant_keep,
         staging=wf.variant_staging,
     output:
-        "results/{expert}/ablation/{variant}.json",
+        **wf.outputs("ablate_variant"),
     log:
-        "results/{expert}/logs/ablate_variant/{variant}.log",
-    wildcard_constraints:
-        variant=r"[A-Za-z0-9_-]+",
+        wf.log("ablate_variant"),
     conda:
         "../../envs/expertflow.yaml"
     threads: 2
     resources:
         gpu=1,
     params:
-        spec=wf.spec("ablate_variant"),
-        code=wf.code("ablate_variant"),
-        more=lambda w, input: [
-            word
-            for name in ("shards", "keep", "staging")
-            if input.get(name)
-            for word in (f"--{name}", *input.get(name))
-        ],
+        **wf.params("ablate_variant", "scratch=results/{expert}/.ablation.{variant}"),
     shell:
-        'exec python "$EXPERTFLOW"/ablate_variant.py --spec {params.spec:q} --code {params.code}'
-        " --plan {input.plan:q} --packing {input.packing:q}"
-        " --model {input.model:q} --rows {input.rows:q} {params.more:q}"
-        " --scratch results/{wildcards.expert:q}/.ablation.{wildcards.variant}"
-        " --output {output:q} 2> {log:q}"
+        wf.command("ablate_variant")
 
 
 rule ablate_expert:
     input:
-        plan="results/{expert}/plan.json",
-        model="results/{expert}/model.json",
+        **wf.files("plan model"),
         variants=wf.variants,
     output:
-        json="results/{expert}/ablation.json",
-        html="results/{expert}/ablation.html",
+        **wf.outputs("ablate_expert"),
     log:
-        "results/{expert}/logs/ablate_expert.log",
+        wf.log("ablate_expert"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("ablate_expert"),
-        code=wf.code("ablate_expert"),
+        **wf.params("ablate_expert", "json=record html"),
     shell:
-        'python "$EXPERTFLOW"/ablate_expert.py --spec {params.spec:q} --code {params.code}'
-        " --plan {input.plan:q} --model {input.model:q} --variants {input.variants:q}"
-        " --json {output.json:q} --html {output.html:q} 2> {log:q}"
+        wf.command("ablate_expert")

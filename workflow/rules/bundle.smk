@@ -7,32 +7,20 @@ Makes:  results/{expert}/bundle.tar            to be opened there by workflow/sc
 
 rule make_bundle:
     input:
-        lock=wf.lock,
-        sources=wf.source_records,
-        datasets="results/{expert}/datasets.json",
-        shards=wf.document_shards,
-        texts=ancient(files_of(wf.document_shards, ".arrow")),
-        documents="results/{expert}/documents.json",
-        keep="results/{expert}/keep.arrow",
-        tokenizer="results/{expert}/tokenizer.json",
-        files=ancient("results/{expert}/tokenizer"),
-        model="results/{expert}/model.json",
-        base=ancient("results/{expert}/base_model"),
-        tokens=wf.token_shards,
-        packing="results/{expert}/packing.json",
-        rows=ancient("results/{expert}/packed"),
-        calibration=wf.calibration,
-        plan="results/{expert}/plan.json",
-        artefacts=ancient(wf.artefacts),
+        **wf.files("(datasets) (documents) (keep) (tokenizer) (model) (packing) (plan)"),
+        **wf.files("(packed/) (tokenizer/) (base_model/)"),
+        **wf.shards(wf.document_shards, ".arrow", needed=True),
+        **wf.artefacts,
+        needs_lock=wf.lock,
+        needs_tokens=wf.token_shards,
+        needs_calibration=wf.calibration,
     output:
-        "results/{expert}/bundle.tar",
+        **wf.outputs("make_bundle"),
     log:
-        "results/{expert}/logs/make_bundle.log",
+        wf.log("make_bundle"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("make_bundle"),
-        code=wf.code("make_bundle"),
+        **wf.params("make_bundle"),
     shell:
-        'python "$EXPERTFLOW"/make_bundle.py --spec {params.spec:q} --code {params.code}'
-        " --output {output:q} 2> {log:q}"
+        wf.command("make_bundle")

@@ -11,38 +11,30 @@ rule fetch_source:
     input:
         lock=wf.source_lock,
     output:
-        record="results/{expert}/sources/fetched/{source}.json",
+        **wf.outputs("fetch_source"),
     log:
-        "results/{expert}/logs/fetch_source.{source}.log",
+        wf.log("fetch_source"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("fetch_source"),
-        code=wf.code("fetch_source"),
-        directory=lambda w, output: output.record.removesuffix(".json"),
+        **wf.params("fetch_source", "directory=results/{expert}/sources/fetched/{source}"),
     shell:
-        'python "$EXPERTFLOW"/fetch_source.py --spec {params.spec:q} --code {params.code}'
-        " --lock {input.lock:q} --directory {params.directory:q} --output {output.record:q}"
-        " 2> {log:q}"
+        wf.command("fetch_source")
 
 
 rule generate_source:
     input:
         lock=wf.source_lock,
     output:
-        record="results/{expert}/sources/generated/{source}.json",
-        directory=directory("results/{expert}/sources/generated/{source}"),
+        **wf.outputs("generate_source"),
     log:
-        "results/{expert}/logs/generate_source.{source}.log",
+        wf.log("generate_source"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("generate_source"),
-        code=wf.code("generate_source"),
+        **wf.params("generate_source", "directory"),
     shell:
-        'python "$EXPERTFLOW"/generate_source.py --spec {params.spec:q} --code {params.code}'
-        " --lock {input.lock:q} --directory {output.directory:q} --output {output.record:q}"
-        " 2> {log:q}"
+        wf.command("generate_source")
 
 
 rule find_datasets:
@@ -50,57 +42,45 @@ rule find_datasets:
         lock=wf.lock,
         sources=wf.source_records,
     output:
-        "results/{expert}/datasets.json",
+        **wf.outputs("find_datasets"),
     log:
-        "results/{expert}/logs/find_datasets.log",
+        wf.log("find_datasets"),
+    localrule: True
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("find_datasets"),
-        code=wf.code("find_datasets"),
+        **wf.params("find_datasets"),
     shell:
-        'python "$EXPERTFLOW"/find_datasets.py --spec {params.spec:q} --code {params.code}'
-        " --lock {input.lock:q} --sources {input.sources:q} --output {output:q} 2> {log:q}"
+        wf.command("find_datasets")
 
 
 rule prepare_shard:
     input:
         source=wf.source_record,
-        data=ancient(wf.source_data),
-        benchmarks=ancient(wf.benchmarks),
+        needs_data=ancient(wf.source_data),
+        needs_benchmarks=ancient(wf.benchmarks),
     output:
-        record="results/{expert}/documents/{source}/{shard}.json",
-        documents="results/{expert}/documents/{source}/{shard}.arrow",
-        rejected="results/{expert}/documents/{source}/{shard}.rejected.jsonl",
+        **wf.outputs("prepare_shard"),
     log:
-        "results/{expert}/logs/prepare_shard.{source}.{shard}.log",
+        wf.log("prepare_shard"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("prepare_shard"),
-        code=wf.code("prepare_shard"),
+        **wf.params("prepare_shard", "shard documents rejected"),
     shell:
-        'python "$EXPERTFLOW"/prepare_shard.py --spec {params.spec:q} --code {params.code}'
-        " --source {input.source:q} --shard {wildcards.shard}"
-        " --documents {output.documents:q} --rejected {output.rejected:q}"
-        " --output {output.record:q} 2> {log:q}"
+        wf.command("prepare_shard")
 
 
 rule deduplicate_documents:
     input:
-        shards=wf.document_shards,
-        documents=ancient(files_of(wf.document_shards, ".arrow")),
+        **wf.shards(wf.document_shards, ".arrow"),
     output:
-        record="results/{expert}/documents.json",
-        keep="results/{expert}/keep.arrow",
+        **wf.outputs("deduplicate_documents"),
     log:
-        "results/{expert}/logs/deduplicate_documents.log",
+        wf.log("deduplicate_documents"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("deduplicate_documents"),
-        code=wf.code("deduplicate_documents"),
+        **wf.params("deduplicate_documents", "expert keep"),
     shell:
-        'python "$EXPERTFLOW"/deduplicate_documents.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {output.keep:q}"
-        " --output {output.record:q} 2> {log:q}"
+        wf.command("deduplicate_documents")

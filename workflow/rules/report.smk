@@ -7,59 +7,40 @@ Makes:  results/{expert}/report.json and report.html
 The page is also carried by `snakemake --report report.zip`.
 """
 
+# The page is carried by Snakemake's own report.
+PAGE = {"caption": "../report/receipt.rst", "category": "Experts", "labels": {"expert": "{expert}"}}
+
 
 rule build_report:
     input:
-        datasets="results/{expert}/datasets.json",
-        documents="results/{expert}/documents.json",
-        model="results/{expert}/model.json",
-        packing="results/{expert}/packing.json",
-        plan="results/{expert}/plan.json",
-        staging="results/{expert}/staging.json",
-        training="results/{expert}/training.json",
-        monitor="results/{expert}/monitor.json",
-        evaluation="results/{expert}/evaluation.json",
-        export="results/{expert}/export.json",
-        steps="results/{expert}/steps.jsonl",
-        gpu="results/{expert}/gpu.jsonl",
-        preflight="results/{expert}/preflight.json",
-        profile=ancient("results/{expert}/profile"),
+        **wf.files("(datasets) (documents) (model) (packing) (plan) (staging) (training) (monitor)"),
+        **wf.files("(evaluation) (export) (steps) (gpu) (preflight) (profile/)"),
         ablation=wf.ablation,
     output:
-        json="results/{expert}/report.json",
-        html=report(
-            "results/{expert}/report.html",
-            caption="../report/receipt.rst",
-            category="Experts",
-            labels={"expert": "{expert}"},
-        ),
+        **wf.outputs("build_report", html=lambda path: report(path, **PAGE)),
     log:
-        "results/{expert}/logs/build_report.log",
+        wf.log("build_report"),
+    localrule: True
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("build_report"),
-        code=wf.code("build_report"),
-        ablation=lambda w, input: ["--ablation", *input.ablation] if input.ablation else [],
+        **wf.params("build_report", "json=record html results=results/{expert}"),
     shell:
-        'python "$EXPERTFLOW"/build_report.py --spec {params.spec:q} --code {params.code}'
-        " --results results/{wildcards.expert:q} {params.ablation:q} --json {output.json:q}"
-        " --html {output.html:q}"
-        " 2> {log:q}"
+        wf.command("build_report")
 
 
 rule compare_experts:
     input:
         reports=expand("results/{expert}/report.json", expert=wf.experts),
     output:
-        json="results/index.json",
-        html="results/index.html",
+        **wf.outputs("compare_experts"),
     log:
-        "results/logs/compare_experts.log",
+        wf.log("compare_experts"),
+    localrule: True
     conda:
         "../../envs/expertflow.yaml"
     params:
         code=wf.code("compare_experts"),
     shell:
         'python "$EXPERTFLOW"/compare_experts.py --reports {input.reports:q}'
-        " --json {output.json:q} --html {output.html:q} 2> {log:q}"
+        " --json {output.record:q} --html {output.html:q} 2> {log:q}"

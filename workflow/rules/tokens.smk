@@ -11,89 +11,63 @@ Makes:  results/{expert}/tokenizer.json        tokenizer and layout of chats; fi
 
 rule prepare_tokenizer:
     input:
-        shards=wf.tokenizer_shards,
+        **wf.shards(wf.tokenizer_shards, ".arrow"),
         keep=wf.tokenizer_keep,
-        documents=ancient(files_of(wf.tokenizer_shards, ".arrow")),
     output:
-        record="results/{expert}/tokenizer.json",
-        directory=directory("results/{expert}/tokenizer"),
+        **wf.outputs("prepare_tokenizer"),
     log:
-        "results/{expert}/logs/prepare_tokenizer.log",
+        wf.log("prepare_tokenizer"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("prepare_tokenizer"),
-        code=wf.code("prepare_tokenizer"),
-        documents=lambda w, input: (
-            ["--shards", *input.shards, "--keep", *input.keep] if input.keep else []
-        ),
+        **wf.params("prepare_tokenizer", "directory"),
     shell:
-        'python "$EXPERTFLOW"/prepare_tokenizer.py --spec {params.spec:q} --code {params.code}'
-        " {params.documents:q} --directory {output.directory:q} --output {output.record:q}"
-        " 2> {log:q}"
+        wf.command("prepare_tokenizer")
 
 
 rule prepare_model:
     input:
-        tokenizer="results/{expert}/tokenizer.json",
-        files=ancient("results/{expert}/tokenizer"),
+        **wf.files("tokenizer (tokenizer/)"),
     output:
-        record="results/{expert}/model.json",
-        directory=directory("results/{expert}/base_model"),
+        **wf.outputs("prepare_model"),
     log:
-        "results/{expert}/logs/prepare_model.log",
+        wf.log("prepare_model"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("prepare_model"),
-        code=wf.code("prepare_model"),
+        **wf.params("prepare_model", "directory"),
     shell:
-        'python "$EXPERTFLOW"/prepare_model.py --spec {params.spec:q} --code {params.code}'
-        " --tokenizer {input.tokenizer:q} --directory {output.directory:q}"
-        " --output {output.record:q} 2> {log:q}"
+        wf.command("prepare_model")
 
 
 rule pretokenize_shard:
     input:
-        shards=wf.shards_to_tokenize,
-        documents=ancient(files_of(wf.shards_to_tokenize, ".arrow")),
-        tokenizer="results/{expert}/tokenizer.json",
-        files=ancient("results/{expert}/tokenizer"),
+        **wf.shards(wf.shards_to_tokenize, ".arrow"),
+        **wf.files("tokenizer (tokenizer/)"),
     output:
-        record="results/{expert}/tokens/{source}/{shard}.json",
-        ids="results/{expert}/tokens/{source}/{shard}.ids",
-        index="results/{expert}/tokens/{source}/{shard}.arrow",
+        **wf.outputs("pretokenize_shard"),
     log:
-        "results/{expert}/logs/pretokenize_shard.{source}.{shard}.log",
+        wf.log("pretokenize_shard"),
     conda:
         "../../envs/expertflow.yaml"
     threads: 4
     params:
-        spec=wf.spec("pretokenize_shard"),
-        code=wf.code("pretokenize_shard"),
+        **wf.params("pretokenize_shard", "name=shard ids index store=state/.tokens"),
     shell:
-        'MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} python "$EXPERTFLOW"/pretokenize_shard.py'
-        " --spec {params.spec:q} --code {params.code} --name {wildcards.shard} --shards {input.shards:q}"
-        " --tokenizer {input.tokenizer:q} --store state/.tokens --ids {output.ids:q}"
-        " --index {output.index:q} --output {output.record:q} 2> {log:q}"
+        "MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} " + wf.command("pretokenize_shard")
 
 
 rule pack_sequences:
     input:
-        shards=wf.token_shards,
-        tokens=ancient(files_of(wf.token_shards, ".ids", ".arrow")),
-        keep="results/{expert}/keep.arrow",
+        **wf.shards(wf.token_shards, ".ids", ".arrow"),
+        **wf.files("keep"),
     output:
-        record="results/{expert}/packing.json",
-        directory=directory("results/{expert}/packed"),
+        **wf.outputs("pack_sequences"),
     log:
-        "results/{expert}/logs/pack_sequences.log",
+        wf.log("pack_sequences"),
     conda:
         "../../envs/expertflow.yaml"
     params:
-        spec=wf.spec("pack_sequences"),
-        code=wf.code("pack_sequences"),
+        **wf.params("pack_sequences", "expert directory"),
     shell:
-        'python "$EXPERTFLOW"/pack_sequences.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --shards {input.shards:q} --keep {input.keep:q}"
-        " --directory {output.directory:q} --output {output.record:q} 2> {log:q}"
+        wf.command("pack_sequences")

@@ -8,14 +8,11 @@ Makes:  results/{expert}/tuning.json           what was tried, what is fastest, 
 
 rule tune_expert:
     input:
-        packing="results/{expert}/packing.json",
-        model="results/{expert}/model.json",
-        rows=ancient("results/{expert}/packed"),
-        base=ancient("results/{expert}/base_model"),
+        **wf.files("packing model rows=packed/ (base_model/)"),
     output:
-        "results/{expert}/tuning.json",
+        **wf.outputs("tune_expert"),
     log:
-        "results/{expert}/logs/tune_expert.log",
+        wf.log("tune_expert"),
     priority: 10
     conda:
         "../../envs/expertflow.yaml"
@@ -23,10 +20,6 @@ rule tune_expert:
     resources:
         gpu=1,
     params:
-        spec=wf.spec("tune_expert"),
-        code=wf.code("tune_expert"),
+        **wf.params("tune_expert", "expert scratch=results/{expert}/.tuning cache=state/.tuning"),
     shell:
-        'exec python "$EXPERTFLOW"/tune_expert.py --spec {params.spec:q} --code {params.code}'
-        " --expert {wildcards.expert:q} --packing {input.packing:q} --model {input.model:q}"
-        " --rows {input.rows:q} --scratch results/{wildcards.expert:q}/.tuning"
-        " --cache state/.tuning --output {output:q} 2> {log:q}"
+        wf.command("tune_expert")

@@ -9,20 +9,13 @@ the graph of the rules, and with the drawings in Snakefile, README.md and docs/a
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import field
 
 from expertflow.core.records import Record
+from expertflow.data.records import SourceLock
 from expertflow.data.shards import shard_names, token_shards
-
-
-class Source(NamedTuple):
-    """What of a source decides which records it has."""
-
-    name: str
-    kind: str
-    n_shards: int
 
 
 class Stage(Record, frozen=True, kw_only=True):
@@ -294,7 +287,7 @@ CHAIN = (
 STAGES = {stage.name: stage for stage in CHAIN}
 
 
-def expand_path(stage: Stage, path: str, sources: Iterable[Source]) -> list[str]:
+def expand_path(stage: Stage, path: str, sources: Iterable[SourceLock]) -> list[str]:
     """List the files that a path of a stage stands for, by source and shard."""
     if "{" not in path:
         return [path]
@@ -302,12 +295,12 @@ def expand_path(stage: Stage, path: str, sources: Iterable[Source]) -> list[str]
         # An ablation lists its own.
         return []
     found = []
-    for name, kind, n_shards in sources:
+    for source in sources:
         if "{shard}" in path:
-            shards = stage.shards(n_shards)
-            found += [path.format(source=name, shard=shard) for shard in shards]
-        elif (kind == "generated") == (stage.name == "generate_source"):
-            found.append(path.format(source=name))
+            shards = stage.shards(source.n_shards)
+            found += [path.format(source=source.name, shard=shard) for shard in shards]
+        elif (source.kind == "generated") == (stage.name == "generate_source"):
+            found.append(path.format(source=source.name))
     return found
 
 

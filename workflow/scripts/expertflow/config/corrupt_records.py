@@ -13,14 +13,12 @@ from expertflow.config.run_lock import held_by_nobody_else
 FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
 
 
-def remove_corrupt_records(results: Path, *, looks: bool, main: bool) -> None:
+def remove_corrupt_records(results: Path, *, looks: bool) -> None:
     """Remove records that are no JSON, each with a line; a run that only looks just tells.
 
     Snakemake takes a file for made because it is there. One that somebody edited is left alone:
     ``verify_results.py`` tells of it. So is one of an expert that another run makes.
     """
-    if not main:
-        return
     found = list(corrupt_records(results))
     if looks:
         for path in found:

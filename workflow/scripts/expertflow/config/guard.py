@@ -1,15 +1,12 @@
-"""How the workflow meets Snakemake: one line for a user's error, and runs that are refused."""
+"""One line for a user's error, and the environment that rules find their scripts by."""
 
 import functools
-import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
-
-import psutil
+from typing import NoReturn, ParamSpec, TypeVar
 
 from expertflow.core.errors import ExpertflowError
 
@@ -55,70 +52,3 @@ def set_environment(scripts: Path, *, main: bool) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if main:
         os.environ["EXPERTFLOW_COMMAND"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
-# Options with which Snakemake runs nothing, besides --dry-run.
-LOOKS = {
-    "--archive", "--cleanup-metadata", "--cm", "--cleanup-shadow", "--conda-cleanup-envs",
-    "--conda-create-envs-only", "--container-cleanup-images", "--containerize", "--d3dag", "--dag",
-    "--delete-all-output", "--delete-temp-output", "--detailed-summary", "-D", "--filegraph",
-    "--generate-unit-tests", "--lint", "--list", "--list-rules", "-l", "--list-changes", "--lc",
-    "--list-conda-envs", "--list-input-changes", "--li", "--list-params-changes", "--lp",
-    "--list-target-rules", "--lt", "--list-untracked", "--lu", "--print-compilation", "--report",
-    "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
-}  # fmt: skip
-
-
-def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
-    """Tell whether Snakemake was started to tell something and not to run jobs.
-
-    It does not say so itself before it has read the whole Snakefile.
-    """
-    options = {argument.partition("=")[0] for argument in arguments}
-    return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
-
-
-def refuse_unlimited_gpus(limit: Any) -> None:
-    """End the run if nothing bounds the trainings that may run at once.
-
-    Snakemake takes an undeclared resource, and one of 0, for any number.
-    """
-    if limit is None or not limit.value:
-        fail(
-            "resource gpu is not limited, so any number of trainings could start at once; add"
-            " --resources gpu=1, or use the profiles beside the Snakefile"
-        )
-
-
-def note_missing_table(settings: Any, basedir: Path) -> None:
-    """Tell how to get the table of hours and dollars, where a dry run will end without it."""
-    if not settings.dryrun or "expertflow" in settings.log_handler_settings:
-        return
-    if importlib.util.find_spec("snakemake_logger_plugin_expertflow") is None:
-        how = f"pip install --no-build-isolation {basedir}/workflow/logger"
-    else:
-        how = "add --logger expertflow, or logger: [expertflow] to your profile"
-    note(f"this dry run ends without hours and dollars; {how}")
-
-
-def refuse_keep_incomplete(settings: Any) -> None:
-    """End the run if half-written outputs would stay: Snakemake records them as complete."""
-    if settings is not None and settings.keep_incomplete:
-        fail(
-            "--keep-incomplete would record half-written outputs as complete; run without it:"
-            " training resumes from state/ anyway"
-        )
-
-
-def reports_to_sum_up(
-    targets: Iterable[Any], experts: Iterable[str], *, since_s: float | None = None
-) -> list[str]:
-    """Pick the reports that a run was asked for by name or made; they are summed up at its end.
-
-    ``since_s`` is a time of the system's clock, by default the start of this process.
-    """
-    start_s = psutil.Process().create_time() if since_s is None else since_s
-    named = [str(target) for target in targets if str(target).endswith("/report.json")]
-    places = [Path("results", expert, "report.json") for expert in experts]
-    made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= start_s]
-    return list(dict.fromkeys([*named, *made]))

@@ -40,13 +40,11 @@ def _place() -> str:
     return f"{socket.gethostname()}/{numbering}"
 
 
-def hold(jobs: Iterable[Any], *, main: bool, slurm_run: str | None = None) -> None:
+def hold(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
     """Hold the experts that this run makes until its process ends; then wait for orphans.
 
     ``slurm_run`` names this run's jobs on Slurm. Ends the run if another one makes an expert.
     """
-    if not main:
-        return
     own = [] if slurm_run is None else [slurm_run]
     streams, before = [], set()
     for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):

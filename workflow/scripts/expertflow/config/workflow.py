@@ -5,12 +5,16 @@ Snakemake first asks for one of their files, so a fault in one manifest does not
 user's mistake ends in one line.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from snakemake.io import ancient, directory  # type: ignore[import-untyped]
+
+from expertflow.chain import CHAIN, STAGES, expand_path
 from expertflow.config import allocation
 from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import parsed_modules, rule_digest
@@ -21,10 +25,20 @@ from expertflow.config.load import Schemas, load_config
 from expertflow.config.specs import spec_text
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
-from expertflow.data.shards import shard_names, token_shards
+from expertflow.data.shards import token_shards
 
 C = TypeVar("C", bound=type)
 Settings = dict[str, Any]
+InputFunction = Callable[..., Any]
+# Begins the name of an input that is no flag of the rule's script.
+NEEDED = "needs_"
+# An expert's files by name, as rules ask for them; a record goes before a page of the same name.
+FILES = {
+    PurePath(path).stem + "/" * path.endswith("/"): f"{stage.folder}/{path}"
+    for stage in CHAIN
+    for path in (*stage.files.values(), stage.record)
+    if "{" not in path
+}
 
 
 def in_one_line(cls: C) -> C:
@@ -40,7 +54,8 @@ class Workflow:
     """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere.
 
     ``looks``: nothing is run. ``told`` is what the command line says of the configuration; it wins
-    over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run.
+    over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run. ``on_first_use`` is
+    called when Snakemake first asks for something of an expert.
     """
 
     def __init__(
@@ -52,9 +67,12 @@ class Workflow:
         looks: bool = False,
         told: Settings | None = None,
         gpu_limit: Any = None,
+        shows_forecast: bool = True,
+        on_first_use: Callable[[], None] | None = None,
     ) -> None:
         self.main, self.scripts = main, basedir / "workflow" / "scripts"
-        self._gpu_limit = gpu_limit
+        self._gpu_limit, self._shows_forecast = gpu_limit, shows_forecast
+        self._on_first_use = on_first_use
         schemas = Schemas.read(basedir / "workflow" / "schemas")
         self._setup = Setup(
             raw=config,
@@ -73,16 +91,77 @@ class Workflow:
 
     def _expert(self, wildcards: Any) -> Expert:
         name = wildcards.expert
+        if self._on_first_use is not None:
+            self._on_first_use()
+            self._on_first_use = None
         if name not in self._loaded:
             self._loaded[name] = Expert(name, self._setup)
         return self._loaded[name]
 
-    def spec(self, rule: str) -> Callable[[Any], str]:
-        return one_line(lambda wildcards: spec_text(rule, self._expert(wildcards), wildcards))
+    def files(self, names: str) -> dict[str, str]:
+        """Return an expert's files as inputs by their stems or, from ``flag=stem``, by flags.
 
-    def code(self, rule: str) -> Callable[[Any], str]:
-        """Return what gives a rule's code once a job needs it: hashing all rules takes a while."""
-        return lambda wildcards: _code(rule, self.scripts)
+        Those in parentheses have to be there, and the script finds them without being told. The
+        name of a folder ends with a slash; its record tells whether it changed.
+        """
+        found = {}
+        for word in names.split():
+            flag, _, name = word.strip("()").partition("=")
+            path = FILES[name or flag]
+            key = f"{NEEDED}{flag.replace('/', '_files')}" if word[0] == "(" else flag.rstrip("/")
+            found[key] = ancient(path[:-1]) if path.endswith("/") else path
+        return found
+
+    def shards(
+        self, records: InputFunction, *suffixes: str, needed: bool = False
+    ) -> dict[str, Any]:
+        """Return records of shards as inputs, and the files beside them."""
+        stem = NEEDED if needed else ""
+        return {f"{stem}shards": records, f"{NEEDED}files": ancient(files_of(records, *suffixes))}
+
+    def outputs(self, stage: str, **flags: Callable[[str], str]) -> dict[str, str]:
+        """Return what a stage makes, by the names that it declares."""
+        made = {"record": STAGES[stage].record, **STAGES[stage].files}
+        paths = {name: f"{STAGES[stage].folder}/{path}" for name, path in made.items()}
+        found = {n: directory(p[:-1]) if p.endswith("/") else p for n, p in paths.items()}
+        return {**found, **{name: flag(found[name]) for name, flag in flags.items()}}
+
+    def log(self, stage: str) -> str:
+        each = re.findall(r"{\w+}", STAGES[stage].record)
+        return ".".join([f"{STAGES[stage].folder}/logs/{stage}", *each, "log"])
+
+    def params(self, stage: str, flags: str = "") -> dict[str, InputFunction]:
+        """Return a stage's settings, its code, and the flags of its script.
+
+        Inputs are flags of their names, unless they are only needed or there are none. ``flags``
+        names outputs and wildcards that are, too; ``flag=name`` gives another name, and one with a
+        slash is a path, which may hold wildcards. The record goes to ``--output`` by default.
+        """
+        more = flags.split() if "=record" in flags else [*flags.split(), "output=record"]
+
+        def words(wildcards: Any, input: Any, output: Any) -> list[str]:
+            given = {name: value for name, value in input.items() if not name.startswith(NEEDED)}
+            for flag, _, name in (word.partition("=") for word in more):
+                path = name.format(**dict(wildcards.items())) if "/" in name else None
+                given[flag] = path or output.get(name or flag) or wildcards.get(name or flag)
+            values = {f: [v] if isinstance(v, str) else list(v) for f, v in given.items()}
+            return [word for f, value in values.items() if value for word in (f"--{f}", *value)]
+
+        return {"spec": self.spec(stage), "code": self.code(stage), "flags": words}
+
+    def command(self, stage: str, log: str = "2> {log:q}") -> str:
+        """Return how a stage's script is called, with ``params``; signals reach it, not a shell."""
+        return (
+            f'exec python "$EXPERTFLOW"/{stage}.py --spec {{params.spec:q}} --code {{params.code}}'
+            f" {{params.flags:q}} {log}"
+        )
+
+    def spec(self, stage: str) -> InputFunction:
+        return one_line(lambda wildcards: spec_text(stage, self._expert(wildcards), wildcards))
+
+    def code(self, stage: str) -> InputFunction:
+        """Return what gives a stage's code once a job needs it: hashing all takes a while."""
+        return lambda wildcards: _code(stage, self.scripts)
 
     def lock(self, wildcards: Any) -> str:
         """Pin an expert's sources, once; return the lock's path."""
@@ -113,21 +192,16 @@ class Workflow:
 
     def document_shards(self, wildcards: Any) -> list[str]:
         """List the records of an expert's documents, in their order."""
-        expert = self._expert(wildcards)
-        return [
-            f"{expert.results}/documents/{source.name}/{shard}.json"
-            for source in expert.lock.sources
-            for shard in shard_names(source.n_shards)
-        ]
+        return self._records("prepare_shard", wildcards)
 
     def token_shards(self, wildcards: Any) -> list[str]:
         """List the records of an expert's tokens, in the order of the documents."""
-        expert = self._expert(wildcards)
-        return [
-            f"{expert.results}/tokens/{source.name}/{shard}.json"
-            for source in expert.lock.sources
-            for shard in token_shards(source.n_shards)
-        ]
+        return self._records("pretokenize_shard", wildcards)
+
+    def _records(self, stage: str, wildcards: Any) -> list[str]:
+        expert, made = self._expert(wildcards), STAGES[stage]
+        places = expand_path(made, made.record, expert.lock.sources)
+        return [f"{expert.results}/{place}" for place in places]
 
     def shards_to_tokenize(self, wildcards: Any) -> list[str]:
         expert, source, shard = self._expert(wildcards), wildcards.source, wildcards.shard
@@ -155,8 +229,16 @@ class Workflow:
         expert = self._expert(wildcards)
         return [f"{expert.results}/calibration.json"] if expert.config["calibrate"] else []
 
-    def artefacts(self, wildcards: Any) -> list[str]:
-        """List what scoring reads besides documents: a user's file, or a generator's folder."""
+    @property
+    def artefacts(self) -> dict[str, Any]:
+        """What scoring reads besides documents; the records of sources tell of changes."""
+        return {
+            f"{NEEDED}sources": self.source_records,
+            f"{NEEDED}artefacts": ancient(self._artefacts),
+        }
+
+    def _artefacts(self, wildcards: Any) -> list[str]:
+        """List the user's files and the generators' folders."""
         expert = self._expert(wildcards)
         own, places = expert.own_artefacts, expert.artefacts
         named = expert.settings["evaluation"]["artefacts"].items()
@@ -188,6 +270,22 @@ class Workflow:
         variant = variant_spec(expert.ablation, wildcards.variant).variant
         return [f"{expert.results}/staging.json"] if variant.metric == "read_speed" else []
 
+    @property
+    def processes(self) -> dict[str, InputFunction]:
+        """The resources of a training: cards, and what starts a process on several machines."""
+
+        def on_several(value: Any) -> InputFunction:
+            return lambda wildcards: value if self.n_nodes(wildcards) else None
+
+        # No tasks per card: else the Slurm plugin asks for them besides those in all.
+        more = {"mpi": on_several("srun"), "tasks_per_gpu": on_several(0)}
+        return {"gpu": self.n_gpus, "nodes": self.n_nodes, "tasks": self.n_nodes, **more}
+
+    @property
+    def retries(self) -> int:
+        """A job of a cluster is a Snakemake of its own, which would retry inside of each retry."""
+        return 3 if self.main else 0
+
     def n_gpus(self, wildcards: Any) -> int:
         limit = self._gpu_limit if self.main else None
         return allocation.n_gpus(self._expert(wildcards).settings["training"], limit)
@@ -196,19 +294,14 @@ class Workflow:
         """Count the machines that train together; null, no resource, where it is one."""
         return allocation.n_nodes(self._expert(wildcards).settings["training"])
 
-    def mpi(self, wildcards: Any) -> str | None:
-        """Name what starts a process on each of several machines."""
-        return "srun" if self.n_nodes(wildcards) else None
-
-    def tasks_per_gpu(self, wildcards: Any) -> int | None:
-        """Keep the Slurm plugin from asking for ``tasks`` at every card, besides those in all."""
-        return 0 if self.n_nodes(wildcards) else None
-
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
         return allocation.runtime_minutes(wildcards.expert)
 
-    def forecast(self, wildcards: Any) -> str:
+    def forecast(self, wildcards: Any) -> str | None:
+        """Return what the table of a dry run shows of a training; else null."""
+        if not self._shows_forecast:
+            return None
         expert = self._expert(wildcards)
 
         def made_by(rule: str, **of: str) -> tuple[str, str]:
@@ -217,13 +310,13 @@ class Workflow:
 
         return forecast(Case(expert=expert, made_by=made_by)).text()
 
-    def refuse_misfits(self, jobs: list[Any]) -> None:
+    def refuse_misfits(self, jobs: Iterable[tuple[str, Any]]) -> None:
         """End the run before its first job if a training asks for what it cannot get.
 
         Snakemake asks for a job's resources only when all jobs before it are done.
         """
-        for job in jobs:
-            if job.rule.name in allocation.TRAIN:
+        for stage, job in jobs:
+            if stage in allocation.TRAIN and job.wildcards.expert in self._loaded:
                 self.n_gpus(job.wildcards)
                 self.n_nodes(job.wildcards)
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from expertflow.chain import Source, Stage, expand_path, stages_before
+from expertflow.chain import Stage, expand_path, stages_before
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
-from expertflow.data.records import DatasetManifest
+from expertflow.data.records import DatasetManifest, SourceLock
 
 # The command line that Snakemake was started with, as the Snakefile hands it on.
 COMMAND = "EXPERTFLOW_COMMAND"
@@ -63,16 +63,26 @@ def list_stages(results: Path, *, asked: Collection[str] = ()) -> list[dict[str,
     return found
 
 
-def _read_sources(results: Path) -> list[Source]:
+def _read_sources(results: Path) -> list[SourceLock]:
     path = results / "datasets.json"
     if not path.is_file():
         return []
     manifest = read_record(DatasetManifest, path)
     n_shards = Counter(shard.source for shard in manifest.shards)
-    return [Source(s.name, s.kind, n_shards[s.name]) for s in manifest.sources]
+    return [
+        SourceLock(
+            name=source.name,
+            kind=source.kind,
+            n_shards=n_shards[source.name],
+            revision=source.revision,
+            identity={},
+            files=(),
+        )
+        for source in manifest.sources
+    ]
 
 
-def _notes(results: Path, stage: Stage, sources: Iterable[Source]) -> dict[str, dict[str, str]]:
+def _notes(results: Path, stage: Stage, sources: Iterable[SourceLock]) -> dict[str, dict[str, str]]:
     """Return the hashes of a stage's records by the code that made them."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for place in sorted(expand_path(stage, stage.record, sources)):

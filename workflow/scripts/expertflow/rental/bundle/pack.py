@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from expertflow.chain import Source, expand_path, stages_before
+from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import (
     canonical_json,
@@ -92,16 +92,15 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
 
 def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
     """Return the records of all stages before the bundle and the files beside them; no folders."""
-    sources = [Source(s.name, s.kind, s.n_shards) for s in lock.sources]
     files = [results / "sources.lock.json"]
-    files += [results / "sources" / "locked" / f"{source.name}.json" for source in sources]
+    files += [results / "sources" / "locked" / f"{source.name}.json" for source in lock.sources]
     for stage in stages_before("make_bundle", asked=asked):
-        records = [results / path for path in expand_path(stage, stage.record, sources)]
+        records = [results / path for path in expand_path(stage, stage.record, lock.sources)]
         files += records
         files += [note for record in records if (note := sidecar_of(record)).is_file()]
         for key, path in stage.files.items():
             if key not in stage.stays and not path.endswith("/"):
-                files += [results / place for place in expand_path(stage, path, sources)]
+                files += [results / place for place in expand_path(stage, path, lock.sources)]
     return {file.as_posix(): file for file in files}
 
 

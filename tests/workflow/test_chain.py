@@ -1,0 +1,131 @@
+"""The chain is declared once: rules, scripts, packages and drawings are held against it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support import ROOT, SCRIPTS
+from workflow_space import Workspace
+
+from expertflow.chain import CHAIN, STAGES, Stage
+
+RULE = re.compile(r"^rule (\w+):\n(?:(?:    .*)?\n)+", re.MULTILINE)
+RULES = {
+    rule[1]: rule[0].rstrip()
+    for path in sorted((ROOT / "workflow" / "rules").glob("*.smk"))
+    for rule in RULE.finditer(path.read_text() + "\n")
+}
+DRAWN = re.compile(r"^[ |]*(\w+(?: / \w+)?)( \*|)  +(\S.*)$", re.MULTILINE)
+# A stage as a newcomer would add it: a rule, a script, a package, and a line of the chain.
+NEW_RULE = """
+rule count_documents:
+    input:
+        **wf.files("documents"),
+    output:
+        **wf.outputs("count_documents"),
+    log:
+        wf.log("count_documents"),
+    params:
+        **wf.params("count_documents", "expert"),
+    shell:
+        wf.command("count_documents")
+"""
+NEW_SCRIPT = """
+from expertflow.core import cli
+from expertflow.counting.count import count_documents
+from expertflow.data.records import DocumentsRecord
+
+job = cli.stage("Count.", dict, expert={}, documents=DocumentsRecord, output="record to write")
+job.write({"expert": job.expert, "n": count_documents(job.documents)})
+"""
+NEW_MODULE = """
+from expertflow.data.records import DocumentsRecord
+
+
+def count_documents(documents: DocumentsRecord) -> int:
+    return documents.n_documents
+"""
+NEW_LINE = """
+    Stage(
+        name="count_documents", package="counting", record="count.json", about="how many",
+        reads=("deduplicate_documents",),
+    ),
+"""
+LINE = """    Stage(
+        name="prepare_model",
+"""
+
+
+def test_rules_are_the_stages_and_short() -> None:
+    assert set(RULES) == set(STAGES)
+    for name, text in RULES.items():
+        assert text.count("\n") < 20, f"rule {name} is longer than 20 lines"
+        assert f'wf.log("{name}")' in text and f'wf.outputs("{name}"' in text
+        assert f'command("{name}"' in text or f"{name}.py" in text
+
+
+def test_a_stage_stands_after_all_that_it_reads() -> None:
+    seen: set[str] = set()
+    for stage in CHAIN:
+        assert set(stage.reads) <= seen, stage.name
+        seen.add(stage.name)
+
+
+@pytest.mark.parametrize("stage", CHAIN, ids=STAGES)
+def test_a_script_calls_the_package_of_its_stage(stage: Stage) -> None:
+    assert f"from expertflow.{stage.package}." in (SCRIPTS / f"{stage.name}.py").read_text()
+
+
+@pytest.mark.chain
+def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
+    targets = ("index.json", "tiny/bundle.tar")
+    tuned = "experts={tiny: {training: {tuned: results/tiny/tuning.json}}}"
+    settings = ("--config", "calibrate=true", "ablate=true", tuned)
+    said = finished.run(
+        "--forceall", "--rulegraph", *(f"results/{name}" for name in targets), *settings
+    )
+    nodes = dict(re.findall(r'(\d+)\[label = "(\w+)"', said))
+    edges = {(nodes[a], nodes[b]) for a, b in re.findall(r"(\d+) -> (\d+)", said)}
+    declared = {(read, stage.name) for stage in CHAIN for read in stage.reads}
+    assert edges == {edge for edge in declared if "generate_source" not in edge}
+
+
+@pytest.mark.parametrize("page", ["Snakefile", "README.md"])
+def test_the_drawings_show_the_chain(page: str) -> None:
+    drawn = {
+        name: (match[2], match[3])
+        for match in DRAWN.finditer((ROOT / page).read_text())
+        for name in match[1].split(" / ")
+        if name in STAGES
+    }
+    assert drawn == {stage.name: (" *" * bool(stage.asked), stage.about) for stage in CHAIN}
+    for side in ("documents", "tokens", ""):
+        names = [stage.name for stage in CHAIN if stage.side == side]
+        assert names == [name for name in drawn if name in names]
+
+
+def test_the_table_lists_the_chain() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[0]
+    rows = {name: row for row in table.splitlines() for name in re.findall(r"`(\w+)`", row[:50])}
+    assert list(rows) == list(STAGES)
+    for stage in CHAIN:
+        assert ("only if asked for" in rows[stage.name]) == bool(stage.asked), stage.name
+
+
+@pytest.mark.chain
+def test_a_stage_is_added_by_its_rule_script_package_and_one_line(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    space = finished.copy(tmp_path / "space")
+    library = space.root / "workflow" / "scripts" / "expertflow"
+    (space.root / "workflow/rules/count.smk").write_text(NEW_RULE)
+    (space.root / "workflow/scripts/count_documents.py").write_text(NEW_SCRIPT)
+    (library / "counting").mkdir()
+    for name, text in {"__init__.py": "", "count.py": NEW_MODULE}.items():
+        (library / "counting" / name).write_text(text)
+    space.edit("workflow/scripts/expertflow/chain.py", LINE, NEW_LINE + LINE)
+    target = "results/tiny/count.json"
+    assert space.jobs(target) == {"count_documents": 1}
+    space.run(target)
+    assert space.record("count.json") == {"expert": "tiny", "n": 82}
+    assert space.planned() == {"build_report"}

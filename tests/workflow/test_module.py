@@ -1,0 +1,75 @@
+"""Used as a module of another Snakefile: what holds for every run holds there as well."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from workflow_space import REPORT, SNAKEMAKE, Workspace, make_workspace
+
+pytestmark = pytest.mark.chain
+SNAKEFILE = """
+module ef:
+    snakefile: "{code}/Snakefile"
+    config: config
+
+use rule * from ef as ef_*
+
+onstart:
+    print("our own start")
+
+rule copy_report:
+    input: "results/tiny/report.json"
+    output: "copy.json"
+    shell: "cp {{input}} {{output}}"
+"""
+# What profiles/default says, which Snakemake does not find beside another Snakefile.
+LIMITS = ("--nolock", "--resources", "gpu=1")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Workspace:
+    """Give a folder with a Snakefile, data and a configuration, and the code in another one."""
+    code = make_workspace(tmp_path / "code")
+    (tmp_path / "mine").mkdir()
+    mine = Workspace(tmp_path / "mine")
+    mine.write_records()
+    mine.write_side_files()
+    (mine.root / "Snakefile").write_text(SNAKEFILE.format(code=code.root))
+    (mine.root / "mine.yaml").write_text(yaml.safe_dump({"experts": {"tiny": {}}}))
+    return mine
+
+
+def test_two_runs_at_once(mine: Workspace) -> None:
+    arguments = ("copy.json", "--configfile", "mine.yaml", *LIMITS)
+    command = [str(SNAKEMAKE), "--cores", "2", *arguments]
+    with subprocess.Popen(
+        command, cwd=mine.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as first:
+        while not (mine.root / "results/tiny/datasets.json").exists():
+            assert first.poll() is None, first.communicate()[0]
+            time.sleep(0.2)
+        line = mine.refused(*arguments)
+        assert f"tiny is being made by another run, process {first.pid} on " in line
+        said, _ = first.communicate()
+    assert first.returncode == 0, said
+    assert "our own start" in said and "held-out loss" in said
+    assert (mine.root / "copy.json").read_bytes() == (mine.root / REPORT).read_bytes()
+    assert "Nothing to be done" in mine.run("-n", *arguments)
+
+
+def test_what_cannot_run_is_refused(mine: Workspace) -> None:
+    assert "resource gpu is not limited" in mine.refused(REPORT)
+    assert "--no-hooks would leave out the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
+    wide = ("--config", "training={world_size: 2}")
+    assert "training.world_size is 2" in mine.refused(REPORT, *LIMITS, *wide)
+    assert "unknown key 'sample'" in mine.refused(REPORT, *LIMITS, "--config", "sample=1")
+    mine.edit("Snakefile", "    config: config", '    config: config\n    prefix: "x"')
+    assert "take no prefix" in mine.refused(REPORT, *LIMITS)
+
+
+def test_what_is_not_configured_is_as_it_is_shipped(mine: Workspace) -> None:
+    mine.edit("Snakefile", " as ef_*", "")
+    rules = mine.jobs("results/index.html", *LIMITS)
+    assert rules["build_report"] == 2 and rules["compare_experts"] == 1

@@ -1,0 +1,168 @@
+"""Attach the workflow to a run of its own Snakefile, or of one that uses it as a module.
+
+There Snakemake ignores ``configfile``, ``onstart`` and ``onsuccess``. So what has to hold in every
+run is done here: checks while the Snakefile is read, and hooks that are registered when the graph
+is built, after all that the including Snakefile registers, whose own hooks run as well.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from expertflow.config import allocation, run_lock
+from expertflow.config.corrupt_records import remove_corrupt_records
+from expertflow.config.guard import fail, note, one_line, set_environment
+from expertflow.config.read_yaml import read_yaml
+from expertflow.config.workflow import Workflow
+
+# How a rule calls its script; the rule may have another name where it is used as a module's.
+SCRIPT = re.compile(r'"\$EXPERTFLOW"/(\w+)\.py')
+REPORT = re.compile(r"results/[^/]+/report\.json")
+# Options with which Snakemake runs nothing, besides --dry-run.
+LOOKS = {
+    "--archive", "--cleanup-metadata", "--cm", "--cleanup-shadow", "--conda-cleanup-envs",
+    "--conda-create-envs-only", "--container-cleanup-images", "--containerize", "--d3dag", "--dag",
+    "--delete-all-output", "--delete-temp-output", "--detailed-summary", "-D", "--filegraph",
+    "--generate-unit-tests", "--lint", "--list", "--list-rules", "-l", "--list-changes", "--lc",
+    "--list-conda-envs", "--list-input-changes", "--li", "--list-params-changes", "--lp",
+    "--list-target-rules", "--lt", "--list-untracked", "--lu", "--print-compilation", "--report",
+    "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
+}  # fmt: skip
+# Those of this process: a Snakefile is read once for each ``use rule``.
+_attached: list[Workflow] = []
+
+
+@one_line
+def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
+    """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
+    main, limit = run.is_main_process, run.global_resources.get("gpu")
+    looks = only_looks(sys.argv[1:], dryrun=run.output_settings.dryrun)
+    paths = run.modifier.path_modifier
+    if paths.prefix or paths.modifies_prefixes:
+        fail("results/ and state/ take no prefix; leave it out of the module, and use --directory")
+    told = _told(run, config)
+    if run.modifier.skip_configfile:
+        config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
+    if main:
+        remove_corrupt_records(Path("results"), looks=looks)
+    wf = Workflow(
+        config=config,
+        basedir=basedir,
+        main=main,
+        looks=looks,
+        told=told,
+        gpu_limit=limit,
+        # Jobs of one group must agree on every text: none there.
+        shows_forecast=run.output_settings.dryrun and not run.group_settings.group_components,
+        on_first_use=lambda: _register_hooks(run),
+    )
+    set_environment(wf.scripts, main=main)
+    if main:
+        run_lock.sign_jobs()
+        refuse_unlimited_gpus(limit)
+        note_missing_table(run.output_settings, basedir)
+        _attached.append(wf)
+    return wf
+
+
+def _told(run: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the command line says of a configuration, which may lie below a key of it."""
+    told, whole = run.config_settings.overwrite_config, run.modifier_stack[0].globals["config"]
+    keys = [key for key, part in whole.items() if part is config]
+    return dict(told.get(keys[0], {}) if keys else told)
+
+
+def _register_hooks(run: Any) -> None:
+    if not run.is_main_process or getattr(run, "has_hooks_of_expertflow", False):
+        return
+    run.has_hooks_of_expertflow = True
+    if run.execution_settings is not None and run.execution_settings.no_hooks:
+        fail("--no-hooks would leave out the lock on what is made; run without it")
+    before, after = run._onstart, run._onsuccess
+
+    def start(log: Any) -> None:
+        _before_first_job(run)
+        before(log)
+
+    def success(log: Any) -> None:
+        after(log)
+        experts = [expert for wf in _attached for expert in wf.experts]
+        if reports := reports_to_sum_up(run.dag_settings.targets, experts):
+            script = _attached[0].scripts / "show_report.py"
+            subprocess.run([sys.executable, script, *reports], check=True)
+
+    run.onstart(start)
+    run.onsuccess(success)
+
+
+def _before_first_job(run: Any) -> None:
+    """Refuse what cannot run or must not, and hold the experts that are made."""
+    if run.execution_settings.keep_incomplete:
+        fail(
+            "--keep-incomplete would record half-written outputs as complete; run without it:"
+            " training resumes from state/ anyway"
+        )
+    allocation.refuse_missing_slurm(run.executor_plugin.name)
+    jobs = [(stage_of(job), job) for job in run.dag.needrun_jobs()]
+    ours = [(stage, job) for stage, job in jobs if stage]
+    for wf in _attached:
+        wf.refuse_misfits(ours)
+    run_lock.hold([job for _, job in ours], slurm_run=run_lock.slurm_run_name(run))
+
+
+def stage_of(job: Any) -> str | None:
+    """Name the stage that a job runs; null where it is none of this workflow's."""
+    found = SCRIPT.search(job.rule.shellcmd or "")
+    return found and found[1]
+
+
+def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
+    """Return whether Snakemake was started to show something and not to run jobs.
+
+    It does not say so itself before it has read the whole Snakefile.
+    """
+    options = {argument.partition("=")[0] for argument in arguments}
+    return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
+
+
+def refuse_unlimited_gpus(limit: Any) -> None:
+    """End the run if nothing bounds the trainings that may run at once.
+
+    Snakemake takes an undeclared resource, and one of 0, for any number.
+    """
+    if limit is None or not limit.value:
+        fail(
+            "resource gpu is not limited, so any number of trainings could start at once; add"
+            " --resources gpu=1, or use the profiles beside the Snakefile"
+        )
+
+
+def note_missing_table(settings: Any, basedir: Path) -> None:
+    """Tell how to get the table of hours and dollars, where a dry run will end without it."""
+    if not settings.dryrun or "expertflow" in settings.log_handler_settings:
+        return
+    if importlib.util.find_spec("snakemake_logger_plugin_expertflow") is None:
+        how = f"pip install --no-build-isolation {basedir}/workflow/logger"
+    else:
+        how = "add --logger expertflow, or logger: [expertflow] to your profile"
+    note(f"this dry run ends without hours and dollars; {how}")
+
+
+def reports_to_sum_up(
+    targets: Iterable[Any], experts: Iterable[str], *, since_s: float | None = None
+) -> list[str]:
+    """Pick the reports that a run was asked for by name or made; they are summed up at its end.
+
+    ``since_s`` is a time of the system's clock, by default the start of this process.
+    """
+    start_s = psutil.Process().create_time() if since_s is None else since_s
+    named = [str(target) for target in targets if REPORT.fullmatch(str(target))]
+    places = [Path("results", expert, "report.json") for expert in experts]
+    made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= start_s]
+    return list(dict.fromkeys([*named, *made]))
