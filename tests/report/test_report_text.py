@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from support import SCRIPTS
 
-from expertflow.config.guard import reports_to_sum_up
+from expertflow.config.attach import reports_to_sum_up
 from expertflow.report import format as f
 from expertflow.report.compare import build_index, render_index
 from expertflow.report.summary import print_summary, summary_rows

@@ -48,7 +48,7 @@ def count_documents(documents: DocumentsRecord) -> int:
 NEW_LINE = """
     Stage(
         name="count_documents", package="counting", record="count.json", about="how many",
-        reads=("deduplicate_documents",),
+        reads="deduplicate_documents",
     ),
 """
 LINE = """    Stage(
@@ -67,7 +67,7 @@ def test_rules_are_the_stages_and_short() -> None:
 def test_a_stage_stands_after_all_that_it_reads() -> None:
     seen: set[str] = set()
     for stage in CHAIN:
-        assert set(stage.reads) <= seen, stage.name
+        assert set(stage.reads.split()) <= seen, stage.name
         seen.add(stage.name)
 
 
@@ -86,7 +86,7 @@ def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
     )
     nodes = dict(re.findall(r'(\d+)\[label = "(\w+)"', said))
     edges = {(nodes[a], nodes[b]) for a, b in re.findall(r"(\d+) -> (\d+)", said)}
-    declared = {(read, stage.name) for stage in CHAIN for read in stage.reads}
+    declared = {(read, stage.name) for stage in CHAIN for read in stage.reads.split()}
     assert edges == {edge for edge in declared if "generate_source" not in edge}
 
 
@@ -107,6 +107,7 @@ def test_the_drawings_show_the_chain(page: str) -> None:
 def test_the_table_lists_the_chain() -> None:
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[0]
     rows = {name: row for row in table.splitlines() for name in re.findall(r"`(\w+)`", row[:50])}
+    rows = {name: row for name, row in rows.items() if name in STAGES}
     assert list(rows) == list(STAGES)
     for stage in CHAIN:
         assert ("only if asked for" in rows[stage.name]) == bool(stage.asked), stage.name

@@ -21,18 +21,18 @@ from expertflow.data.shards import shard_names, token_shards
 class Stage(Record, frozen=True, kw_only=True):
     """A step of the chain; paths are below ``folder``, those of directories end with a slash.
 
-    ``record`` is the JSON that later stages read first. ``files`` are read, too, or are results;
-    ``stays`` names those among them that a bundle leaves behind. ``asked`` names the setting or
-    target that asks for the stage; without one it is always part of the chain. ``shards`` names its
-    jobs by a source's number of document shards. ``side`` is the column of a drawing above the row
-    where documents and tokens meet.
+    ``reads`` names stages, ``record`` is the JSON that later ones read first. ``files`` are read,
+    too, or are results; ``stays`` names those among them that a bundle leaves behind. ``asked``
+    names the setting or target that asks for the stage; without one it is always part of the chain.
+    ``shards`` names its jobs by a source's number of document shards. ``side`` is the column of a
+    drawing above the row where documents and tokens meet.
     """
 
     name: str
     package: str
     record: str
     about: str
-    reads: tuple[str, ...] = ()
+    reads: str = ""
     files: dict[str, str] = field(default_factory=dict)
     stays: tuple[str, ...] = ()
     asked: str = ""
@@ -67,7 +67,7 @@ CHAIN = (
         name="find_datasets",
         package="data",
         record="datasets.json",
-        reads=("fetch_source", "generate_source"),
+        reads="fetch_source generate_source",
         about="which data sets, licences, shards",
         side="documents",
     ),
@@ -80,7 +80,7 @@ CHAIN = (
             "rejected": "documents/{source}/{shard}.rejected.jsonl",
         },
         stays=("rejected",),
-        reads=("fetch_source", "generate_source"),
+        reads="fetch_source generate_source",
         about="validated documents; rejects with their reason",
         side="documents",
     ),
@@ -89,7 +89,7 @@ CHAIN = (
         package="data",
         record="documents.json",
         files={"keep": "keep.arrow"},
-        reads=("prepare_shard",),
+        reads="prepare_shard",
         about="kept or dropped; train or held out",
         side="documents",
     ),
@@ -99,7 +99,7 @@ CHAIN = (
         record="tokenizer.json",
         files={"directory": "tokenizer/"},
         # Documents only where a builtin tokenizer learns from them.
-        reads=("prepare_shard", "deduplicate_documents"),
+        reads="prepare_shard deduplicate_documents",
         about="tokenizer and layout of chats, hashed",
         side="tokens",
     ),
@@ -113,7 +113,7 @@ CHAIN = (
         },
         stays=("ids", "index"),
         shards=token_shards,
-        reads=("prepare_shard", "prepare_tokenizer"),
+        reads="prepare_shard prepare_tokenizer",
         about="token ids of all documents, made once",
         side="tokens",
     ),
@@ -122,7 +122,7 @@ CHAIN = (
         package="tokens",
         record="packing.json",
         files={"directory": "packed/"},
-        reads=("deduplicate_documents", "pretokenize_shard"),
+        reads="deduplicate_documents pretokenize_shard",
         about="rows of one length, documents kept apart",
     ),
     Stage(
@@ -130,14 +130,14 @@ CHAIN = (
         package="train",
         record="model.json",
         files={"directory": "base_model/"},
-        reads=("prepare_tokenizer",),
+        reads="prepare_tokenizer",
         about="base model, hashed",
     ),
     Stage(
         name="tune_expert",
         package="studies",
         record="tuning.json",
-        reads=("prepare_model", "pack_sequences"),
+        reads="prepare_model pack_sequences",
         about="fastest settings here",
         asked="tuned",
     ),
@@ -145,7 +145,7 @@ CHAIN = (
         name="calibrate_expert",
         package="studies",
         record="calibration.json",
-        reads=("prepare_model", "pack_sequences", "tune_expert"),
+        reads="prepare_model pack_sequences tune_expert",
         about="seconds of a step",
         asked="calibrate",
     ),
@@ -153,7 +153,7 @@ CHAIN = (
         name="plan_training",
         package="studies",
         record="plan.json",
-        reads=("prepare_model", "pack_sequences", "tune_expert", "calibrate_expert"),
+        reads="prepare_model pack_sequences tune_expert calibrate_expert",
         about="every setting with its reason; memory, hours, dollars",
     ),
     Stage(
@@ -161,17 +161,9 @@ CHAIN = (
         package="rental",
         record="bundle.tar",
         reads=(
-            "fetch_source",
-            "generate_source",
-            "find_datasets",
-            "prepare_shard",
-            "deduplicate_documents",
-            "prepare_tokenizer",
-            "prepare_model",
-            "pretokenize_shard",
-            "pack_sequences",
-            "calibrate_expert",
-            "plan_training",
+            "fetch_source generate_source find_datasets prepare_shard deduplicate_documents "
+            "prepare_tokenizer prepare_model pretokenize_shard pack_sequences "
+            "calibrate_expert plan_training"
         ),
         about="one file for another machine",
         asked="bundle.tar",
@@ -180,7 +172,7 @@ CHAIN = (
         name="stage_to_nvme",
         package="staging",
         record="staging.json",
-        reads=("prepare_model", "pack_sequences", "plan_training"),
+        reads="prepare_model pack_sequences plan_training",
         about="rows on a fast disk, or why not",
     ),
     Stage(
@@ -188,12 +180,8 @@ CHAIN = (
         package="studies",
         record="ablation/{variant}.json",
         reads=(
-            "prepare_shard",
-            "deduplicate_documents",
-            "prepare_model",
-            "pack_sequences",
-            "plan_training",
-            "stage_to_nvme",
+            "prepare_shard deduplicate_documents prepare_model pack_sequences plan_training "
+            "stage_to_nvme"
         ),
         about="what one switch is worth here",
         asked="ablate",
@@ -203,7 +191,7 @@ CHAIN = (
         package="studies",
         record="ablation.json",
         files={"html": "ablation.html"},
-        reads=("prepare_model", "plan_training", "ablate_variant"),
+        reads="prepare_model plan_training ablate_variant",
         about="what each switch is worth here, beside the claims",
         asked="ablate",
     ),
@@ -219,7 +207,7 @@ CHAIN = (
             "preflight": "preflight.json",
             "profile": "profile/",
         },
-        reads=("prepare_model", "pack_sequences", "plan_training", "stage_to_nvme"),
+        reads="prepare_model pack_sequences plan_training stage_to_nvme",
         about="checkpoint, resumable at any moment",
     ),
     Stage(
@@ -228,15 +216,8 @@ CHAIN = (
         record="evaluation.json",
         files={"answers": "answers.jsonl"},
         reads=(
-            "fetch_source",
-            "generate_source",
-            "prepare_shard",
-            "deduplicate_documents",
-            "prepare_model",
-            "pack_sequences",
-            "plan_training",
-            "stage_to_nvme",
-            "train_expert",
+            "fetch_source generate_source prepare_shard deduplicate_documents prepare_model "
+            "pack_sequences plan_training stage_to_nvme train_expert"
         ),
         about="before and after, on documents training never saw",
     ),
@@ -246,12 +227,7 @@ CHAIN = (
         record="export.json",
         files={"directory": "merged/"},
         reads=(
-            "find_datasets",
-            "prepare_model",
-            "pack_sequences",
-            "plan_training",
-            "train_expert",
-            "evaluate_expert",
+            "find_datasets prepare_model pack_sequences plan_training train_expert evaluate_expert"
         ),
         about="merged model and model card",
     ),
@@ -261,16 +237,8 @@ CHAIN = (
         record="report.json",
         files={"html": "report.html"},
         reads=(
-            "find_datasets",
-            "deduplicate_documents",
-            "prepare_model",
-            "pack_sequences",
-            "plan_training",
-            "stage_to_nvme",
-            "ablate_expert",
-            "train_expert",
-            "evaluate_expert",
-            "export_model",
+            "find_datasets deduplicate_documents prepare_model pack_sequences plan_training "
+            "stage_to_nvme ablate_expert train_expert evaluate_expert export_model"
         ),
         about="report.json, report.html",
     ),
@@ -279,7 +247,7 @@ CHAIN = (
         package="report",
         record="index.json",
         files={"html": "index.html"},
-        reads=("build_report",),
+        reads="build_report",
         about="results/index.html",
         folder="results",
     ),
@@ -306,10 +274,10 @@ def expand_path(stage: Stage, path: str, sources: Iterable[SourceLock]) -> list[
 
 def stages_before(name: str, *, asked: Collection[str] = ()) -> list[Stage]:
     """Return the stages behind another one, in their order, with those that were asked for."""
-    found, waiting = set[str](), [*STAGES[name].reads]
+    found, waiting = set[str](), STAGES[name].reads.split()
     while waiting:
         stage = STAGES[waiting.pop()]
         if stage.name not in found and (not stage.asked or stage.asked in asked):
             found.add(stage.name)
-            waiting += stage.reads
+            waiting += stage.reads.split()
     return [stage for stage in CHAIN if stage.name in found]

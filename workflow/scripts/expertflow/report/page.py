@@ -144,6 +144,6 @@ def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
         return "join" if all(above) else "left" if above[0] else "right"
     lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
     right = STAGES.get(boxes[1].stage) if boxes[1] else None
-    if above[0] and right and above[0].stage in right.reads:
+    if above[0] and right and above[0].stage in right.reads.split():
         lines.append("elbow")
     return " ".join(lines)
