@@ -105,9 +105,7 @@ WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
         ({**WARM_UP, "n_warmup_steps": 7}, False, "max(10, int(0.1 x 66)) gives 10 steps, not 7"),
     ],
 )
-def test_a_claim_is_held_against_its_own_figures(
-    claim: dict[str, Any], holds: bool, finding: str
-) -> None:
+def test_a_claim_against_its_own_figures(claim: dict[str, Any], holds: bool, finding: str) -> None:
     check = checks(**claim)[0]
     assert check.holds is holds
     assert finding in check.finding

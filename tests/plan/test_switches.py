@@ -1,11 +1,14 @@
-"""Which loader a run gets, in which order it reads, and what the plan says of it."""
+"""Steps and warm-up, which loader a run gets, in which order it reads, and what is said of it."""
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import plan_spec
 
-from expertflow.plan.switches import choose_grouping, choose_loader
+from expertflow.plan.settings import Training
+from expertflow.plan.switches import choose_grouping, choose_loader, choose_steps, choose_warmup
 
 
 def chosen(packing: str, **changes: Any) -> tuple[dict[str, Any], dict[str, str]]:
@@ -65,3 +68,44 @@ def test_rows_are_grouped_where_they_differ_in_length(
     packing: str, wanted: bool, expected: bool, because: str
 ) -> None:
     assert choose_grouping(plan_spec(group_by_length=wanted), packing) == (expected, because)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "words"),
+    [
+        (1, 0, ""),
+        (2, 0, ""),
+        (66, 7, "0.1 x 66 steps = 6.6, rounded; warmup_steps_min 10 gives way to the ratio"),
+        (600, 60, "0.1 x 600 steps = 60, rounded"),
+        (20_000, 1000, "0.1 x 20000 steps = 2e+03; warmup_steps_max is 1000"),
+    ],
+)
+def test_the_warm_up_rule_says_what_won(steps: int, warmup: int, words: str) -> None:
+    found, because = choose_warmup(Training(), steps)
+    assert found == warmup and (because == words or not words)
+
+
+def test_a_hard_minimum_wins_over_the_ratio() -> None:
+    settings = Training(override_min_warmup=False)
+    assert choose_warmup(settings, 66) == (10, "0.1 x 66 steps = 6.6; warmup_steps_min is 10")
+    assert choose_warmup(settings, 5)[0] == 4
+
+
+@given(st.integers(1, 10**6), st.floats(0, 0.99), st.integers(0, 500), st.booleans())
+def test_warm_up_always_ends(total: int, ratio: float, minimum: int, override: bool) -> None:
+    settings = Training(warmup_ratio=ratio, warmup_steps_min=minimum, override_min_warmup=override)
+    assert 0 <= choose_warmup(settings, total)[0] < total
+
+
+def _steps(**changes: float) -> int:
+    settings = Training(**{"num_train_epochs": 1.5, **changes})  # type: ignore[arg-type]
+    return choose_steps(settings, 10, tokens_per_epoch=1000)[0]
+
+
+def test_steps_follow_from_epochs_tokens_or_are_set() -> None:
+    assert _steps() == 15
+    assert _steps(max_steps=7) == 7
+    assert _steps(target_tokens=2000) == 20
+    assert _steps(target_tokens=10**6, max_epochs=3.0) == 30
+    assert _steps(target_tokens=1, min_epochs=2.0) == 20
+    assert _steps(num_train_epochs=0.01) == 1

@@ -103,9 +103,7 @@ def test_what_is_predicted_not_to_fit_is_refused() -> None:
         ({"attention": "sdpa"}, "attention", "sdpa"),
     ],
 )
-def test_what_the_manifest_names_wins_and_says_so(
-    changes: dict[str, Any], setting: str, value: str
-) -> None:
+def test_what_a_manifest_names_wins(changes: dict[str, Any], setting: str, value: str) -> None:
     settings = spec(**changes)
     default = settings_of(plan(settings))
     other = replace(default, batch_size=4, gradient_accumulation_steps=4)
@@ -133,9 +131,7 @@ def test_what_the_manifest_names_wins_and_says_so(
         ({"spec": spec(bf16=False, fp16=True)}, "bf16 with TF32, not fp16 with TF32"),
     ],
 )
-def test_a_search_of_another_run_is_left_out_with_its_reason(
-    changes: dict[str, Any], says: str
-) -> None:
+def test_a_search_of_another_run_is_left_out(changes: dict[str, Any], says: str) -> None:
     settings = changes.pop("spec", spec())
     made = plan(settings, record(), **changes)
     without = plan(settings, **changes)

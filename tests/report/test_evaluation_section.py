@@ -143,9 +143,7 @@ def test_the_page_shows_nothing_that_is_not_there(bare: Report, cpu_inputs: Repo
     assert view.tiles(bare)[0].label == "Perplexity"
 
 
-def test_ten_worst_answers_and_some_right_ones(
-    gpu_report: Report, gpu_inputs: ReportInputs
-) -> None:
+def test_ten_worst_answers_and_right_ones(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
     page = _section(render_page(gpu_report, gpu_inputs), "samples")
     assert page.count('class="sample"') == 10 + 1
     assert "7 more" in page and "Right answers" in page

@@ -259,9 +259,7 @@ def test_start_up_counts_the_tail_unless_work_was_thrown_away(gpu_report: Report
         ("recomputation", LIMITS["recomputation"][0][0], None),
     ],
 )
-def test_lost_time_has_a_price(
-    code: str, changes: Report, lost_s: float | None, gpu_report: Report
-) -> None:
+def test_priced_time(code: str, changes: Report, lost_s: float | None, gpu_report: Report) -> None:
     _change(gpu_report, changes)
     lost_s = lost_s or gpu_report["time"]["train_s"] / 4
     worth = findings_by_code(gpu_report)[code].worth_usd
@@ -316,9 +314,7 @@ def test_what_weighs_most_comes_first(gpu_report: Report) -> None:
     assert codes.index("few-steps") > codes.index("checkpoint-time")
 
 
-def test_every_finding_says_how_its_worth_came_about(
-    gpu_report: Report, cpu_report: Report
-) -> None:
+def test_every_finding_says_how_its_worth_came(gpu_report: Report, cpu_report: Report) -> None:
     findings = [*gpu_report["findings"], *cpu_report["findings"]]
     assert findings and all(finding["worth_reason"] for finding in findings)
 
@@ -389,9 +385,7 @@ def test_no_time_no_answer(gpu_report: Report) -> None:
 
 
 @pytest.mark.parametrize("n_sessions", [1, 2])
-def test_a_long_wait_for_the_profile_is_neither_lost_nor_start_up(
-    n_sessions: int, gpu_report: Report
-) -> None:
+def test_a_wait_for_the_profile_is_not_lost_time(n_sessions: int, gpu_report: Report) -> None:
     gpu_report["training_report"]["training"] |= {"sessions": n_sessions, "memory_retries": []}
     gpu_report["profile"]["pause_s"] = 0.0
     shares, found = time_shares(gpu_report), [finding.code for finding in find(gpu_report)]
@@ -403,8 +397,6 @@ def test_a_long_wait_for_the_profile_is_neither_lost_nor_start_up(
     assert [finding.code for finding in find(gpu_report)] == found
 
 
-def test_a_wait_in_work_that_was_thrown_away_takes_no_time_below_nothing(
-    gpu_report: Report,
-) -> None:
+def test_a_wait_in_lost_work_takes_no_time_below_nothing(gpu_report: Report) -> None:
     gpu_report["profile"]["pause_s"] = gpu_report["time"]["other_s"] + 100.0
     assert min(time_shares(gpu_report).values()) >= 0

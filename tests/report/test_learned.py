@@ -70,9 +70,7 @@ def test_what_an_answer_without_a_model_equals_is_not_learned(cpu_inputs: Report
         (1.88, "unclear", "to 1.880 nats a token on 200 held-out documents: no measurable change"),
     ],
 )
-def test_without_a_metric_the_loss_decides(
-    after: float, learned: str, said: str, cpu_inputs: ReportInputs
-) -> None:
+def test_the_loss_decides(after: float, learned: str, said: str, cpu_inputs: ReportInputs) -> None:
     found = _judged(cpu_inputs, made_up.make_bare(before=1.874, after=after))
     assert found["learned"] == learned and said in found["sentence"]
 
@@ -85,9 +83,7 @@ def test_a_loss_without_an_interval_shows_nothing(cpu_inputs: ReportInputs) -> N
     assert found["sentence"].startswith("There is one document only. Held-out loss went from 1.874")
 
 
-def test_a_task_that_was_not_scored_is_not_answered_for_by_its_loss(
-    cpu_inputs: ReportInputs,
-) -> None:
+def test_an_unscored_task_is_not_answered_for_by_its_loss(cpu_inputs: ReportInputs) -> None:
     found = _judged(cpu_inputs, made_up.not_scored(cpu_inputs.evaluation, "Node is not installed"))
     assert (found["level"], found["learned"]) == ("mixed", "unclear")
     assert "The task was not scored: Node is not installed. Held-out loss fell" in found["sentence"]
@@ -145,9 +141,7 @@ def test_regression(difference: float, word: Any, speaks: bool, cpu_inputs: Repo
 @pytest.mark.parametrize(
     ("n_correct", "severity"), [(26, None), (27, "warning"), (47, "warning"), (48, "problem")]
 )
-def test_baseline_not_beaten(
-    n_correct: int, severity: str | None, cpu_inputs: ReportInputs
-) -> None:
+def test_baseline_unbeaten(n_correct: int, severity: str | None, cpu_inputs: ReportInputs) -> None:
     evaluation = made_up.make_evaluation(
         before=(0, 6.2), after=(37, 2.11), baselines={"nearest": 1, "constant": n_correct}
     )
@@ -185,9 +179,7 @@ LOWEST = "not the last of 1,800; the lowest held-out loss, 0.547, is at step 1,8
         (1800, 0.58, "is at step 1,200"),
     ],
 )
-def test_another_checkpoint(
-    step: int, last_loss: float, said: str | None, gpu_report: Report
-) -> None:
+def test_a_checkpoint(step: int, last_loss: float, said: str | None, gpu_report: Report) -> None:
     published = gpu_report["evaluation"]["published"]
     published["step"] = step
     for candidate in published["candidates"]:

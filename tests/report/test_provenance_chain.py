@@ -35,9 +35,7 @@ def _name_shards(results: Path, *sources: str) -> None:
     write_record(results / "datasets.json", value)
 
 
-def test_stages_stand_in_the_order_of_the_chain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _record(tmp_path / "training.json", "train_expert", "t", monkeypatch)
     _record(tmp_path / "packing.json", "pack_sequences", "p", monkeypatch)
     _record(tmp_path / "sources/fetched/a.json", "fetch_source", "f", monkeypatch)
@@ -69,9 +67,7 @@ def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.Mo
     assert [entry["code"] for entry in list_stages(tmp_path)] == ["other", "same"]
 
 
-def test_what_an_earlier_manifest_left_is_no_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_are_no_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "gone"):
         _record(tmp_path / f"sources/fetched/{name}.json", "fetch_source", "f", monkeypatch)
         _record(tmp_path / f"tokens/{name}/000.json", "pretokenize_shard", "t", monkeypatch)
@@ -81,9 +77,7 @@ def test_what_an_earlier_manifest_left_is_no_stage(
     assert records == ["sources/fetched/a.json", "tokens/a/000.json"]
 
 
-def test_the_command_is_the_one_that_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_is_the_given_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXPERTFLOW_COMMAND", raising=False)
     assert collect_provenance(tmp_path)["command"] is None
     monkeypatch.setattr("sys.argv", ["/bin/snakemake", "--config", "hardware=H100 SXM"])

@@ -198,9 +198,7 @@ NO_FAULTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("changes", NO_FAULTS)
-def test_what_is_no_fault_passes(
-    changes: dict[str, Any], gpu_report: Report, gpu_inputs: ReportInputs
-) -> None:
+def test_no_faults(changes: dict[str, Any], gpu_report: Report, gpu_inputs: ReportInputs) -> None:
     for path, value in changes.items():
         set_at(gpu_report, path, value)
         if value is None:

@@ -246,9 +246,7 @@ def test_memory_is_drawn_to_the_scale_of_the_card(gpu_report: Report, cpu_report
     assert view.memory(cpu_report) is None
 
 
-def test_options_that_do_not_fit_or_have_no_price_say_so(
-    gpu_report: Report, gpu_inputs: ReportInputs
-) -> None:
+def test_options_without_fit_or_price_say_so(gpu_report: Report, gpu_inputs: ReportInputs) -> None:
     shown = _rows(gpu_report, gpu_inputs, OPTIONS)
     assert len(shown) == len(gpu_report["plan"]["options"]) > 1
     for item in gpu_report["plan"]["options"]:
@@ -258,9 +256,7 @@ def test_options_that_do_not_fit_or_have_no_price_say_so(
         assert item["remark"] in option
 
 
-def test_lines_of_the_machine_leave_out_what_was_not_read(
-    gpu_report: Report, cpu_report: Report
-) -> None:
+def test_lines_leave_out_what_was_not_read(gpu_report: Report, cpu_report: Report) -> None:
     gpu, cpu = (dict(view.hardware_rows(report)) for report in (gpu_report, cpu_report))
     hardware = gpu_report["training_report"]["hardware"]
     assert f.energy(hardware["energy_j"]) in gpu["Energy"]
@@ -273,9 +269,7 @@ def test_lines_of_the_machine_leave_out_what_was_not_read(
     assert view.machine(gpu_report) == []
 
 
-def test_the_page_says_where_training_read_from_and_why(
-    gpu_report: Report, cpu_report: Report
-) -> None:
+def test_the_page_says_where_rows_came_from(gpu_report: Report, cpu_report: Report) -> None:
     (name, rows), (_, weights) = view.staging(gpu_report)
     assert name == "rows read from" and "/scratch/expertflow/" in rows and "verified" in rows
     assert f"copied at {f.size(1.1e9)}/s" in rows and "nfs4, read at 0.24 GB/s" in rows

@@ -52,9 +52,7 @@ def _printed(report: Report, **about: Any) -> str:
     return stream.getvalue()
 
 
-def test_summary_has_the_verdict_and_the_eight_figures(
-    gpu_report: Report, cpu_report: Report
-) -> None:
+def test_summary_has_verdict_and_eight_figures(gpu_report: Report, cpu_report: Report) -> None:
     for report in (gpu_report, cpu_report):
         labels = [label for label, _ in summary_rows(report, html_path=PAGE)]
         assert labels[:4] == ["expert", "verdict", "change", "against nearest"]
@@ -129,9 +127,7 @@ def test_a_report_that_cannot_be_read_is_one_line(
     assert not (tmp_path / "i.json").exists()
 
 
-def test_whole_reports_are_read(
-    cpu_report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_reports(cpu_report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(cpu_report))
     assert _run("show_report", str(path), monkeypatch=monkeypatch) == 0
@@ -140,9 +136,7 @@ def test_whole_reports_are_read(
     assert json.loads((tmp_path / "i.json").read_text())["experts"][0]["expert"] == "expert-sql"
 
 
-def test_a_run_ends_with_the_reports_that_it_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_with_its_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for expert, made_s in (("old", 99), ("new", 101), ("other", 101)):
         path = Path("results", expert, "report.json")

@@ -8,18 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from expertflow.core.records import from_json, to_json
+from expertflow.report import build_run as run
 from expertflow.report import derive
 from expertflow.report import run_records as r
 from expertflow.report.build_evaluation import evaluation_section
-from expertflow.report.build_run import (
-    hardware_section,
-    plan_row,
-    plan_section,
-    read_monitor,
-    speed_band,
-    time_section,
-    training_section,
-)
 from expertflow.report.derive import NO_PRICE
 from expertflow.report.diagnose import accept, bottleneck, find
 from expertflow.report.inputs import ReportInputs
@@ -49,8 +41,8 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
     ``provenance`` is what only the caller knows (git, lockfile, inputs, command); its keys are
     kept, and those that the records know are added.
     """
-    training, hardware = training_section(inputs), hardware_section(inputs)
-    cost, plan, throughput = _cost(inputs), plan_section(inputs), _throughput(inputs)
+    training, hardware = run.training_section(inputs), run.hardware_section(inputs)
+    cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)
     data = _data(inputs)
     report, reasons = settle({
         "schema_version": SCHEMA_VERSION,
@@ -59,7 +51,7 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "data": data,
         "training_parameters": _training_parameters(inputs),
         "training_report": r.TrainingReport(training=training, hardware=hardware),
-        "time": time_section(inputs),
+        "time": run.time_section(inputs),
         "throughput": throughput,
         "cost": cost,
         "plan": plan,
@@ -70,15 +62,15 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
         "comparison": [] if inputs.ablation is None else [inputs.ablation],
         "provenance": _provenance(inputs, provenance),
         "plan_against_actual": [
-            plan_row("Optimiser steps", "steps", plan.steps, training.steps),
-            plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
-            plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
-                      throughput.useful_tokens_per_s, speed_band(inputs)),
-            plan_row("Wall time", "h", plan.hours, cost.hours,
+            run.plan_row("Optimiser steps", "steps", plan.steps, training.steps),
+            run.plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
+            run.plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
+                      throughput.useful_tokens_per_s, run.speed_band(inputs)),
+            run.plan_row("Wall time", "h", plan.hours, cost.hours,
                       (plan.band.hours_low, plan.band.hours_high)),
-            plan_row("Cost", "usd", plan.usd, cost.billed_usd,
+            run.plan_row("Cost", "usd", plan.usd, cost.billed_usd,
                       (plan.band.usd_low, plan.band.usd_high)),
-            plan_row("Peak device memory", "bytes", plan.memory_peak_bytes,
+            run.plan_row("Peak device memory", "bytes", plan.memory_peak_bytes,
                       hardware.memory_peak_reserved_bytes),
         ],
     })  # fmt: skip
@@ -186,14 +178,17 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
 
 def _throughput(inputs: ReportInputs) -> r.Throughput:
     plan, training = inputs.plan, inputs.training
+    time = derive.split_time(training).spent
     return r.Throughput(
-        useful_tokens_per_s=derive.tokens_per_s(training),
+        useful_tokens_per_s=derive.per_stepping_s(training, training.n_tokens),
         target_tokens_per_s=derive.per_stepping_s(training, training.n_target_tokens),
         steps_per_s=derive.per_stepping_s(training, training.n_steps),
         tokens_per_step=training.n_tokens / training.n_steps,
         mfu_fraction=derive.utilisation(inputs, plan.flops_per_token_model),
         hfu_fraction=derive.utilisation(inputs, plan.flops_per_token_hardware),
-        goodput_fraction=derive.goodput(derive.split_time(training).spent),
+        goodput_fraction=time.train_s / time.wall_s
+        if time.wall_s > 0
+        else Missing("the run took no measurable time"),
         convention=f"{MFU_CONVENTION} ({plan.flops_convention}).",
     )
 
@@ -267,7 +262,7 @@ def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> dict[str, Any
         "input_sha256": {},
         "chain": [],
         "torch": or_missing(training.versions.get("torch"), "the trainer did not note its version"),
-        "driver": read_monitor(inputs, "driver"),
+        "driver": run.read_monitor(inputs, "driver"),
         "versions": training.versions,
         "fingerprint": training.fingerprint,
         "documents_sha256": inputs.documents.sha256,

@@ -68,7 +68,7 @@ def hardware_section(inputs: ReportInputs) -> r.Hardware:
         ),
         host_memory_peak_bytes=training.peak_host_rss_bytes,
         monitor_remarks=monitor.remarks,
-        n_gpus=0 if derive.on_cpu(training) else training.world_size,
+        n_gpus=0 if training.device == "cpu" else training.world_size,
         machine=or_missing(
             inputs.preflight.get("machine"),
             "the preflight of this run did not describe the machine",
@@ -88,8 +88,9 @@ def _gpu(inputs: ReportInputs) -> r.Gpu:
     training, facts = inputs.training, facts_of_card(inputs.plan, inputs.training)
     peak = derive.peak(inputs.plan, training)
     other = "the card that ran is not the one that the plan describes"
-    no_card = "this run was on the CPU" if derive.on_cpu(training) else other
-    unnamed = no_card if derive.on_cpu(training) else "the driver did not tell the card's name"
+    no_card, unnamed = other, "the driver did not tell the card's name"
+    if training.device == "cpu":
+        no_card = unnamed = "this run was on the CPU"
     in_table = "config/hardware/gpus.yaml does not have it for this card"
     flops = peak if isinstance(peak, Missing) else peak.flops_per_s
     is_bf16 = isinstance(peak, Missing) or training.precision == "bf16"
@@ -114,7 +115,7 @@ def time_section(inputs: ReportInputs) -> dict[str, Any]:
     idle, source = times.gpu_idle_source, times.split_source
     parts = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
     reasons = {part: _why_untold(inputs, part) for part in parts}
-    if isinstance(source, Missing) and not derive.on_cpu(inputs.training):
+    if isinstance(source, Missing) and inputs.training.device != "cpu":
         reasons = dict.fromkeys(parts, source.reason)
     if isinstance(idle, Missing):
         reasons["gpu_idle_s"] = idle.reason

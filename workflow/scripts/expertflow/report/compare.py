@@ -73,7 +73,12 @@ def _row(report: Report) -> dict[str, Any]:
 def render_index(index: dict[str, Any]) -> str:
     """Render the page that links to each expert's own report (``{expert}/report.html``)."""
     rows = index["experts"]
-    return render("index.html.j2", rows=rows, cell=_cell, sentence=_sentence(rows), marks=_marks)
+    learned = sum(row["verdict"]["learned"] == "yes" for row in rows)
+    prices = [row["usd"] for row in rows if row["usd"] is not None]
+    wall = f.duration(sum(row["wall_s"] for row in rows))
+    cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
+    sentence = f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."
+    return render("index.html.j2", rows=rows, cell=_cell, sentence=sentence, marks=_marks)
 
 
 def _cell(row: dict[str, Any], name: str, show: str) -> Cell:
@@ -99,11 +104,3 @@ def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
             word = "not measurably different from" if word == NO_CHANGE else f"{word} than"
             marks.append((colour, f"{word} {other}"))
     return marks
-
-
-def _sentence(rows: list[dict[str, Any]]) -> str:
-    learned = sum(row["verdict"]["learned"] == "yes" for row in rows)
-    prices = [row["usd"] for row in rows if row["usd"] is not None]
-    wall = f.duration(sum(row["wall_s"] for row in rows))
-    cost = f", for {f.usd(sum(prices))}" if rows and len(prices) == len(rows) else ""
-    return f"{learned} of {len(rows)} learned their task, in {wall} of training{cost}."

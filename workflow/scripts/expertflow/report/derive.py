@@ -38,14 +38,6 @@ class Times(Record, frozen=True, kw_only=True):
     gpu_idle_source: Measured[str]
 
 
-def on_cpu(training: TrainingRecord) -> bool:
-    return training.device == "cpu"
-
-
-def tokens_per_s(training: TrainingRecord) -> Measured[float]:
-    return per_stepping_s(training, training.n_tokens)
-
-
 def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
     """Divide a count of the run by the seconds that advanced or waited: no saves, no evaluation."""
     time = training.time
@@ -66,13 +58,13 @@ def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     The table counts only if the card that ran is the one that the plan describes.
     """
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
-    if isinstance(table, Missing) and not on_cpu(training) and measured is not None:
+    if isinstance(table, Missing) and training.device != "cpu" and measured is not None:
         return Peak(flops_per_s=measured, source=MEASURED_PEAK)
     return table
 
 
 def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
-    if on_cpu(training):
+    if training.device == "cpu":
         return Missing("this run was on the CPU, whose peak FLOP/s no source gives")
     if training.gpu_name is None:
         return Missing("the driver did not tell the card's name")
@@ -97,7 +89,7 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
     the card's; the card's own reading, of all processes together, does not.
     """
     training, used = inputs.training, inputs.monitor.memory_used_bytes
-    if on_cpu(training):
+    if training.device == "cpu":
         return Missing("this run was on the CPU: there is no device memory to spill")
     if training.peak_memory_reserved_bytes is None:
         return Missing("the trainer did not record the memory that its allocator held")
@@ -107,20 +99,13 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
 
 
 def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:
-    top, speed = peak(inputs.plan, inputs.training), tokens_per_s(inputs.training)
+    training = inputs.training
+    top, speed = peak(inputs.plan, training), per_stepping_s(training, training.n_tokens)
     if isinstance(top, Missing):
         return top
     if isinstance(speed, Missing):
         return speed
-    return speed * flops_per_token / (top.flops_per_s * inputs.training.world_size)
-
-
-def goodput(time: TimeSpent) -> Measured[float]:
-    return (
-        time.train_s / time.wall_s
-        if time.wall_s > 0
-        else Missing("the run took no measurable time")
-    )
+    return speed * flops_per_token / (top.flops_per_s * training.world_size)
 
 
 def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
@@ -168,7 +153,7 @@ def split_time(training: TrainingRecord) -> Times:
     steps is split as the device's own events split the steps that were sampled.
     """
     time, sampled = training.time, training.sampled_steps
-    if on_cpu(training):
+    if training.device == "cpu":
         source = Missing("the trainer did not time the parts of a step")
         idle = Missing(training.unavailable.get("time.gpu_idle_s", NOT_ON_CPU))
         return Times(

@@ -10,33 +10,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from expertflow.core.records import Record
-from expertflow.evaluate.records import (
-    Decoding,
-    EarlierRun,
-    EvaluationSample,
-    JudgeResult,
-    LmEvalScore,
-    PairedChange,
-    Published,
-)
+from expertflow.evaluate import records as ev
 from expertflow.export.records import ExportRecord
+from expertflow.report import run_records as rr
 from expertflow.report.measured import Measured, doc
-from expertflow.report.run_records import (
-    Amount,
-    Cost,
-    Count,
-    Data,
-    Model,
-    Plan,
-    PlanRow,
-    Positive,
-    Run,
-    Share,
-    Throughput,
-    Time,
-    TrainingParameters,
-    TrainingReport,
-)
+from expertflow.report.run_records import Amount, Count, Positive, Share
 from expertflow.staging.records import Staged
 from expertflow.studies.records import AblationRecord
 
@@ -92,7 +70,7 @@ class Baseline(Scored, frozen=True, kw_only=True):
 
     name: Annotated[str, doc("Short name.")]
     description: Annotated[str, doc("What it answers.")]
-    change: Measured[PairedChange]
+    change: Measured[ev.PairedChange]
 
 
 class Candidate(Scored, frozen=True, kw_only=True):
@@ -103,7 +81,7 @@ class Candidate(Scored, frozen=True, kw_only=True):
     published: Annotated[bool, doc("The chosen one.")]
 
 
-class PublishedWeights(Published, frozen=True, kw_only=True):
+class PublishedWeights(ev.Published, frozen=True, kw_only=True):
     """The weights that were evaluated and are exported, and why these."""
 
     candidates: tuple[Candidate, ...]  # type: ignore[assignment]
@@ -128,17 +106,17 @@ class Evaluation(Record, frozen=True, kw_only=True):
     n_questions_shared_with_training: Annotated[Count, doc("Trained on with another answer.")]
     before: Annotated[Side, doc("The untrained model.")]
     after: Annotated[Side, doc("The expert.")]
-    changes: tuple[PairedChange, ...]
+    changes: tuple[ev.PairedChange, ...]
     published: PublishedWeights
     baselines: tuple[Baseline, ...]
-    earlier: Measured[EarlierRun]
-    judge: Measured[JudgeResult]
-    lm_eval: tuple[LmEvalScore, ...]
+    earlier: Measured[ev.EarlierRun]
+    judge: Measured[ev.JudgeResult]
+    lm_eval: tuple[ev.LmEvalScore, ...]
     backend: Annotated[str, doc("What wrote the answers.")]
-    decoding: Decoding
+    decoding: ev.Decoding
     tools: Annotated[dict[str, str], doc("Versions of what scored the answers.")]
-    samples: Annotated[tuple[EvaluationSample, ...], doc("Right and wrong answers in turn.")]
-    worst: Annotated[tuple[EvaluationSample, ...], doc("Wrong answers, once right ones first.")]
+    samples: Annotated[tuple[ev.EvaluationSample, ...], doc("Right and wrong answers in turn.")]
+    worst: Annotated[tuple[ev.EvaluationSample, ...], doc("Wrong answers, once right ones first.")]
     answers_path: Annotated[str, doc("File with every answer.")]
     unavailable: Annotated[dict[str, str], doc("Parts that could not be given, and why.")]
     wall_s: Annotated[Amount, doc("Both sides, outside time.wall_s.")]
@@ -275,15 +253,15 @@ class Report(Record, frozen=True, kw_only=True):
     """Where the time and the money of a training run went, and what the model learned."""
 
     schema_version: Annotated[Literal[2], doc("Raised when a path changes its meaning.")]
-    run: Run
-    model: Model
-    data: Data
-    training_parameters: TrainingParameters
-    training_report: TrainingReport
-    time: Time
-    throughput: Throughput
-    cost: Cost
-    plan: Plan
+    run: rr.Run
+    model: rr.Model
+    data: rr.Data
+    training_parameters: rr.TrainingParameters
+    training_report: rr.TrainingReport
+    time: rr.Time
+    throughput: rr.Throughput
+    cost: rr.Cost
+    plan: rr.Plan
     evaluation: Evaluation
     staging: Staging
     profile: Annotated[Measured[Profile], doc("Null where no step was watched.")]
@@ -292,7 +270,7 @@ class Report(Record, frozen=True, kw_only=True):
         tuple[AblationRecord, ...], doc("One ablation, or none; it has the reasons of its nulls.")
     ]
     provenance: Provenance
-    plan_against_actual: tuple[PlanRow, ...]
+    plan_against_actual: tuple[rr.PlanRow, ...]
     unavailable: Annotated[
         dict[str, Annotated[str, Meta(min_length=1)]],
         doc("Dotted path of every null that could have been measured, and why it was not."),

@@ -14,14 +14,7 @@ from expertflow.plan.records import ClaimCheck, HardwareOption, MemoryParts, Rea
 from expertflow.plan.settings import LoraSpec
 from expertflow.report.measured import Measured, doc
 from expertflow.tokens.records import DecodedSample, LengthHistogram
-from expertflow.train.records import (
-    EpochSummary,
-    EvalPoint,
-    MemoryRetry,
-    SampledSteps,
-    SavePoint,
-    TimeSpent,
-)
+from expertflow.train import records as tr
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -147,16 +140,16 @@ class Training(Record, frozen=True, kw_only=True):
     resumed_at_steps: Annotated[tuple[int, ...], doc("Where it was resumed.")]
     saves: Annotated[Count, doc("Checkpoints written.")]
     checkpoint_write_s: Annotated[Amount, doc("Writing beside training, in the last session.")]
-    memory_retries: tuple[MemoryRetry, ...]
+    memory_retries: tuple[tr.MemoryRetry, ...]
     on_the_fly: Annotated[bool, doc("Documents were tokenised as needed, not packed.")]
-    sampled_steps: Measured[SampledSteps]
+    sampled_steps: Measured[tr.SampledSteps]
     activated: Annotated[tuple[str, ...], doc("Optimisations that were on.")]
     loss_first: Annotated[float, doc("Training loss at the start.")]
     loss_last: Annotated[float, doc("Training loss at the end.")]
-    eval_points: tuple[EvalPoint, ...]
-    save_points: tuple[SavePoint, ...]
+    eval_points: tuple[tr.EvalPoint, ...]
+    save_points: tuple[tr.SavePoint, ...]
     epoch_summaries: Annotated[
-        tuple[EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
+        tuple[tr.EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
     ]
     series_path: Annotated[str, doc("One JSON record a step.", of="steps_path")]
 
@@ -249,7 +242,7 @@ class TrainingReport(Record, frozen=True, kw_only=True):
     hardware: Hardware
 
 
-class Time(TimeSpent, frozen=True, kw_only=True):
+class Time(tr.TimeSpent, frozen=True, kw_only=True):
     """Wall time and its parts, which add up to it within 1 %; train_s has parts of its own."""
 
     split_source: Annotated[

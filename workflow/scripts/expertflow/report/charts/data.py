@@ -1,6 +1,6 @@
 """Choose what each chart shows: numbers and labels, without a word on how they are drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -116,7 +116,7 @@ def _loss(inputs: ReportInputs) -> LossData | None:
 
 
 def _timeline(report: Report, inputs: ReportInputs) -> TimelineData | None:
-    panels = [panel for panel in (_speed(inputs), *_hardware(inputs)) if panel.points]
+    panels = [panel for panel in _panels(inputs) if panel.points]
     if not panels:
         return None
     bands = report["training_report"]["hardware"].get("reference_bands") or []
@@ -132,24 +132,21 @@ def _timeline(report: Report, inputs: ReportInputs) -> TimelineData | None:
     )  # fmt: skip
 
 
-def _speed(inputs: ReportInputs) -> Panel:
-    points = tuple(series.tokens_per_s(inputs.steps))
-    return Panel(quantity="useful_tokens_per_s", title="Useful tokens per second", unit="tok/s",
-                 colour="blue", points=points)  # fmt: skip
-
-
-def _hardware(inputs: ReportInputs) -> list[Panel]:
+def _panels(inputs: ReportInputs) -> list[Panel]:
     monitor = inputs.monitor
     total_gb = None if monitor.memory_total_bytes is None else monitor.memory_total_bytes * GB
     slow_c = (monitor.temperature_limits_c or {}).get("slowdown")
 
     def panel(quantity: str, field: str, *about: Any, scale: float = 1.0, **more: Any) -> Panel:
         title, unit, colour = about
-        points = tuple(series.sampled(inputs.samples, field, scale))
-        return Panel(quantity=quantity, title=title, unit=unit, colour=colour, points=points,
+        readings = ((sample.elapsed_s, getattr(sample, field)) for sample in inputs.samples)
+        points = series.envelope((x, None if y is None else y * scale) for x, y in readings)
+        return Panel(quantity=quantity, title=title, unit=unit, colour=colour, points=tuple(points),
                      **more)  # fmt: skip
 
     return [
+        Panel(quantity="useful_tokens_per_s", title="Useful tokens per second", unit="tok/s",
+              colour="blue", points=tuple(series.tokens_per_s(inputs.steps))),
         panel("tensor_active_percent", "tensor_active_percent", "Tensor cores active", "%",
               "green", top=100.0),
         panel("sm_active_percent", "sm_active_percent", "SMs active", "%", "green", top=100.0),
@@ -190,35 +187,32 @@ def _lengths(packing: PackingRecord) -> LengthData:
     n_documents = sum(histogram.counts)
     counted = {choice.sequence_length_tokens: choice for choice in packing.choices}
 
-    def cut_fraction(length: int) -> float | None:
+    def cut(length: int) -> Cut:
+        fraction: float | None = None
         if length >= histogram.max:
-            return 0.0
-        if length not in counted or not n_documents:
-            return None
-        return counted[length].n_over_long_documents / n_documents
+            fraction = 0.0
+        elif length in counted and n_documents:
+            fraction = counted[length].n_over_long_documents / n_documents
+        label = f"rows of {length:,}" if length == chosen else f"{length:,}"
+        if fraction is not None:
+            show = f.tenths if fraction >= 5e-4 else f.percent
+            label += f": cuts {show(fraction)}" if fraction else ": cuts none"
+        return Cut(
+            length_tokens=length,
+            cut_fraction=fraction,
+            is_chosen=length == chosen,
+            label=label.replace(f.NBSP, " "),
+        )
 
-    cuts = tuple(
-        _cut(length, cut_fraction(length), is_chosen=length == chosen)
-        for length in sorted({chosen, *LENGTHS_TO_JUDGE})
-    )
+    cuts = tuple(cut(length) for length in sorted({chosen, *LENGTHS_TO_JUDGE}))
     end = max(chosen, 2 * histogram.max)
     return LengthData(
         edges=histogram.edges,
         counts=histogram.counts,
         fill_fraction=rows.n_tokens / n_cells if n_cells else None,
         cuts=cuts,
-        shown=tuple(cut for cut in cuts if cut.length_tokens <= end),
+        shown=tuple(each for each in cuts if each.length_tokens <= end),
         label=f"Lengths of {n_documents:,} documents: half have at most {histogram.p50:,} tokens,"
         f" 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
         f" rows of {chosen:,} tokens",
     )
-
-
-def _cut(length: int, fraction: float | None, *, is_chosen: bool) -> Cut:
-    show: Callable[[float], str] = f.tenths if fraction is None or fraction >= 5e-4 else f.percent
-    share = "" if fraction is None else f": cuts {show(fraction)}" if fraction else ": cuts none"
-    name = f"rows of {length:,}" if is_chosen else f"{length:,}"
-    return Cut(
-        length_tokens=length, cut_fraction=fraction, is_chosen=is_chosen,
-        label=(name + share).replace(f.NBSP, " "),
-    )  # fmt: skip

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import TypeVar
 
 from expertflow.core.records import Record
-from expertflow.hardware.records import GpuSample
 from expertflow.train.records import EvalPoint, StepRecord
 
 T = TypeVar("T")
@@ -78,11 +77,6 @@ def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -
         for point in points
         if point.step in end_s
     ]
-
-
-def sampled(samples: Sequence[GpuSample], field: str, scale: float = 1.0) -> list[Point]:
-    readings = ((sample.elapsed_s, getattr(sample, field)) for sample in samples)
-    return envelope((x, None if y is None else y * scale) for x, y in readings)
 
 
 def _parts(items: Sequence[T], n_parts: int) -> list[Sequence[T]]:
