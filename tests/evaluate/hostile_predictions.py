@@ -38,7 +38,7 @@ TESTS = "import * as assert from 'assert';\nassert.deepEqual(f(2), 4);\n"
 
 
 def sql(n: int, canary: str) -> Sized:
-    """Give queries; ``n`` is the size of what grows."""
+    """Return queries; ``n`` is the size of what grows."""
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
         "empty": "",
@@ -216,7 +216,7 @@ def typescript_tests(n: int, canary: str) -> Sized:
 
 
 def typescript_tests_asynchronous(n: int, canary: str) -> Sized:
-    """Give programs that are run, and whose tests are still to come when they are loaded."""
+    """Return programs that are run, and whose tests are still to come when they are loaded."""
     f = "const f = (n: number): number => 0;\n"
     say_it_ends = "process.emit('beforeExit', 0)"
     return {
@@ -254,7 +254,7 @@ def text(n: int, canary: str) -> Sized:
 
 
 def records(database: str) -> dict[str, dict[str, Any]]:
-    """Give each task's reference, fields and artefacts."""
+    """Return each task's reference, fields and artefacts."""
     return {
         "sql_execution": {"reference": SQL_REFERENCE, "artefacts": {"database": database}},
         "json_schema": {

@@ -108,15 +108,9 @@ def score_all(task: str, predictions: Sequence[str], around: Surroundings) -> li
     example = Example(
         document_id="d0", prompt="?", reference=record["reference"], fields=record.get("record", {})
     )
-    cases = [
-        ScoringCase(
-            example=example,
-            prediction=prediction,
-            fields=record.get("fields", {}),
-            artefacts={name: Path(path) for name, path in record.get("artefacts", {}).items()},
-        )
-        for prediction in predictions
-    ]
+    fields = record.get("fields", {})
+    artefacts = {name: Path(path) for name, path in record.get("artefacts", {}).items()}
+    cases = [ScoringCase(example, prediction, fields, artefacts) for prediction in predictions]
     return TASKS[record.get("task", task)].score(cases)
 
 

@@ -107,10 +107,8 @@ def case(
     document_id: str = "d7",
     **record: Any,
 ) -> ScoringCase:
-    """Give a prediction on a record whose fields are called as the task's arguments are."""
+    """Return a prediction on a record whose fields are called as the task's arguments are."""
     artefacts = {"database": database, "graph": graph}
     example = Example(document_id=document_id, prompt="?", reference=reference, fields=record)
-    return ScoringCase(
-        example=example, prediction=prediction, fields={name: name for name in record},
-        artefacts={name: path for name, path in artefacts.items() if path is not None},
-    )  # fmt: skip
+    files = {name: path for name, path in artefacts.items() if path is not None}
+    return ScoringCase(example, prediction, {name: name for name in record}, files)

@@ -23,7 +23,7 @@ from expertflow.train.records import Candidate
 
 
 def training(*losses: float | None, published: int) -> Any:
-    """Give a training that kept steps 10, 20, … with these held-out losses."""
+    """Return a training that kept steps 10, 20, … with these held-out losses."""
     candidates = tuple(
         Candidate(
             step=step, held_out_loss=loss, weights_sha256=f"w{step}",

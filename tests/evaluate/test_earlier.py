@@ -19,7 +19,7 @@ HOW = spec()
 def run(
     weights: str, correct: str, *, first: int = 0, how: EvaluationSpec = HOW, metric: str = "m"
 ) -> Noted:
-    """Give an evaluation whose right answers are marked by an x, from question ``first`` on."""
+    """Return an evaluation whose right answers are marked by an x, from question ``first`` on."""
     examples = [
         Example(document_id=str(i), prompt=f"q{first + i}", reference="r", fields={})
         for i in range(len(correct))

@@ -26,10 +26,9 @@ def _score(
     artefacts: Mapping[str, Path] | None = None,
 ) -> Verdict:
     example = Example(document_id="d7", prompt="?", reference=reference, fields=dict(record or {}))
-    one = ScoringCase(
-        example=example, prediction=prediction, fields=fields or {}, artefacts=artefacts or {}
+    (verdict,) = TASKS[task].score(
+        [ScoringCase(example, prediction, fields or {}, artefacts or {})]
     )
-    (verdict,) = TASKS[task].score([one])
     return verdict
 
 

@@ -260,7 +260,7 @@ def test_no_control_character_or_direction_mark_is_left(inputs: CardInputs) -> N
 
 
 def options(card: str, command: str) -> list[str]:
-    """Give the words of the one line of the card that begins with a command."""
+    """Return the words of the one line of the card that begins with a command."""
     [line] = [line for line in card.splitlines() if line.startswith(command)]
     return shlex.split(line)
 

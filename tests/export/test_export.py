@@ -142,7 +142,7 @@ def test_trained_twice_adapter_and_merged_weights_have_the_same_bytes(tmp_path: 
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Give the tiny run's base model, of 97 tokens, a tokenizer that knows the chat's tokens."""
+    """Write a tokenizer that knows the tokens of a chat, for a base model of 97 tokens."""
     from tokenizers import Tokenizer, models
 
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

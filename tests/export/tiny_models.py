@@ -53,7 +53,7 @@ def write_base(
 
 
 def held_out_rows(n: int = 5) -> PackedRows:
-    """Give rows of which the first has nothing to predict."""
+    """Return rows of which the first has nothing to predict."""
     ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, (n, 24)).astype(np.int32)
     return packed_rows(ids, [[24], *[[14, 10]] * (n - 1)], [[], *[[2, 14, 16, 24]] * (n - 1)])
 
@@ -69,7 +69,7 @@ def load(what: Trained, method: str | None = None) -> Any:
 def trained(
     folder: Path, base: Path, sha256: str, *, method: str = "lora", precision: str = "fp32"
 ) -> Trained:
-    """Tell the export what was trained and published."""
+    """Return what the export is told of a training."""
     published = Published(
         step=3, path=".", weights_sha256=sha256, reason="r", n_questions=0, candidates=()
     )

@@ -140,8 +140,26 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
             batch_size=self.spec.batch_size,
         )
         found = self.answers(place, asked) if asked else Generations()
+        score = None
+        if self.metric is not None:
+            why = self.unavailable_reason or NO_EXAMPLES
+            score = summarise(self.metric, found.verdicts, empty_reason=why)
+        loss = self.held_out_loss(place)
+        ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
+        side = EvaluationSide(
+            held_out_loss=loss,
+            held_out_loss_ci95=ci95,
+            perplexity=_perplexity(loss),
+            perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
+            n_target_tokens=int(losses.n_targets_D.sum()),
+            n_documents=int((losses.n_targets_D > 0).sum()),
+            score=score,
+            generation_s=found.duration_s,
+            n_generated_tokens=found.n_tokens,
+            n_cut_off=found.n_cut_off,
+        )
         return ModelOutcome(
-            side=self._side(place, found),
+            side=side,
             losses=losses,
             texts=found.texts,
             verdicts=found.verdicts,
@@ -157,12 +175,8 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         if (why := lm_eval_hook.unavailable_reason()) is not None:
             log.warning("evaluation.lm_eval: %s", why)
             return {}
-        return lm_eval_hook.measure(
-            self.models.get(place),
-            spec,
-            tokenizer=self.tokenizer,
-            batch_size=self.spec.batch_size,
-        )
+        model, batch_size = self.models.get(place), self.spec.batch_size
+        return lm_eval_hook.measure(model, spec, tokenizer=self.tokenizer, batch_size=batch_size)
 
     def answers(self, place: Place, asked: Sequence[EvalExample]) -> Generations:
         """Ask a model and judge its answers; loading it is not timed."""
@@ -195,32 +209,8 @@ class ModelEvaluator(Record, frozen=True, kw_only=True):
         assert self.task is not None, "a task without a scorer"
         fields = self.spec.fields
         artefacts = {name: Path(path) for name, path in self.spec.artefacts.items()}
-        return self.task.score(
-            [
-                ScoringCase(example=example, prediction=text, fields=fields, artefacts=artefacts)
-                for example, text in zip(examples, texts, strict=True)
-            ]
-        )
-
-    def _side(self, place: Place, found: Generations) -> EvaluationSide:
-        losses, loss = self.losses(place), self.held_out_loss(place)
-        ci95 = mean_interval(losses.nats_D, losses.n_targets_D, self.spec.seed)
-        score = None
-        if self.metric is not None:
-            why = self.unavailable_reason or NO_EXAMPLES
-            score = summarise(self.metric, found.verdicts, empty_reason=why)
-        return EvaluationSide(
-            held_out_loss=loss,
-            held_out_loss_ci95=ci95,
-            perplexity=_perplexity(loss),
-            perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
-            n_target_tokens=int(losses.n_targets_D.sum()),
-            n_documents=int((losses.n_targets_D > 0).sum()),
-            score=score,
-            generation_s=found.duration_s,
-            n_generated_tokens=found.n_tokens,
-            n_cut_off=found.n_cut_off,
-        )
+        pairs = zip(examples, texts, strict=True)
+        return self.task.score([ScoringCase(*pair, fields, artefacts) for pair in pairs])
 
 
 def _perplexity(loss: float) -> float:

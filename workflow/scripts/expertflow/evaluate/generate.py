@@ -41,6 +41,7 @@ ATTENTION = "sdpa"
 PLAIN_ATTENTION = "eager"
 # A stop text of n bytes ends in the last n tokens; a few more for those that decode to nothing.
 MARGIN_TOKENS = 8
+Ids = list[list[int]]
 
 
 class Answer(Record, frozen=True):
@@ -178,12 +179,8 @@ def generating(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -> Ite
 
 
 def _continued(
-    lm: PreTrainedModel,
-    prompts: list[list[int]],
-    rooms: list[int],
-    engine: Encoder,
-    spec: EvaluationSpec,
-) -> list[list[int]]:
+    lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: EvaluationSpec
+) -> Ids:
     """Return the ids that follow each prompt, at most its room; padded where others go on."""
     config, longest = lm.generation_config, max(map(len, prompts))
     ids = torch.full((len(prompts), longest), config.pad_token_id, dtype=torch.long)

@@ -108,7 +108,13 @@ def log_likelihoods(
         )  # fmt: skip
     if not fits:
         return found
-    rows, losses = _rows([pairs[i] for i in fits], pad_id), None
+    ids = np.full((len(fits), max(lengths[i] for i in fits)), pad_id, np.int32)
+    spans: list[list[int]] = []
+    for row, i in zip(ids, fits, strict=True):
+        prompt, continuation = pairs[i]
+        row[: lengths[i]] = prompt + continuation
+        spans.append([len(prompt), lengths[i]] if continuation else [])
+    rows, losses = packed_rows(ids, [[lengths[i]] for i in fits], spans), None
     while losses is None:
         try:
             losses = document_losses(model, rows, micro_batch_size=batch_size)
@@ -118,16 +124,6 @@ def log_likelihoods(
     for i, nats, n in sums:
         found[i] = -nats, n
     return found
-
-
-def _rows(pairs: Sequence[Pair], pad_id: int) -> PackedRows:
-    lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
-    ids = np.full((len(pairs), max(lengths)), pad_id, np.int32)
-    spans: list[list[int]] = []
-    for row, (prompt, continuation), n in zip(ids, pairs, lengths, strict=True):
-        row[:n] = prompt + continuation
-        spans.append([len(prompt), n] if continuation else [])
-    return packed_rows(ids, [[n] for n in lengths], spans)
 
 
 def choose_options(

@@ -20,7 +20,7 @@ from expertflow.evaluate.records import EvaluationSpec, Example, Task, Verdict
 MEMORY_BYTES = 1 << 30
 
 
-class ScoringCase(Record, frozen=True, kw_only=True):
+class ScoringCase(Record, frozen=True):
     """One example and what the model wrote, with the settings that are the same for all.
 
     ``fields`` maps the task's arguments to record fields, so that any data set can serve a task

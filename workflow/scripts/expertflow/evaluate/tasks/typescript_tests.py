@@ -136,7 +136,7 @@ def sandbox_problem() -> str | None:
         document_id="probe", prompt="", reference="",
         fields={"tests": "import * as assert from 'assert'"},
     )  # fmt: skip
-    probe = ScoringCase(example=example, prediction=_PROBE, fields={"tests": "tests"}, artefacts={})
+    probe = ScoringCase(example, _PROBE, {"tests": "tests"}, {})
     try:
         with closing(Sandbox(find_node().path, SandboxLimits())) as sandbox:
             verdict = _judge(probe, sandbox)
