@@ -28,6 +28,7 @@ FLOOR_OF = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 PUBLIC = {
     "chain",
     "data.checks.cypher",
+    "data.checks.json_schema",
     "data.render",
     "data.layout",
     "data.reject",

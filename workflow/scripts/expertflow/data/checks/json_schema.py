@@ -28,7 +28,7 @@ REGEX_TIMEOUT_S = 1.0
 # judge, and that is no schema.
 _BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, TypeError)
 
-_Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
+Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
 
 class _TooCostly(Exception):
@@ -91,12 +91,7 @@ class SchemaValidators:
         return self._bounded(draft)(schema, registry=REGISTRY), None
 
     def _bound(self, draft: Any) -> Any:
-        bounded: dict[str, _Keyword] = {
-            "pattern": _pattern,
-            "patternProperties": _pattern_properties,
-            "additionalProperties": _additional_properties,
-            "uniqueItems": _unique_items,
-        }
+        bounded = pattern_keywords(_matches) | {"uniqueItems": _unique_items}
         known = {name: keyword for name, keyword in bounded.items() if name in draft.VALIDATORS}
         for name in ("$ref", "$dynamicRef", "$recursiveRef"):
             if name in draft.VALIDATORS:
@@ -104,7 +99,7 @@ class SchemaValidators:
         extend: Any = validators.extend
         return extend(draft, known)
 
-    def _counted(self, follow: _Keyword) -> _Keyword:
+    def _counted(self, follow: Keyword) -> Keyword:
         def keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
             self._n_references += 1
             if self._n_references > self._most_references:
@@ -135,33 +130,45 @@ def _draft(schema: Any) -> Any:
     return validator_for(schema, default=None)
 
 
-def _pattern(validator: Any, pattern: Any, instance: Any, _: Any) -> Iterator[Any]:
-    if validator.is_type(instance, "string") and not _matches(pattern, instance):
-        yield ValidationError("does not match")
+def pattern_keywords(
+    matches: Callable[[str, str], bool], *, explained: bool = False
+) -> dict[str, Keyword]:
+    """Return the keywords that search for patterns, by ``matches``.
 
+    They go in the document's order: jsonschema's own go by a set, in another order each run.
+    ``explained`` errors quote what is wrong, and lie at the object that holds an unexpected key.
+    """
 
-def _pattern_properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
-    if validator.is_type(instance, "object"):
-        for pattern, schema in schemas.items():
-            for key, value in instance.items():
-                if _matches(pattern, key):
-                    yield from validator.descend(value, schema, path=key, schema_path=pattern)
+    def pattern(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "string") and not matches(wanted, instance):
+            quoted = f"{instance!r:.60} " if explained else ""
+            yield ValidationError(f"{quoted}does not match {wanted!r}")
 
+    def properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "object"):
+            for wanted, schema in schemas.items():
+                for key, value in instance.items():
+                    if matches(wanted, key):
+                        yield from validator.descend(value, schema, path=key, schema_path=wanted)
 
-def _additional_properties(
-    validator: Any, wanted: Any, instance: Any, schema: Any
-) -> Iterator[Any]:
-    """Go in the document's order: jsonschema's own goes by a set, in another order each run."""
-    if not validator.is_type(instance, "object"):
-        return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for key, value in instance.items():
-        if key in named or any(_matches(pattern, key) for pattern in patterns):
-            continue
-        if validator.is_type(wanted, "object"):
-            yield from validator.descend(value, wanted, path=key)
-        elif not wanted:
-            yield ValidationError("unexpected", path=(key,))
+    def additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not validator.is_type(instance, "object"):
+            return
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for key, value in instance.items():
+            if key in named or any(matches(pattern, key) for pattern in patterns):
+                continue
+            if validator.is_type(wanted, "object"):
+                yield from validator.descend(value, wanted, path=key)
+            elif not wanted:
+                path = () if explained else (key,)
+                yield ValidationError(f"{key!r:.60} is unexpected", path=path)
+
+    return {
+        "pattern": pattern,
+        "patternProperties": properties,
+        "additionalProperties": additional,
+    }
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Judge JSON: does it parse, does it keep to its schema, is it the reference's value."""
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from referencing.exceptions import Unresolvable
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import parse_json
+from expertflow.data.checks.json_schema import pattern_keywords
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import Verdict
@@ -109,43 +109,11 @@ def _validator(schema: Any) -> Any:
 @lru_cache
 def _with_patterns(draft: Any) -> Any:
     """Derive a draft's validator that reads patterns nearer to what JSON Schema wants."""
-    own = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-    }
+    own = pattern_keywords(
+        lambda pattern, text: bool(_compiled(pattern).search(text)), explained=True
+    )
     extend: Any = validators.extend
     return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[ValidationError]:
-    if validator.is_type(instance, "string") and not _compiled(pattern).search(instance):
-        yield ValidationError(f"{instance!r:.60} does not match {pattern!r}")
-
-
-def _pattern_properties(
-    validator: Any, schemas: dict[str, Any], instance: Any, _: Any
-) -> Iterator[ValidationError]:
-    if validator.is_type(instance, "object"):
-        for pattern, schema in schemas.items():
-            for key, value in instance.items():
-                if _compiled(pattern).search(key):
-                    yield from validator.descend(value, schema, path=key, schema_path=pattern)
-
-
-def _additional_properties(
-    validator: Any, wanted: Any, instance: Any, schema: dict[str, Any]
-) -> Iterator[ValidationError]:
-    if not validator.is_type(instance, "object"):
-        return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for key, value in instance.items():
-        if key in named or any(_compiled(pattern).search(key) for pattern in patterns):
-            continue
-        if validator.is_type(wanted, "object"):
-            yield from validator.descend(value, wanted, path=key)
-        elif not wanted:
-            yield ValidationError(f"{key!r:.60} is unexpected")
 
 
 @lru_cache(maxsize=512)
