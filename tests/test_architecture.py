@@ -29,6 +29,7 @@ PUBLIC = {
     "chain",
     "data.checks.cypher",
     "data.checks.json_schema",
+    "data.checks.typescript",
     "data.render",
     "data.layout",
     "data.reject",

@@ -15,6 +15,7 @@ from typing import Any
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.generate import end_ids, generating, halved
+from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
 
@@ -98,10 +99,9 @@ def measure(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -
                         batch_size = halved(batch_size, error)
         # What a task's data may be missing by: all of these are what its loaders raise.
         except (OSError, ValueError, KeyError) as error:
-            said = " ".join(str(error).split())[:200]
             raise EvaluationError(
-                f"evaluation.lm_eval.tasks {', '.join(names)}: {said}; name known tasks, and"
-                " download their data before"
+                f"evaluation.lm_eval.tasks {', '.join(names)}: {one_line(error)}; name known tasks,"
+                " and download their data before"
             ) from error
     return figures(results["results"], names)
 

@@ -26,7 +26,7 @@ def _check(text: str, _: dict[str, Any]) -> str:
         raise Filtered("typescript_unparsable", detail)
     # The parser takes the bytes of a lone surrogate as they are: wrong in a name, right in text.
     source = text.encode("utf-8", "surrogatepass")
-    node = _parser().parse(source).root_node
+    node = parsers()[0].parse(source).root_node
     if not node.has_error:
         return text
     # A loop, not recursion: code may nest deeper than Python's stack.
@@ -40,8 +40,10 @@ def _check(text: str, _: dict[str, Any]) -> str:
 
 
 @cache
-def _parser() -> "Parser":
+def parsers() -> "tuple[Parser, Parser]":
+    """Return the parsers of TypeScript, and of TSX, which has JSX but not ``<T>value`` casts."""
     import tree_sitter_typescript
     from tree_sitter import Language, Parser
 
-    return Parser(Language(tree_sitter_typescript.language_typescript()))
+    typescript = Language(tree_sitter_typescript.language_typescript())
+    return Parser(typescript), Parser(Language(tree_sitter_typescript.language_tsx()))

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING
 
 from expertflow.core.errors import EvaluationError
+from expertflow.data.checks.typescript import parsers
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.records import Verdict
 from expertflow.evaluate.tasks.base import IsolatedTask, ScoringCase
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 # Error recovery has no time limit of its own; this keeps the worst text under a second or so.
 MAX_CHARS = 200_000
@@ -71,28 +71,17 @@ def syntax(code: str) -> list[Token] | None:
     """Write the normalised syntax tree as a flat list, or nothing if the code does not parse.
 
     A tree opens with ``("(", node type)`` and closes with ``(")", "")``; a leaf is its node type
-    and its text. Code is read as TypeScript, and if that fails as TSX, which has JSX but not
-    ``<T>value`` casts.
+    and its text. Code is read as TypeScript, and if that fails as TSX.
     """
     if len(code) > MAX_CHARS:
         return None
     # A lone surrogate becomes bytes that are no UTF-8, which the parser reports as an error.
     source = code.encode("utf-8", "surrogatepass")
-    for parser in _parsers():
+    for parser in parsers():
         root = parser.parse(source).root_node
         if not root.has_error:
             return list(_tokens(root))
     return None
-
-
-@cache
-def _parsers() -> "tuple[Parser, Parser]":
-    import tree_sitter_typescript
-    from tree_sitter import Language, Parser
-
-    typescript = Language(tree_sitter_typescript.language_typescript())
-    tsx = Language(tree_sitter_typescript.language_tsx())
-    return Parser(typescript), Parser(tsx)
 
 
 def _tokens(root: "Node") -> Iterator[Token]:
