@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest
 from expertflow.config.validate import check
 from expertflow.core.errors import ConfigError
-from expertflow.plan.override import flags
 from expertflow.studies.records import (
     PLAN,
     AblationSpec,
@@ -163,6 +162,9 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
 
 
 def _check_training(variant: Variant, path: Path) -> None:
+    # Here, as it brings all that resolves a plan, and few runs have an ablation.
+    from expertflow.plan.override import flags
+
     # What decides how fast a step is; not the number of processes, as a variant is timed in one.
     known = {
         name: setting.plain_schema

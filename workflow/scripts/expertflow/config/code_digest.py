@@ -92,8 +92,7 @@ def reachable(path: Path, root: Path) -> set[Path]:
         current = waiting.pop()
         if current not in seen:
             seen.add(current)
-            found = (_module_path(name, root) for name in _read_module(current).imports)
-            waiting += [p for p in found if p is not None]
+            waiting += _imported(current, root)
     return seen
 
 
@@ -198,6 +197,12 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
 
 
 @cache
+def _imported(path: Path, root: Path) -> list[Path]:
+    found = (_module_path(name, root) for name in _read_module(path).imports)
+    return [p for p in found if p is not None]
+
+
+@cache
 def _module_path(name: str, root: Path) -> Path | None:
-    path = root.joinpath(*name.split(".")).with_suffix(".py")
+    path = root / f"{name.replace('.', '/')}.py"
     return path if path.is_file() else None

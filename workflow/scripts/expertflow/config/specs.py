@@ -35,7 +35,6 @@ from expertflow.evaluate.records import EvaluationSpec
 from expertflow.export.records import ExportSpec
 from expertflow.plan.records import PlanSpec
 from expertflow.rental.bundle.records import BundleSpec
-from expertflow.report.records import AcceptanceRule, ReportSpec
 from expertflow.staging.records import StageSpec
 from expertflow.studies.records import AblationSpec, VariantSpec
 from expertflow.tokens.records import TOKENIZER_FILES, PackingSpec, TokenizerSpec, TokenSpec
@@ -243,7 +242,10 @@ def export_model(expert: Expert, _: Any) -> ExportSpec:
     return spec
 
 
-def build_report(expert: Expert, _: Any) -> ReportSpec:
+def build_report(expert: Expert, _: Any) -> Any:
+    # Here, as declaring all that a report holds takes a while.
+    from expertflow.report.records import AcceptanceRule, ReportSpec
+
     return ReportSpec(
         expert=expert.name,
         preset=expert.config["preset"],
