@@ -8,9 +8,9 @@ from expertflow.config.read_yaml import suggest
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
 from expertflow.core.settings import without_auto
-from expertflow.data.checks.registry import build_checks
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import template_fields
+from expertflow.evaluate.tasks.registry import TASKS
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
@@ -118,11 +118,13 @@ def _check_source(source: dict[str, Any], *, task: str, where: str) -> None:
     for key in ("prompt", "completion", "text"):
         place = f"{where}: source {source['name']}, {key}"
         _check_template(source.get(key) or "", where=place)
-    checks = from_json(tuple[FieldCheck, ...], source["checks"], where=where)
-    try:
-        build_checks(checks, source=source["name"])
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    if checks := from_json(tuple[FieldCheck, ...], source["checks"], where=where):
+        from expertflow.data.checks.registry import build_checks
+
+        try:
+            build_checks(checks, source=source["name"])
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
     if "text" in source and task != "held_out_loss":
         raise ConfigError(
             f"{where}: evaluation.task {task} asks questions and source {source['name']} has"
@@ -146,18 +148,14 @@ def check_task(evaluation: dict[str, Any], where: str) -> None:
     task, fields, artefacts = evaluation["task"], evaluation["fields"], evaluation["artefacts"]
     # The record's field names the artefact, whatever that is called.
     by_record = task == "sql_execution" and "database" in fields
-    if task == "held_out_loss" and not fields and not artefacts:
-        return
-    # Here, as the tasks bring parsers and sandboxes along.
-    from expertflow.evaluate.tasks.registry import TASKS
-
     scorer = TASKS.get(task)
-    known = frozenset[str]().union(*(one.fields for one in TASKS.values()))
-    known = known if scorer is None else scorer.fields
-    _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
-    if not by_record:
+    if fields:
+        readers = TASKS.values() if scorer is None else [scorer]
+        known = frozenset[str]().union(*(one.fields for one in readers))
+        _refuse_unknown(fields, known, known, f"{where}: evaluation.fields", task)
+    own = frozenset[str]() if scorer is None else scorer.artefacts
+    if not by_record and not own.issuperset(artefacts):
         known = frozenset[str]().union(*(one.artefacts for one in TASKS.values()))
-        own = frozenset[str]() if scorer is None else scorer.artefacts
         _refuse_unknown(artefacts, known, own, f"{where}: evaluation.artefacts", task)
     for needed in () if scorer is None else scorer.required:
         key, _, name = needed.partition(".")

@@ -8,16 +8,29 @@ from msgspec.structs import asdict, replace
 from expertflow.core.errors import ConfigError, DataError
 from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import FetchSpec, SourceSpec
-from expertflow.data.sources import generators, git, hub, local
 from expertflow.data.sources.kind import SourceModule
 
-KINDS: dict[str, SourceModule] = {"local": local, "hub": hub, "git": git, "generated": generators}
+KINDS = ("local", "hub", "git", "generated")
 
 
 def kind_of(source: SourceSpec) -> SourceModule:
-    """Return the module of a source's kind, or raise ConfigError."""
-    if source.kind in KINDS:
-        return KINDS[source.kind]
+    """Return the module of a source's kind, or raise ConfigError; no other kind is imported."""
+    if source.kind == "local":
+        from expertflow.data.sources import local
+
+        return local
+    if source.kind == "hub":
+        from expertflow.data.sources import hub
+
+        return hub
+    if source.kind == "git":
+        from expertflow.data.sources import git
+
+        return git
+    if source.kind == "generated":
+        from expertflow.data.sources import generators
+
+        return generators
     near = get_close_matches(source.kind, KINDS, 1)
     fix = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(KINDS)}"
     raise ConfigError(f"source {source.name}: kind {source.kind!r} is unknown; {fix}")
