@@ -10,11 +10,7 @@ Kind = Literal["rows", "weights"]
 
 
 class StageSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``stage_to_nvme``.
-
-    ``scratch`` is a directory to copy to, ``auto`` to find out whether and where, or null to read
-    everything in place.
-    """
+    """``scratch`` is a directory to copy to, ``auto`` to find one, null to read in place."""
 
     scratch: str | None = AUTO
     weights: bool = True

@@ -131,10 +131,7 @@ def open_store(scratch: Path) -> Path:
 
 
 def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
-    """Remove copies that no expert's staging refers to, where any of them staged; return them.
-
-    Parts that killed processes left go, too. A copy that is read or made just now stays.
-    """
+    """Remove copies that no expert's staging refers to and nobody reads; return them."""
     records = sorted(results.glob("*/staging.json"))
     # A key alone, as a record may be of an earlier version.
     notes = [read_part(dict[str, Any], r, kind) for r in records for kind in ("rows", "weights")]

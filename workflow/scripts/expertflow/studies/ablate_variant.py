@@ -27,11 +27,7 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
 
 class VariantJob(Record, frozen=True, kw_only=True):
-    """What to run, where its inputs are, and a place to work in, which is removed.
-
-    ``shards`` and ``keep`` are there for documents that are tokenised in the loop, ``staging`` for
-    a variant that is about reading speed.
-    """
+    """What to run, where its inputs are, and a place to work in, which is removed."""
 
     spec: VariantSpec
     plan: Path
@@ -45,12 +41,7 @@ class VariantJob(Record, frozen=True, kw_only=True):
 
 
 def ablate_variant(job: VariantJob) -> VariantRecord:
-    """Measure one variant; that it cannot be had here is a result.
-
-    Raises:
-        TrainingError: the plan itself cannot be run.
-        Interrupted: a signal came; nothing is left.
-    """
+    """Measure one variant; raise TrainingError if the plan itself cannot be run."""
     measure = {"tokens_per_s": _speed, "hours": _hours, "read_speed": _read_speed}
     planned, here = read_record(TrainPlan, job.plan), probe_machine(table=[])
     blank = VariantRecord(

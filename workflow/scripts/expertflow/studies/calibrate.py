@@ -37,10 +37,7 @@ STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 class CalibrationJob(Record, frozen=True, kw_only=True):
-    """What to run: a plan as it would be trained, its records and rows, and a place to work in.
-
-    ``began_s`` is the performance counter when planning began, before which all was imported.
-    """
+    """A plan, its inputs, a place to work in, and the performance counter when planning began."""
 
     plan: TrainPlan
     packing: Path
@@ -178,7 +175,7 @@ def take_times(
 
 
 def levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
-    """Return the times to take quartiles of: steps, or means of whole epochs if those are short.
+    """Return the times to take quartiles of: steps, or means of short epochs.
 
     The last step of an epoch may hold fewer rows, so a median over steps would miss it.
     """

@@ -67,10 +67,7 @@ class CachedTrials(Record, frozen=True, kw_only=True):
 
 
 class TuneJob(Record, frozen=True, kw_only=True):
-    """What to tune: an expert's records and rows, and where to work and to keep trials.
-
-    ``code`` is the digest of what runs: trials of other code are not taken over.
-    """
+    """An expert's inputs, where to work, where trials are kept, and the digest of the code."""
 
     expert: str
     spec: PlanSpec
@@ -86,11 +83,7 @@ class TuneJob(Record, frozen=True, kw_only=True):
 def tune(
     job: TuneJob, run_trial: RunTrial, *, clock: Callable[[], float] = time.perf_counter
 ) -> TuningRecord:
-    """Search, then compare the best with the default in turns.
-
-    Raises:
-        ConfigError, HardwareError: the plan is refused, or is of another machine.
-    """
+    """Search, then compare the best with the default in turns."""
     began_s = clock()
     draft = draft_plan(expert=job.expert, spec=job.spec, packing=job.packing, model=job.model)
     plan = plan_training(draft)
@@ -235,10 +228,7 @@ def _check(plan: TrainPlan) -> None:
 def _pairs(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> tuple[Pair, ...]:
-    """Time best and default in turns, as long as another pair is likely to end in time.
-
-    Goes on from the pairs of an earlier search. None are timed where the default could not be run.
-    """
+    """Time best and default in turns as long as time is left, on top of earlier pairs."""
     default = search.space.default
     if best is None or best == default or search.trials[default].outcome != "measured":
         return ()

@@ -55,10 +55,7 @@ class FirstRows(Record, frozen=True, kw_only=True):
 
 
 class Setup(Record, frozen=True, kw_only=True):
-    """How a variant is run: its plan and rows, and how many steps make up the plan's tokens.
-
-    ``forced`` says what its rows changed that it did not ask for.
-    """
+    """How a variant is run; ``forced`` says what its rows changed that it did not ask for."""
 
     plan: TrainPlan
     rows: Rows

@@ -245,10 +245,9 @@ def _result_files(results: Path) -> list[Path]:
 
 
 def _staged_at_home(results: Path, spec: BundleSpec, records: Provenance) -> Items:
-    """Let Snakemake find at home the staging settings that the bundle was made with.
+    """Have Snakemake find at home the staging settings that the bundle was made with.
 
-    With this machine's ``scratch``, which decides no result, home would stage, train and evaluate
-    again. The record itself says what was done here.
+    This machine's ``scratch`` decides no result; with it home would stage and train again.
     """
     settings = (read_record(StagingRecord, results / STAGING).spec, spec.staging)
     used, at_home = (canonical_json(to_json(each)) for each in settings)

@@ -42,13 +42,12 @@ class SettingsFile(Record, frozen=True, kw_only=True):
 class BundleSpec(Record, frozen=True, kw_only=True):
     """Settings of ``make_bundle``.
 
-    ``config`` holds the keys of the configuration that decide what was made, ``told`` what of
-    the training settings the command line said. ``files`` are manifest, cards and prices by their
-    name in the bundle. ``content`` hashes the user's own files by their path in the manifest.
-    ``artefacts`` are the files that scoring reads, ``own_artefacts``
-    the user's among them. ``tokens`` names the engines that tokenized, ``tuned`` the tuning behind
-    the plan as the manifest names it, ``staging`` the settings of staging here, which belong to a
-    machine. ``code`` is the digest of every rule and of the generators.
+    ``config`` holds the keys of the configuration that decide what was made, ``told`` what of the
+    training settings the command line said. ``files`` are manifest, cards and prices by their name
+    in the bundle. ``content`` hashes the user's own files by their path in the manifest.
+    ``artefacts`` are the files that scoring reads, ``own_artefacts`` the user's among them.
+    ``tuned`` is the tuning behind the plan as the manifest names it; ``staging`` belongs to this
+    machine; ``code`` is the digest of every rule and of the generators.
     """
 
     expert: str

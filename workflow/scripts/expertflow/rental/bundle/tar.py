@@ -58,10 +58,7 @@ def read_index(path: Path) -> BundleIndex:
 
 
 def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], BinaryIO]) -> None:
-    """Read a bundle of which the index was read before; raise DataError if a byte differs.
-
-    ``create`` returns the file to write a member to.
-    """
+    """Read a bundle into the files of ``create``; raise DataError if a byte differs."""
     with path.open("rb") as stream:
         if _read_index(stream, path) != index:
             raise DataError(f"{path}: was replaced while it was opened; open it again")

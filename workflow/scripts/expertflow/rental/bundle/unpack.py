@@ -130,10 +130,7 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
-    """Unpack a bundle beside its place, checked; the folder is gone after the block unless moved.
-
-    Only who holds the expert may call this, so that earlier attempts' folders can go.
-    """
+    """Unpack a bundle beside its place, for who holds the expert; only what is moved stays."""
     parent, prefix = results.parent, f"results/{index.expert}/"
     partial = parent / f".{results.name}.{os.getpid()}.partial"
     with _undone_on_failure(partial):
@@ -233,7 +230,7 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
 
 
 def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
-    """Link a model's weights into ``folder``, from ``given``, the manifest's folder or the hub.
+    """Link weights from ``given``, the manifest's folder or the hub into ``folder``.
 
     Raises:
         DataError: the weights found are another model's, or the hub cannot be had.

@@ -29,10 +29,7 @@ class Ledger(Record, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Counts dollars from now, or from when the machine began to be paid, on top of a ledger.
-
-    ``path`` is written with every ``note``, so that a run that is killed keeps what it spent.
-    """
+    """Counts dollars from now, or from when the machine began to be paid, on top of a ledger."""
 
     def __init__(
         self,
@@ -72,10 +69,7 @@ class Meter:
 
 
 class TravellingLedger:
-    """The ledger here and its copy in a store, which several machines may write.
-
-    Methods raise SyncFailed where the store fails, DataError where what it has is no ledger.
-    """
+    """The ledger here and its copy in a store, which several machines may write."""
 
     def __init__(self, own: Path) -> None:
         self.path, self._copy = own / LEDGER, own / "ledger"
@@ -130,8 +124,7 @@ def read_ledger(path: Path) -> Ledger:
 def merge(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
     """Add sessions that only the other ledger knows, or knows for longer.
 
-    ``judged`` are sessions that a meter has counted or clipped already; they come in again only
-    where they went on since.
+    Those ``judged``, which a meter has counted or clipped, come in again only if they went on.
     """
     known = {session.start_s: session for session in mine.sessions}
     ends_s = {session.start_s: session.end_s for session in judged.sessions}

@@ -163,11 +163,7 @@ def _positive(text: str) -> float:
 
 
 def guard_command(options: str, expert: str) -> str:
-    """Return the command that guards an expert's job, its copies in a folder of their own.
-
-    Raises:
-        ConfigError: it would stop the machine before the outcome is packed, or is none.
-    """
+    """Return the command that guards an expert's job; raise ConfigError if there is none."""
     try:
         words = shlex.split(options)
     except ValueError as error:

@@ -84,10 +84,7 @@ class Session:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the guard's folder for a block, and for as long as what it started runs.
-
-        A second guard, which would stop the machine under the first, is refused: ConfigError.
-        """
+        """Hold the guard's folder while what it started runs; raise ConfigError if held."""
         path = self.copies.own / "lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,10 +27,7 @@ ALIVE_BYTES_PER_S = 10_000
 
 
 class IdleGpu:
-    """Says when no visible card was busy for some minutes; what it cannot read, it does not judge.
-
-    ``stack`` holds the cards open. ``state`` says whether the timer is on, and why not.
-    """
+    """Says when no card was busy for some minutes; what it cannot read, it does not judge."""
 
     def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
         self._limit_s, self._busy_percent = 60 * minutes, busy_percent

@@ -108,10 +108,7 @@ class LocalStore(Store):
 
 
 class RsyncStore(Store):
-    """A folder of another machine, over ssh (host:path) or by its daemon (rsync://…).
-
-    ssh has to work without a password: a question nobody answers counts as a failure.
-    """
+    """A folder elsewhere, by ssh without a password (host:path) or a daemon (rsync://…)."""
 
     def __init__(self, destination: str, cancel: threading.Event) -> None:
         super().__init__(without_secrets(destination), cancel)
