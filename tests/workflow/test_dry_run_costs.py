@@ -47,7 +47,7 @@ def test_a_card_with_a_price(fresh: Workspace) -> None:
     header, line = table(fresh, "large", *config)
     assert header.split() == ["expert", "jobs", "hours", "dollars", "on", "basis"]
     words = line.split()
-    assert words[0:2] == ["large", "13"]
+    assert words[0:2] == ["large", "14"]
     assert words[3] == words[6] == "to"
     hours, dollars = float(words[4]), float(words[7])
     assert dollars == pytest.approx(2.49 * hours, rel=0.1)
@@ -64,7 +64,7 @@ def test_a_card_without_a_price(fresh: Workspace) -> None:
 def test_the_demo_on_a_cpu_is_unknown_and_says_why(fresh: Workspace) -> None:
     _, line = table(fresh, "tiny")
     reason = "the speed of a CPU is not known before a calibrated plan"
-    assert line == f"tiny    13    unknown  unknown  cpu  {reason}"
+    assert line == f"tiny    14    unknown  unknown  cpu  {reason}"
 
 
 def test_another_directory_and_a_profile_without_the_table(fresh: Workspace) -> None:
