@@ -26,8 +26,6 @@ CHOSEN = "set in the manifest"
 
 
 class Encoder(ABC):
-    """What tokenizing needs of an engine; ``decode`` and ids work alike in both."""
-
     name: str
     version: str
 

@@ -38,11 +38,6 @@ class ExportSummary(Record, frozen=True, kw_only=True):
 
 
 def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -> ExportSummary:
-    """Write packed rows as a folder for other trainers, in flat memory.
-
-    Raises:
-        DataError: ``source`` holds no packed rows, or ``output`` is there already.
-    """
     _check(source, output)
     rows = read_rows(source)
     counts = np.zeros(2, np.int64)

@@ -40,8 +40,6 @@ class SplitDocuments(Record, frozen=True, kw_only=True):
 
 
 class Splits(Record, frozen=True, kw_only=True):
-    """Both splits plus statistics; a repeated document counts once in these."""
-
     train: SplitDocuments
     held_out: SplitDocuments
     n_special_text: int

@@ -161,8 +161,6 @@ def _tokenize_shards(
 def _encoded(
     drafts: Iterator[Drafted], pool: ThreadPoolExecutor, choosing: Future[Chosen]
 ) -> Iterator[tuple[Drafted, TokenBatch]]:
-    """Yield drafts with their tokens; some drafts are ahead of the engine, in its own thread."""
-
     def encode(drafted: Drafted) -> Ragged:
         return drafted.encode(choosing.result().engine)
 

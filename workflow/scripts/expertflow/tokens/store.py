@@ -45,7 +45,6 @@ def publish(source: Path, target: Path) -> None:
 
 
 def prunable(store: Path) -> list[Path]:
-    """List what no result shares any more, and what a killed job left behind."""
     if not store.is_dir():
         return []
     return [path for path in sorted(store.iterdir()) if path.is_dir() and not _in_use(path)]

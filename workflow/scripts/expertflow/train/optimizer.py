@@ -109,7 +109,6 @@ def load_optimizer(
     tensors: Mapping[str, torch.Tensor],
     values: Mapping[str, Any],
 ) -> None:
-    """Load a state, to the shards where there are some; refuse one of other parameters."""
     optimizer = _unwrapped(optimizer)
     parameters = trained_parameters(model)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}

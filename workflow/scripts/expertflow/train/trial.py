@@ -200,7 +200,6 @@ def _timed(trial: Trial, run: Run, began_s: float) -> TrialResult:
 
 
 def _warm_up(trial: Trial, run: Run, step: Callable[[], None]) -> float:
-    """Do the steps that do not count; return the seconds of the first."""
     first_s = 0.0
     for i in range(max(1, trial.n_warmup_steps)):
         start_s = time.perf_counter()

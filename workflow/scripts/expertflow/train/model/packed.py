@@ -52,7 +52,6 @@ def causal_lm(model: Any) -> PreTrainedModel:
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[torch.nn.Module]:
-    """List the decoder layers: what is checkpointed, compiled and sharded as one."""
     return [m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 

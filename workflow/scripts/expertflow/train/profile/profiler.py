@@ -49,8 +49,6 @@ NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
 
 
 class Window(Record, frozen=True, kw_only=True):
-    """Steps to watch, counted from 0, and those just before them to compare their time with."""
-
     neighbours: range
     steps: range
 

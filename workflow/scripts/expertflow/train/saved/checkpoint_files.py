@@ -63,7 +63,6 @@ def step_of(directory: Path) -> int:
 
 
 def complete(state: Path) -> list[Path]:
-    """List the checkpoints that can be resumed, oldest first; damaged ones are left out, logged."""
     damages = {path: damage(path) for path in sorted((state / "checkpoints").glob("step-*"))}
     for path, found in damages.items():
         if found is not None:

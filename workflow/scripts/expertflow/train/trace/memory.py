@@ -121,7 +121,6 @@ def import_code(base: Path, *, adapter: bool) -> None:
 
 
 def with_full_chunk(rows: tuple[int, ...], run: TracedRun, length: int) -> tuple[int, ...]:
-    """Add the most rows whose targets are one chunk of the loss, and one more, if among these."""
     full = chunk_of(run) // n_targets_of_row(length, run.supervised_fraction)
     further = {n for n in (full, full + 1) if 1 < n < max(rows)}
     return tuple(sorted({*rows, *further}))
@@ -223,7 +222,6 @@ def _mark_backward(net: Any, live: LiveBytes) -> None:
 
 
 def _has_kernel(gpu: GpuFacts) -> bool:
-    """Tell whether a card has the variable-length kernel; without a capability, bf16 tells."""
     if gpu.compute_capability is None:
         return gpu.peak_bf16_flops_per_s is not None
     major, _, minor = gpu.compute_capability.partition(".")
