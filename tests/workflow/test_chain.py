@@ -43,7 +43,7 @@ from expertflow.data.records import DocumentsRecord
 
 
 def count_documents(documents: DocumentsRecord) -> int:
-    return documents.n_documents
+    return documents.n_train_copies
 """
 NEW_LINE = """
     Stage(
@@ -82,7 +82,7 @@ def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
     tuned = "experts={tiny: {training: {tuned: results/tiny/tuning.json}}}"
     settings = ("--config", "calibrate=true", "ablate=true", tuned)
     said = finished.run(
-        "--forceall", "--rulegraph", *(f"results/{name}" for name in targets), *settings
+        "--forceall", "--rulegraph", "dot", *(f"results/{name}" for name in targets), *settings
     )
     nodes = dict(re.findall(r'(\d+)\[label = "(\w+)"', said))
     edges = {(nodes[a], nodes[b]) for a, b in re.findall(r"(\d+) -> (\d+)", said)}
@@ -128,5 +128,6 @@ def test_a_stage_is_added_by_its_rule_script_package_and_one_line(
     target = "results/tiny/count.json"
     assert space.jobs(target) == {"count_documents": 1}
     space.run(target)
-    assert space.record("count.json") == {"expert": "tiny", "n": 82}
+    n = space.record("documents.json")["n_train_copies"]
+    assert space.record("count.json") == {"expert": "tiny", "n": n}
     assert space.planned() == {"build_report"}

@@ -261,14 +261,16 @@ class Workflow:
         return self.document_shards(wildcards) if self.variant_keep(wildcards) else []
 
     def variant_keep(self, wildcards: Any) -> list[str]:
-        expert = self._expert(wildcards)
-        variant = variant_spec(expert.ablation, wildcards.variant).variant
-        return [f"{expert.results}/keep.arrow"] if variant.rows == "on_the_fly" else []
+        return self._of_variant(wildcards, "keep.arrow", rows="on_the_fly")
 
     def variant_staging(self, wildcards: Any) -> list[str]:
+        return self._of_variant(wildcards, "staging.json", metric="read_speed")
+
+    def _of_variant(self, wildcards: Any, name: str, **wanted: str) -> list[str]:
         expert = self._expert(wildcards)
         variant = variant_spec(expert.ablation, wildcards.variant).variant
-        return [f"{expert.results}/staging.json"] if variant.metric == "read_speed" else []
+        is_read = all(getattr(variant, key) == value for key, value in wanted.items())
+        return [f"{expert.results}/{name}"] if is_read else []
 
     @property
     def processes(self) -> dict[str, InputFunction]:
