@@ -1,9 +1,7 @@
 """Dry runs of what is shipped: all eight experts, both presets, from a clean clone."""
 
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from support import ROOT
@@ -59,12 +57,3 @@ def test_a_calibration_comes_before_the_plan_where_it_is_asked_for(clone: Worksp
 
 def test_lint_is_clean(clone: Workspace) -> None:
     assert "good condition" in clone.run("--lint")
-
-
-def test_the_drawing_of_the_chain_names_every_rule() -> None:
-    rules = set()
-    for path in (ROOT / "workflow" / "rules").glob("*.smk"):
-        rules |= set(re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE))
-    for drawing in ("Snakefile", "README.md", "docs/architecture.md"):
-        text = Path(ROOT / drawing).read_text(encoding="utf-8")
-        assert not [rule for rule in rules if rule not in text], drawing
