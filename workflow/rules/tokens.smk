@@ -54,7 +54,9 @@ rule pretokenize_shard:
     params:
         **wf.params("pretokenize_shard", "name=shard ids index store=state/.tokens"),
     shell:
-        "MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads} " + wf.command("pretokenize_shard")
+        wf.command(
+            "pretokenize_shard", environment="MALLOC_ARENA_MAX=1 RAYON_NUM_THREADS={threads}"
+        )
 
 
 rule pack_sequences:

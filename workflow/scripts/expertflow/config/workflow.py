@@ -149,12 +149,12 @@ class Workflow:
 
         return {"spec": self.spec(stage), "code": self.code(stage), "flags": words}
 
-    def command(self, stage: str, log: str = "2> {log:q}") -> str:
+    def command(self, stage: str, log: str = "2> {log:q}", *, environment: str = "") -> str:
         """Return how a stage's script is called, with ``params``; signals reach it, not a shell."""
         return (
-            f'exec python "$EXPERTFLOW"/{stage}.py --spec {{params.spec:q}} --code {{params.code}}'
-            f" {{params.flags:q}} {log}"
-        )
+            f'{environment} exec python "$EXPERTFLOW"/{stage}.py --spec {{params.spec:q}}'
+            f" --code {{params.code}} {{params.flags:q}} {log}"
+        ).lstrip()
 
     def spec(self, stage: str) -> InputFunction:
         return one_line(lambda wildcards: spec_text(stage, self._expert(wildcards), wildcards))
