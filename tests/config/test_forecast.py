@@ -10,10 +10,13 @@ import pytest
 import yaml
 from support import ROOT
 
+from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.workflow import Workflow
 from expertflow.core.files import sha256_file, sha256_text
 from expertflow.core.records import write_record
 from expertflow.data.records import DataFile, SourceRecord
+from expertflow.hardware import probe
+from expertflow.plan.cost import MFU_HIGH, MFU_LOW
 from expertflow.plan.records import CostPlan
 
 CONFIG = {
@@ -253,8 +256,6 @@ def test_hours_stand_without_a_price(place: Place) -> None:
 @pytest.mark.parametrize(
     ("config", "manifest", "reason"),
     [
-        ({"hardware": "cpu"}, {}, "the speed of a CPU is not known before a calibrated plan"),
-        ({"preset": "demo"}, {}, "the speed of a CPU is not known before a calibrated plan"),
         ({}, {"model": "a/b"}, "model a/b is neither a folder here nor downloaded"),
         (
             {},
@@ -277,16 +278,21 @@ def test_what_is_not_known_has_its_reason(
     assert (hours, dollars, basis) == ("unknown", "unknown", reason)
 
 
-def test_a_machine_without_a_gpu_has_no_auto(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from expertflow.core.errors import HardwareError
-    from expertflow.hardware import probe
-
-    def refuse(hardware: str, table: list[dict[str, Any]]) -> None:
-        raise HardwareError("no driver; use cpu")
-
-    monkeypatch.setattr(probe, "resolve_gpu", refuse)
-    place.config["hardware"] = "auto"
-    assert place.parts()[2:] == ("auto", "no driver")
+@pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])
+def test_a_cpu_is_as_fast_as_a_share_of_its_products(
+    place: Place, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.packing()
+    low, high = place.hours()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(probe, "cpu_flops_per_s", lambda: H100_FLOPS_PER_S)
+    place.config = {"hardware": "H100 SXM", **config}
+    if "preset" in config:
+        place.manifest["demo"] = {"training": place.manifest["training"]}
+    on_cpu = place.hours()
+    assert place.parts()[2:] == ("cpu", "estimate from packed tokens; no price set")
+    assert on_cpu[0] / low == pytest.approx(MFU_HIGH / CPU_SHARE[1], rel=0.2)
+    assert on_cpu[1] / high == pytest.approx(MFU_LOW / CPU_SHARE[0], rel=0.2)
 
 
 def test_a_card_whose_speed_no_source_gives_is_unknown(place: Place) -> None:

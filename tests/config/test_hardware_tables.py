@@ -21,12 +21,12 @@ def tables(folder: Path, prices: Any = None, **config: Any) -> HardwareTables:
     (folder / "hardware").mkdir(exist_ok=True)
     if prices is not None:
         (folder / "hardware" / "prices.yaml").write_text(yaml.safe_dump({"prices": prices}))
-    settings = load_config({"experts": {"e": {}}, "preset": "full", **config}, SCHEMAS)
+    settings = load_config({"experts": {"e": {}}, **config}, SCHEMAS)
     return HardwareTables(settings, [folder, ROOT / "config"], ROOT / "workflow")
 
 
 def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:
-    return tables(folder, prices, **config).plan_spec(load(folder, base()))
+    return tables(folder, prices, **config).plan_spec(load(folder, base(), **config))
 
 
 def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Path) -> None:
@@ -86,9 +86,13 @@ def test_a_price_is_found_by_a_drivers_name(tmp_path: Path) -> None:
     assert made.prices == {"H100 SXM": PRICE}
 
 
-def test_only_the_demo_may_drop_budgets(tmp_path: Path) -> None:
-    assert spec(tmp_path, preset="demo").may_drop_budgets
-    assert not spec(tmp_path, hardware="H100 SXM").may_drop_budgets
+def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) -> None:
+    manifest, on = {**base(), "demo": {"description": "small"}}, tables(tmp_path, hardware="L40S")
+    for preset, value, hardware in (
+        ("demo", manifest, "cpu"), ("full", manifest, "L40S"), ("demo", base(), "L40S"),
+    ):  # fmt: skip
+        made = on.plan_spec(load(tmp_path, value, preset=preset))
+        assert (made.hardware, made.may_drop_budgets) == (hardware, hardware == "cpu")
 
 
 def test_a_sweep_of_learning_rates_pays_for_one_calibration(tmp_path: Path) -> None:

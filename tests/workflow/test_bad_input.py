@@ -73,12 +73,13 @@ def test_what_cannot_be_downloaded(fresh: Workspace) -> None:
     assert "error: source h: data set nobody/nothing" in line
 
 
-def test_the_full_preset_needs_a_card_or_its_name(finished: Workspace, tmp_path: Path) -> None:
+def test_auto_is_the_cpu_where_there_is_no_card(finished: Workspace, tmp_path: Path) -> None:
     space = finished.copy(tmp_path / "copy")
-    arguments = ("results/tiny/plan.json", "--config", "preset=full", "allow_preset_change=true")
-    line = space.refused(*arguments, CUDA_VISIBLE_DEVICES="")
-    assert "this machine has no NVIDIA GPU (" in line and "plan for a card by name" in line
-    space.run(*arguments, "hardware=H100 SXM")
+    arguments = ("results/tiny/plan.json", "--config", "hardware=auto")
+    space.run(*arguments, CUDA_VISIBLE_DEVICES="")
+    assert space.record("plan.json")["hardware"] == "cpu"
+    space.run(*arguments[:-1], "hardware=H100 SXM")
+    assert space.record("plan.json")["hardware"] == "H100 SXM"
 
 
 def test_keep_incomplete_is_refused(fresh: Workspace) -> None:

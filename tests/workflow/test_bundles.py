@@ -117,9 +117,10 @@ def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -
     assert "note: tiny: goes by the manifest of its bundle" in told
 
 
-def test_the_other_preset_is_refused(opened: Box) -> None:
-    refused = opened.refused("-n", "results/tiny/report.json", "--config", "preset=full")
-    assert "is an opened bundle of the demo preset" in refused
+def test_the_other_preset_is_refused(box: Box) -> None:
+    box.write_manifest("tiny", {**manifest(), "demo": {"description": "d"}})
+    refused = box.refused("-n", "results/tiny/report.json", "--config", "preset=demo")
+    assert "is an opened bundle of the full preset" in refused
 
 
 def test_raw_data_beside_a_bundle_has_to_be_the_same(cheap: Workspace, box: Box) -> None:

@@ -106,14 +106,18 @@ def test_settings_from_the_command_line_count_as_changes(finished: Workspace) ->
     assert finished.planned("--config", override) == TRAIN
 
 
-def test_the_other_preset_is_refused_and_may_be_looked_at(finished: Workspace) -> None:
-    other = ("results/tiny/report.json", "--config", "preset=full")
-    refused = finished.refused(*other)
-    assert "holds the demo preset and this run is full; move it" in refused
-    looked = finished.run("-n", *other)
-    assert "with --config allow_preset_change=true it would replace it" in looked
-    finished.run("-n", *other, "allow_preset_change=true")
-    assert finished.planned() == set()
+def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> None:
+    shutil.copy(space.root / "data" / "sums.jsonl", space.root / "data" / "demo.jsonl")
+    demo = {"sources": [{**manifest()["sources"][0], "path": "data/demo.jsonl"}]}
+    space.write_manifest("tiny", {**manifest(), "demo": demo})
+    target = "results/tiny/report.json"
+    refused = space.refused(target)
+    assert "holds the full preset and this run is demo; move it" in refused
+    looked = space.run("-n", target)
+    assert "; a run replaces it, with --config allow_preset_change=true alone" in looked
+    space.run("-n", target, "--config", "allow_preset_change=true")
+    # Neither look has changed what the results were made from.
+    assert space.planned("--config", "preset=full") == set()
 
 
 def test_copied_results_are_taken_over_without_training(

@@ -171,7 +171,7 @@ def make_workspace(root: Path) -> Workspace:
     space.write_side_files()
     space.write_manifest("tiny", manifest())
     space.write_manifest("other", manifest())
-    config = {"experts": {"tiny": {}, "other": {}}}
+    config = {"hardware": "cpu", "experts": {"tiny": {}, "other": {}}}
     (root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
     return space
 

@@ -5,6 +5,7 @@ configuration of this machine counts for what belongs to the machine; for what w
 bundle was made, the bundle's counts, and over it the command line.
 """
 
+import contextlib
 import json
 import re
 from functools import cached_property
@@ -73,9 +74,6 @@ class Expert:
     """Settings are loaded, checked and locked when they are first asked for.
 
     ``told`` is what the command line says of the configuration, here or where the bundle was made.
-
-    Raises:
-        ConfigError: the command line asks for another preset than the opened bundle's.
     """
 
     def __init__(self, name: str, setup: Setup) -> None:
@@ -98,12 +96,6 @@ class Expert:
 
     def _go_by(self, bundle: BundleSpec, opened: Opened) -> None:
         setup, made = self.setup, bundle.config
-        if setup.told.get("preset", made["preset"]) != made["preset"]:
-            raise ConfigError(
-                f"{self.results} is an opened bundle of the {made['preset']} preset and the command"
-                f" line says preset={setup.told['preset']}; leave it out, or make a bundle with"
-                " that preset"
-            )
         experts = {**setup.raw["experts"], **made["experts"]}
         merged = merge({**setup.raw, **made, "experts": experts}, setup.told)
         self.config = load_config(merged, setup.schemas)
@@ -128,7 +120,12 @@ class Expert:
 
     @cached_property
     def settings(self) -> Settings:
-        return load_expert(
+        """The settings of the manifest, with what counts over it.
+
+        Raises:
+            ConfigError: they are wrong, or of another preset than the opened bundle.
+        """
+        settings = load_expert(
             self.name,
             directories=[directory / "experts" for directory in self.directories],
             config=self.config,
@@ -136,6 +133,19 @@ class Expert:
             bundled={} if self.bundle is None else self.bundle.content,
             told=self.told,
         )
+        made = settings["preset"] if self.bundle is None else self.bundle.config["preset"]
+        if "preset" in self.setup.told and made != settings["preset"]:
+            raise ConfigError(
+                f"{self.results} is an opened bundle of the {made} preset and the command line says"
+                f" preset={self.config['preset']}; leave it out, or make a bundle with that preset"
+            )
+        return settings
+
+    @property
+    def preset(self) -> str:
+        """The preset that the settings are of; without a demo block always ``full``."""
+        preset: str = self.settings["preset"]
+        return preset
 
     @cached_property
     def sources(self) -> dict[str, SourceSpec]:
@@ -148,16 +158,27 @@ class Expert:
 
     @cached_property
     def ablation(self) -> AblationSpec:
-        return ablation_spec(self.config, self.directories, self.setup.workflow_dir / "schemas")
+        config = {**self.config, "preset": self.preset}
+        return ablation_spec(config, self.directories, self.setup.workflow_dir / "schemas")
 
     @cached_property
     def lock(self) -> ExpertLock:
-        """What the sources hold, pinned once; in a job as the run pinned it."""
+        """What the sources hold, pinned once; in a job as the run pinned it.
+
+        Raises:
+            ConfigError: the run would replace results of the other preset without being told to.
+        """
         path = self.results / "sources.lock.json"
         if not self.setup.main:
             return read_record(ExpertLock, path)
-        self._refuse_other_preset()
-        sources, setup = tuple(self.sources.values()), self.setup
+        held, setup = self._held_preset, self.setup
+        if held is not None and not setup.config["allow_preset_change"]:
+            holds = f"{self.results} holds the {held} preset and this run is {self.preset}"
+            way_on = "--config allow_preset_change=true"
+            if not setup.looks:
+                raise ConfigError(f"{holds}; move it away, or replace it with {way_on}")
+            note(f"{holds}; a run replaces it, with {way_on} alone")
+        sources = tuple(self.sources.values())
         lock = lock_sources(
             self.name,
             sources,
@@ -166,11 +187,12 @@ class Expert:
             bundled=None if self.opened is None else self.opened.index.lock,
         )
         setup.hashes.save()
-        write_lock(path, lock)
-        for source in lock.sources:
-            # A source's jobs read its own lock, so that they run for its changes alone.
-            own = self.results / "sources" / "locked" / f"{source.name}.json"
-            write_lock(own, ExpertLock(expert=self.name, sources=(source,)))
+        # A source's jobs read its own lock, so that they run for its changes alone.
+        locks = {f"sources/locked/{source.name}.json": (source,) for source in lock.sources}
+        for name, pinned in {path.name: lock.sources, **locks}.items():
+            # Who looks at another preset leaves the locks of the results at hand as they are.
+            if held is None or not setup.looks or not (self.results / name).is_file():
+                write_lock(self.results / name, ExpertLock(expert=self.name, sources=pinned))
         for unresolved in unresolved_hub_sources(sources):
             note(f"{self.name}: {unresolved}: revision not resolved yet; fetch_source pins it")
         return lock
@@ -181,27 +203,17 @@ class Expert:
                 return lock
         raise ConfigError(f"expert {self.name} has no source {source!r}; see its manifest")
 
-    def _refuse_other_preset(self) -> None:
-        wanted = self.config["preset"]
-        if self.setup.config["allow_preset_change"]:
-            return
+    @property
+    def _held_preset(self) -> str | None:
+        """The preset of the results at hand, where it is another than this run's."""
         # The first records that jobs write; the lock will not do, since a dry run writes it too.
         for path in sorted((self.results / "sources").glob("*/*.json")):
-            try:
-                there = json.loads(path.read_bytes()).get("preset")
-            except ValueError:
-                # Cut short: it says nothing, and a run makes it again.
-                continue
-            if there in (None, wanted):
-                continue
-            held = f"{self.results} holds the {there} preset and this run is {wanted}"
-            if self.setup.looks:
-                note(f"{held}: with --config allow_preset_change=true it would replace it")
-                return
-            raise ConfigError(
-                f"{held}; move it away, use --directory, or allow it with --config"
-                " allow_preset_change=true"
-            )
+            # A record that was cut short says nothing, and a run makes it again.
+            with contextlib.suppress(ValueError):
+                there: str | None = json.loads(path.read_bytes()).get("preset")
+                if there not in (None, self.preset):
+                    return there
+        return None
 
     @property
     def benchmarks(self) -> dict[str, list[Path]]:

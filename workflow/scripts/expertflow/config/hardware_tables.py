@@ -28,12 +28,12 @@ class HardwareTables:
 
     @property
     def hardware(self) -> str:
-        """What the plan is for: ``auto``, ``cpu`` or a card; the demo is always on the CPU.
+        """What the configuration plans for: ``auto``, ``cpu`` or a card.
 
         Raises:
             ConfigError: no card has this name.
         """
-        hardware: str = "cpu" if self._config["preset"] == "demo" else self._config["hardware"]
+        hardware: str = self._config["hardware"]
         if hardware in ("auto", "cpu") or self._is_known(hardware):
             return hardware
         known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
@@ -63,15 +63,7 @@ class HardwareTables:
                 raise ConfigError(f"{path}: prices names {card!r}: {self._nearest(card)}")
         return prices
 
-    @property
-    def compare(self) -> list[Settings]:
-        """The hardware to compare with; none where the plan is for the CPU.
-
-        Raises:
-            ConfigError: no card has this name.
-        """
-        if self.hardware == "cpu":
-            return []
+    def _compare(self) -> list[Settings]:
         choices: list[Settings] = self._config["compare"]
         for choice in choices:
             if not self._is_known(choice["name"]):
@@ -85,13 +77,19 @@ class HardwareTables:
         """Return the settings of ``plan_training``.
 
         Of the tables it takes the rows of the card that is named and of those to compare it with,
-        or all while the card is not known yet.
+        or all while the card is not known yet. The demo is always planned for the CPU, and nothing
+        is compared with one.
+
+        Raises:
+            ConfigError: no card has a name that is given.
         """
         training = without_auto(expert["training"])
         if training["method"] == "full":
             training["lora"] = None
         chosen = from_json(TrainingSection, training, where="training")
-        hardware, compare, config = self.hardware, self.compare, self._config
+        config, is_demo = self._config, expert["preset"] == "demo"
+        hardware = "cpu" if is_demo else self.hardware
+        compare = [] if hardware == "cpu" else self._compare()
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [
             row
@@ -111,7 +109,7 @@ class HardwareTables:
             system=expert["system"],
             claims=from_json(tuple[Claim, ...], expert["claims"], where="claims"),
             compare=from_json(tuple[HardwareChoice, ...], compare, where="compare"),
-            may_drop_budgets=config["preset"] == "demo",
+            may_drop_budgets=is_demo,
         )
 
     def _is_known(self, card: str) -> bool:

@@ -1,7 +1,8 @@
 """Read config.yaml and the manifests, merge presets and overrides, and refuse contradictions.
 
 Later wins: schema defaults < manifest < its demo block (demo preset) < ``training`` of the
-configuration < ``experts.{name}`` of the configuration.
+configuration < ``experts.{name}`` of the configuration. A manifest without a demo block is of the
+full preset, whatever the configuration says.
 """
 
 import re
@@ -111,11 +112,11 @@ def load_expert(
     bundled: Collection[str] = (),
     told: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give an expert's settings for the preset at hand, checked and complete.
+    """Return an expert's settings, checked and complete.
 
     ``bundled`` names files of the user that may be absent, as a bundle tells what they hold.
-    ``told`` is what of the configuration the command line says. Below ``setting_origins`` stands
-    where the training settings come from.
+    ``told`` is what of the configuration the command line says. ``preset`` is that of the settings;
+    ``setting_origins`` says where the training settings come from.
 
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
@@ -127,9 +128,10 @@ def load_expert(
     check_durations(manifest, where=str(path))
     validate.check(manifest, schemas.expert, where=str(path), at=lambda keys: at_line(path, keys))
     check_stated(manifest, where=str(path))
-    demo = manifest.pop("demo", {})
-    merged = merge(manifest, demo) if config["preset"] == "demo" else manifest
-    merged = merge(merged, {"training": config["training"]})
+    demo = manifest.pop("demo", {}) if config["preset"] == "demo" else {}
+    manifest.pop("demo", None)
+    preset = "demo" if demo else "full"
+    merged = merge(merge(manifest, demo), {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
@@ -138,7 +140,7 @@ def load_expert(
     if isinstance(own.get("sources"), dict):
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"], schemas)}
     merged = merge(merged, own)
-    where = f"{path} with preset {config['preset']} and overrides"
+    where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check_durations(merged, where=where)
     validate.check(merged, schemas.expert, where=where)
     refuse_idle_keys(merged, where=where)
@@ -148,16 +150,15 @@ def load_expert(
             # A repository's history holds what was removed from its files long ago.
             source["scan_secrets"] = source["kind"] == "git"
     check_contradictions(result, where=where, bundled=bundled)
-    demos = [demo] if config["preset"] == "demo" else []
     told = told_training(told or {}, name)
     layers: list[tuple[Origin, Collection[str]]] = [
         ("manifest", manifest.get("training", {})),
-        *(("overlay", layer.get("training") or {}) for layer in (*demos, config, own)),
+        *(("overlay", layer.get("training") or {}) for layer in (demo, config, own)),
         ("command line", {**told["training"], **told["experts"][name]["training"]}),
     ]
     # The last to name a setting wins.
-    result["setting_origins"] = {key: origin for origin, keys in layers for key in keys}
-    return result
+    origins = {key: origin for origin, keys in layers for key in keys}
+    return {**result, "preset": preset, "setting_origins": origins}
 
 
 def told_training(told: dict[str, Any], expert: str) -> dict[str, Any]:

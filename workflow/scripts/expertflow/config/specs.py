@@ -48,7 +48,7 @@ FETCHED = (
 )  # fmt: skip
 # Keys of the configuration that decide what a bundle holds. The others belong to a machine.
 DECIDED = (
-    "preset", "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
+    "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
     "compare", "calibrate", "ablate", "ablation",
 )  # fmt: skip
 
@@ -72,7 +72,7 @@ def _pick(cls: type[S], *places: dict[str, Any], **own: Any) -> S:
 def fetch_source(expert: Expert, wildcards: Any) -> FetchSpec:
     source = expert.sources[wildcards.source]
     kept = SourceSpec(**{key: getattr(source, key) for key in FETCHED})
-    return FetchSpec(source=kept, preset=expert.config["preset"])
+    return FetchSpec(source=kept, preset=expert.preset)
 
 
 generate_source = fetch_source
@@ -80,7 +80,7 @@ generate_source = fetch_source
 
 def find_datasets(expert: Expert, _: Any) -> dict[str, Any]:
     licences = {name: source.licence for name, source in expert.sources.items()}
-    return {"expert": expert.name, "preset": expert.config["preset"], "licences": licences}
+    return {"expert": expert.name, "preset": expert.preset, "licences": licences}
 
 
 def prepare_shard(expert: Expert, wildcards: Any) -> PrepareSpec:
@@ -248,7 +248,7 @@ def build_report(expert: Expert, _: Any) -> Any:
 
     return ReportSpec(
         expert=expert.name,
-        preset=expert.config["preset"],
+        preset=expert.preset,
         description=expert.settings["description"],
         acceptance=tuple(AcceptanceRule(**rule) for rule in expert.settings["acceptance"]),
     )
@@ -265,6 +265,7 @@ def make_bundle(expert: Expert, _: Any) -> BundleSpec:
     return BundleSpec(
         expert=name,
         config={
+            "preset": expert.preset,
             **{key: config[key] for key in DECIDED},
             "experts": {name: config["experts"].get(name) or {}},
         },

@@ -6,6 +6,7 @@ Processors, memory, cards, places for a copy; cgroups of version 1 and 2.
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,10 @@ def free_memory_bytes(root: Path = ROOT) -> int:
 
 
 def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
-    """Turn the ``hardware`` setting into a card; null means the CPU.
+    """Turn the ``hardware`` setting into a card; null means the CPU, as ``auto`` without a card.
 
     Raises:
-        HardwareError: the name is unknown, or ``auto`` finds no card on this machine.
+        HardwareError: the name is unknown.
     """
     if hardware == "cpu":
         return None
@@ -59,12 +60,7 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
     with open_gpus() as gpus:
         name = gpus.devices[0].figure("gpu_name") if gpus.devices else None
         if name is None:
-            raise HardwareError(
-                "hardware is 'auto' and this machine has no NVIDIA GPU"
-                f" ({gpus.reason or 'its driver gives no name'}); plan for a card by name with"
-                " --config hardware='H100 SXM', train on the CPU with hardware=cpu, or use"
-                " preset=demo"
-            )
+            return None
         for text in gpus.remarks:
             log.warning("%s", text)
         device = gpus.devices[0]
@@ -74,6 +70,29 @@ def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
             compute_capability=_text(device.figure("compute_capability")),
             power_limit_w=device.figure("power_limit_w"),
         )
+
+
+def missing_gpu() -> str | None:
+    """Return what ``auto`` comes to where no card can be asked for its name, else null."""
+    with open_gpus() as gpus:
+        if gpus.devices and gpus.devices[0].figure("gpu_name") is not None:
+            return None
+        reason = gpus.reason or "its driver gives no name"
+    return f"hardware is 'auto' and this machine has no NVIDIA GPU ({reason})"
+
+
+def cpu_flops_per_s(width: int = 1024, n_products: int = 5) -> float:
+    """Return what this CPU reaches on the fastest of some large products in fp32."""
+    # Imported here, as only a forecast for a CPU needs it.
+    import numpy as np
+
+    factor = np.random.default_rng(0).random((width, width), dtype=np.float32)
+    fastest_s = math.inf
+    for _ in range(n_products):
+        start_s = time.perf_counter()
+        factor @ factor
+        fastest_s = min(fastest_s, time.perf_counter() - start_s)
+    return 2 * width**3 / fastest_s
 
 
 def probe_machine(

@@ -1,11 +1,12 @@
 """Make the plan of an expert from the records of the stages before it."""
 
+import logging
 from functools import partial
 from pathlib import Path
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import read_part, read_record
-from expertflow.hardware.probe import probe_machine, resolve_gpu
+from expertflow.hardware.probe import missing_gpu, probe_machine, resolve_gpu
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import Calibration, MemoryTrace, ModelFacts, PlanSpec, TrainPlan
@@ -13,6 +14,8 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.switches import choose_attention
 from expertflow.plan.tuned import Tuning, TuningRecord
 from expertflow.tokens.records import PackingRecord
+
+log = logging.getLogger(__name__)
 
 
 def plan_expert(
@@ -39,6 +42,8 @@ def plan_expert(
 
 def draft_plan(*, expert: str, spec: PlanSpec, packing: Path, model: Path) -> PlanDraft:
     """Gather what a plan is made of; on a card with a trace, which predicts memory."""
+    if spec.hardware == "auto" and (missing := missing_gpu()):
+        log.warning("%s: the plan is for its CPU", missing)
     draft = PlanDraft(
         expert=expert,
         spec=spec,
