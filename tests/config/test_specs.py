@@ -139,8 +139,7 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
             main=main,
             gpu_limit=SimpleNamespace(value=limit),
         )
-        workflow.spec("train_expert")(wildcards)
-        workflow.refuse_misfits([(rule, SimpleNamespace(wildcards=wildcards))])
+        assert workflow.checked(rule, 3)(wildcards) == 3
 
     refuse(rule, 2)
     refuse("plan_training", 1)

@@ -18,6 +18,7 @@ rule make_bundle:
         **wf.outputs("make_bundle"),
     log:
         wf.log("make_bundle"),
+    priority: wf.checked("make_bundle")
     conda:
         "../../envs/expertflow.yaml"
     params:

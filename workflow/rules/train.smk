@@ -21,6 +21,7 @@ rule plan_training:
         **wf.outputs("plan_training"),
     log:
         wf.log("plan_training"),
+    priority: wf.checked("plan_training")
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
@@ -52,7 +53,7 @@ rule train_expert:
         **wf.outputs("train_expert"),
     log:
         wf.log("train_expert"),
-    priority: 10
+    priority: wf.checked("train_expert", 10)
     retries: wf.retries
     conda:
         "../../envs/expertflow.yaml"

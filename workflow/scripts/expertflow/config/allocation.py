@@ -15,7 +15,6 @@ from expertflow.plan.records import CostPlan
 GENEROUS = 1.5
 AT_LEAST_MINUTES = 60
 UNPLANNED_MINUTES = 24 * 60
-TRAIN = ("calibrate_expert", "train_expert")
 
 
 def runtime_minutes(expert: str) -> int:

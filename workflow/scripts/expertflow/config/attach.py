@@ -60,6 +60,8 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
         gpu_limit=limit,
         # Jobs of one group must agree on every text: none there.
         shows_forecast=run.output_settings.dryrun and not run.group_settings.group_components,
+        elsewhere=run.resource_settings.nodes is not None,
+        checks=run.output_settings.dryrun or not looks,
         on_first_use=lambda: _register_hooks(run),
     )
     set_environment(wf.scripts, main=main)
@@ -109,11 +111,8 @@ def _before_first_job(run: Any) -> None:
             " training resumes from state/ anyway"
         )
     allocation.refuse_missing_slurm(run.executor_plugin.name)
-    jobs = [(stage_of(job), job) for job in run.dag.needrun_jobs()]
-    ours = [(stage, job) for stage, job in jobs if stage]
-    for wf in _attached:
-        wf.refuse_misfits(ours)
-    run_lock.hold([job for _, job in ours], slurm_run=run_lock.slurm_run_name(run))
+    ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
+    run_lock.hold(ours, slurm_run=run_lock.slurm_run_name(run))
 
 
 def stage_of(job: Any) -> str | None:

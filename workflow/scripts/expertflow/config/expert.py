@@ -7,6 +7,7 @@ bundle was made, the bundle's counts, and over it the command line.
 
 import contextlib
 import json
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +47,19 @@ Settings = dict[str, Any]
 DECISIVE = (".safetensors", "/tokenizer.json")
 # What tune_expert makes.
 TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
+
+
+def check_writable(*folders: Path) -> None:
+    """Refuse folders that cannot be written, or made where they are missing.
+
+    Raises:
+        ConfigError: names the first such folder.
+    """
+    for folder in folders:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            problem = "cannot be written" if there.is_dir() else "is no folder"
+            raise ConfigError(f"{there}: {problem}; correct its permissions, or use --directory")
 
 
 class Setup(Record, frozen=True, kw_only=True):
@@ -171,6 +185,7 @@ class Expert:
         path = self.results / "sources.lock.json"
         if not self.setup.main:
             return read_record(ExpertLock, path)
+        check_writable(self.results, Path("state"))
         held, setup = self._held_preset, self.setup
         if held is not None and not setup.config["allow_preset_change"]:
             holds = f"{self.results} holds the {held} preset and this run is {self.preset}"

@@ -19,6 +19,7 @@ from expertflow.data.records import SourceLock, SourceRecord
 from expertflow.data.settings import SourceSpec
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan.claims import time_words
 from expertflow.plan.cost import MFU_HIGH, MFU_LOW, peak_flops_per_s, planned_price
 from expertflow.plan.flops import flops_per_token
 from expertflow.plan.records import CostPlan, ModelFacts, PlanSpec
@@ -86,6 +87,12 @@ class Forecast(Record, frozen=True, kw_only=True):
         """
         hours, usd = _range(self.hours), _range(self.usd)
         return f"{hours} hours; {usd} dollars; {self.hardware}; {self.basis}"
+
+    def time_text(self) -> str:
+        times = (
+            "an unknown time" if self.hours is None else " to ".join(map(time_words, self.hours))
+        )
+        return f"{times} ({self.basis.split('; ')[0]})"
 
 
 def forecast(case: Case) -> Forecast:

@@ -6,7 +6,7 @@ user's mistake ends in one line.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -19,13 +19,15 @@ from expertflow.config import allocation
 from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import parsed_modules, rule_digest
 from expertflow.config.expert import Expert, Setup
-from expertflow.config.forecast import Case, forecast
-from expertflow.config.guard import one_line
+from expertflow.config.forecast import Case, Forecast, forecast
+from expertflow.config.guard import note, one_line
 from expertflow.config.load import Schemas, load_config
+from expertflow.config.machine import TRAINS, check_machine
 from expertflow.config.specs import spec_text
 from expertflow.core.errors import ConfigError
 from expertflow.data.lock import HashCache
 from expertflow.data.shards import token_shards
+from expertflow.hardware.probe import missing_gpu
 
 C = TypeVar("C", bound=type)
 Settings = dict[str, Any]
@@ -54,8 +56,9 @@ class Workflow:
     """The configured workflow. ``main`` is false in the jobs that Snakemake starts elsewhere.
 
     ``looks``: nothing is run. ``told`` is what the command line says of the configuration; it wins
-    over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run. ``on_first_use`` is
-    called when Snakemake first asks for something of an expert.
+    over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run. ``elsewhere``: other
+    machines run the jobs. ``checks``: jobs are run or listed, and what they need is looked for.
+    ``on_first_use`` is called when Snakemake first asks for something of an expert.
     """
 
     def __init__(
@@ -68,10 +71,13 @@ class Workflow:
         told: Settings | None = None,
         gpu_limit: Any = None,
         shows_forecast: bool = True,
+        elsewhere: bool = False,
+        checks: bool = True,
         on_first_use: Callable[[], None] | None = None,
     ) -> None:
         self.main, self.scripts = main, basedir / "workflow" / "scripts"
         self._gpu_limit, self._shows_forecast = gpu_limit, shows_forecast
+        self._elsewhere, self._checks = elsewhere, checks
         self._on_first_use = on_first_use
         schemas = Schemas.read(basedir / "workflow" / "schemas")
         self._setup = Setup(
@@ -304,23 +310,41 @@ class Workflow:
         """Return what the table of a dry run shows of a training; else null."""
         if not self._shows_forecast:
             return None
-        expert = self._expert(wildcards)
+        return self._forecast(self._expert(wildcards)).text()
 
+    def _forecast(self, expert: Expert) -> Forecast:
         def made_by(rule: str, **of: str) -> tuple[str, str]:
             spec = spec_text(rule, expert, SimpleNamespace(expert=expert.name, **of))
             return spec, _code(rule, self.scripts)
 
-        return forecast(Case(expert=expert, made_by=made_by)).text()
+        return forecast(Case(expert=expert, made_by=made_by))
 
-    def refuse_misfits(self, jobs: Iterable[tuple[str, Any]]) -> None:
-        """End the run before its first job if a training asks for what it cannot get.
+    def checked(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
+        """Return what gives a rule's priority, and ends the run where the rule could not run.
 
-        Snakemake asks for a job's resources only when all jobs before it are done.
+        Snakemake asks for the priorities of all jobs that are to run before it starts or lists the
+        first, and for resources only when all jobs before one are done.
         """
-        for stage, job in jobs:
-            if stage in allocation.TRAIN and job.wildcards.expert in self._loaded:
-                self.n_gpus(job.wildcards)
-                self.n_nodes(job.wildcards)
+
+        @cache
+        def check(name: str) -> None:
+            expert = self._expert(SimpleNamespace(expert=name))
+            training = expert.settings["training"]
+            if rule in TRAINS:
+                allocation.n_gpus(training, self._gpu_limit)
+                allocation.n_nodes(training)
+            check_machine(expert, rule, elsewhere=self._elsewhere)
+            if rule == "train_expert" and expert.plan_spec.hardware == "auto":
+                if missing := missing_gpu():
+                    time = self._forecast(expert).time_text()
+                    note(f"{name}: {missing}; it trains on the CPU, for {time}")
+
+        def found(wildcards: Any) -> int:
+            if self.main and self._checks:
+                one_line(check)(wildcards.expert)
+            return priority
+
+        return found
 
 
 def files_of(records: Callable[[Any], list[str]], *suffixes: str) -> Callable[[Any], list[str]]:

@@ -3,6 +3,7 @@
 Processors, memory, cards, places for a copy; cgroups of version 1 and 2.
 """
 
+import importlib.metadata
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.hardware.disk import candidates, scratch_facts
 from expertflow.hardware.gpu_table import find_row, gpu_by_name, unlisted
-from expertflow.hardware.nvml import open_gpus
+from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
 
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 # Tensor cores have bf16 and TF32 from this compute capability on (CUDA documentation).
 AMPERE = (8, 0)
 ROOT = Path("/")
+NO_CUDA = (
+    "the plan is for {} and torch sees no CUDA device; run on that machine, or plan with"
+    " hardware=cpu"
+)
 # Version 1 of cgroups writes "no limit" as a number near 2**63.
 NO_LIMIT = 1 << 60
 
@@ -79,6 +84,20 @@ def missing_gpu() -> str | None:
             return None
         reason = gpus.reason or "its driver gives no name"
     return f"hardware is 'auto' and this machine has no NVIDIA GPU ({reason})"
+
+
+def lacks_cuda() -> bool:
+    """Return whether torch is sure to see no card, without importing it."""
+    with open_gpus() as gpus:
+        hidden = gpus.reason in (NO_DRIVER, HIDDEN)
+    return hidden or package_version("torch", "install envs/").endswith("+cpu")
+
+
+def package_version(name: str, remedy: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise HardwareError(f"package {name} is not installed; {remedy}") from error
 
 
 def cpu_flops_per_s(width: int = 1024, n_products: int = 5) -> float:

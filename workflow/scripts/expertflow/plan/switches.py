@@ -51,6 +51,18 @@ def _contradictions(training: Training) -> Iterator[tuple[str, str]]:
         yield "parallel", fix
 
 
+def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
+    """List the packages that these settings need besides the usual ones, and what to do instead."""
+    if training.method == "qlora" or training.optim == "adamw_8bit":
+        yield (
+            "bitsandbytes",
+            "method qlora and optim adamw_8bit need it; pip install -r"
+            " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
+        )
+    if (tracker := training.report_to) != "none":
+        yield tracker, f"pip install {tracker}, or set training.report_to to none"
+
+
 def choose_precision(
     spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
 ) -> tuple[Precision, str]:

@@ -3,7 +3,6 @@
 These readings change from minute to minute, so they lie outside every fingerprint.
 """
 
-import importlib.metadata
 import logging
 import shutil
 from pathlib import Path
@@ -17,14 +16,17 @@ from expertflow.core.records import to_json
 from expertflow.hardware.disk import file_read_speed
 from expertflow.hardware.gpu_table import find_row
 from expertflow.hardware.probe import (
+    NO_CUDA,
     free_gpu_memory_bytes,
     free_memory_bytes,
+    package_version,
     probe_machine,
     short_of_memory,
     usable_cpus,
 )
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.switches import needed_packages
 from expertflow.train.device import fix_workspaces, measured_matmul_flops_per_s
 from expertflow.train.model.load import DTYPES
 
@@ -69,10 +71,7 @@ def preflight(plan: TrainPlan, state: Path, rows: Path | None = None) -> dict[st
 
 def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
     if not torch.cuda.is_available():
-        raise HardwareError(
-            f"the plan is for {gpu.name} and torch sees no CUDA device; run on that machine, or"
-            " plan with hardware=cpu"
-        )
+        raise HardwareError(NO_CUDA.format(gpu.name))
     name = torch.cuda.get_device_name()
     if find_row(name, _rows(gpu)) is None:
         log.warning("the plan is for %s, the card is %s", gpu.name, name)
@@ -156,27 +155,12 @@ def _rows(gpu: GpuFacts | None) -> list[dict[str, Any]]:
 
 
 def _versions(plan: TrainPlan) -> dict[str, str]:
-    found = {name: _version(name, "install envs/") for name in PACKAGES}
-    if plan.method == "qlora" or plan.optim == "adamw_8bit":
-        found["bitsandbytes"] = _version(
-            "bitsandbytes",
-            "method qlora and optim adamw_8bit need it; pip install -r"
-            " envs/requirements-bitsandbytes.lock, or use method lora and optim adamw_torch_fused",
-        )
-    if (tracker := plan.report_to) in ("tensorboard", "wandb"):
-        remedy = f"pip install {tracker}, or set training.report_to to none"
-        found[tracker] = _version(tracker, remedy)
+    needed = [*((name, "install envs/") for name in PACKAGES), *needed_packages(plan)]
+    found = {name: package_version(name, remedy) for name, remedy in needed}
     for name, floor in FLOORS.items():
         if _numbers(found[name]) < _numbers(floor):
             raise HardwareError(f"{name} {found[name]} is older than {floor}; upgrade it")
     return found
-
-
-def _version(name: str, remedy: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise HardwareError(f"package {name} is not installed; {remedy}") from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:
