@@ -183,7 +183,7 @@ def test_ones_own_data_in_five_minutes(tmp_path_factory: pytest.TempPathFactory)
     (mine.root / "config" / "experts" / "mine.yaml").write_text(manifest)
     said = mine.run("-s", str(ROOT / "Snakefile"), "results/mine/report.json")
     report = json.loads((mine.root / "results" / "mine" / "report.json").read_text())
-    assert report["run"]["preset"] == "demo"
+    assert report["run"]["preset"] == "full"
     assert "report.html" in said
 
 
