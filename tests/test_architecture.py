@@ -55,6 +55,7 @@ PUBLIC = {
     "evaluate.answer_text",
     "evaluate.generate",
     "evaluate.tasks.registry",
+    "plan.claims",
     "plan.cost",
     "plan.draft",
     "plan.memory",
