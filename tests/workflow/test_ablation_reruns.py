@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from workflow_space import Workspace, make_workspace
+from workflow_space import Workspace
 
 pytestmark = pytest.mark.chain
 
@@ -25,8 +25,8 @@ ONE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def ablated(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    space = make_workspace(tmp_path_factory.mktemp("ablated") / "a space")
+def ablated(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    space = finished.copy(tmp_path_factory.mktemp("ablated") / "a space")
     write(space, "mine", TWO)
     write(space, "more", ONE)
     configure(space)
