@@ -58,8 +58,10 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
         looks=looks,
         told=told,
         gpu_limit=limit,
-        # Jobs of one group must agree on every text: none there.
-        shows_forecast=run.output_settings.dryrun and not run.group_settings.group_components,
+        # Jobs of one group must agree on every text: none there. Groups are not known before.
+        shows_forecast=lambda: (
+            run.output_settings.dryrun and not run.group_settings.group_components
+        ),
         elsewhere=run.resource_settings.nodes is not None,
         checks=run.output_settings.dryrun or not looks,
         on_first_use=lambda: _register_hooks(run),

@@ -70,7 +70,7 @@ class Workflow:
         looks: bool = False,
         told: Settings | None = None,
         gpu_limit: Any = None,
-        shows_forecast: bool = True,
+        shows_forecast: Callable[[], bool] = lambda: True,
         elsewhere: bool = False,
         checks: bool = True,
         on_first_use: Callable[[], None] | None = None,
@@ -308,7 +308,7 @@ class Workflow:
 
     def forecast(self, wildcards: Any) -> str | None:
         """Return what the table of a dry run shows of a training; else null."""
-        if not self._shows_forecast:
+        if not self._shows_forecast():
             return None
         return self._forecast(self._expert(wildcards)).text()
 
