@@ -65,6 +65,8 @@ def attach(run: Any, config: dict[str, Any], basedir: Path) -> Workflow:
         elsewhere=run.resource_settings.nodes is not None,
         checks=run.output_settings.dryrun or not looks,
         on_first_use=lambda: _register_hooks(run),
+        # Snakemake may have looked into the folder before the lock was written there.
+        on_lock=lambda path: run.iocache.exists_local.__setitem__(path, True),
     )
     set_environment(wf.scripts, main=main)
     if main:

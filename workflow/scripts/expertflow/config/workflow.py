@@ -58,7 +58,8 @@ class Workflow:
     ``looks``: nothing is run. ``told`` is what the command line says of the configuration; it wins
     over an opened bundle. ``gpu_limit`` is Snakemake's for the whole run. ``elsewhere``: other
     machines run the jobs. ``checks``: jobs are run or listed, and what they need is looked for.
-    ``on_first_use`` is called when Snakemake first asks for something of an expert.
+    ``on_first_use`` is called when Snakemake first asks for something of an expert,
+    ``on_lock`` for each lock.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Workflow:
         elsewhere: bool = False,
         checks: bool = True,
         on_first_use: Callable[[], None] | None = None,
+        on_lock: Callable[[str], None] = lambda path: None,
     ) -> None:
         self.main, self.scripts = main, basedir / "workflow" / "scripts"
         self._gpu_limit, self._shows_forecast = gpu_limit, shows_forecast
         self._elsewhere, self._checks = elsewhere, checks
-        self._on_first_use = on_first_use
+        self._on_first_use, self._on_lock = on_first_use, on_lock
         schemas = Schemas.read(basedir / "workflow" / "schemas")
         self._setup = Setup(
             raw=config,
@@ -171,12 +173,15 @@ class Workflow:
 
     def lock(self, wildcards: Any) -> str:
         """Pin an expert's sources, once; return the lock's path."""
-        return f"results/{self._expert(wildcards).lock.expert}/sources.lock.json"
+        path = f"results/{self._expert(wildcards).lock.expert}/sources.lock.json"
+        self._on_lock(path)
+        return path
 
     def source_lock(self, wildcards: Any) -> str:
         expert = self._expert(wildcards)
-        name = expert.source_lock(wildcards.source).name
-        return f"{expert.results}/sources/locked/{name}.json"
+        path = f"{expert.results}/sources/locked/{expert.source_lock(wildcards.source).name}.json"
+        self._on_lock(path)
+        return path
 
     def source_records(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)
