@@ -16,7 +16,7 @@ from expertflow.config.contradictions import (
     check_durations,
     refuse_idle_keys,
 )
-from expertflow.config.read_yaml import SUFFIXES, at_line, read_yaml, scalars, suggest
+from expertflow.config.read_yaml import SUFFIXES, at_line, check_values, read_yaml, scalars, suggest
 from expertflow.config.stated import check_stated
 from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_file
@@ -76,6 +76,7 @@ def _numbers(value: Any) -> Any:
 def load_config(config: dict[str, Any], schemas: Schemas) -> dict[str, Any]:
     """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
     config = _numbers(scalars(config, words=WORDS))
+    check_values(config, Path("config/config.yaml"))
     validate.check(config, schemas.config, where="config/config.yaml")
     result: dict[str, Any] = validate.with_defaults(config, schemas.config)
     return result

@@ -67,11 +67,16 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct it") from error
-    _check_values(path, value)
+    check_values(value, path)
     return scalars(value, words={})
 
 
-def _check_values(path: Path, value: Any) -> None:
+def check_values(value: Any, path: Path) -> None:
+    """Refuse numbers that are not finite, and more values than a user writes.
+
+    Raises:
+        ConfigError: names the file and the line, where it is there.
+    """
     try:
         for i, (keys, item) in enumerate(_values(value, ())):
             if i > MAX_VALUES:

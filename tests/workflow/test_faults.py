@@ -1,0 +1,109 @@
+"""What a user writes, and the one line that a dry run ends with."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support import ROOT
+
+pytestmark = pytest.mark.chain
+MANIFEST = """\
+description: Answers questions in one word.
+model: builtin:tiny-qwen3
+sources:
+  - name: mine
+    kind: local
+    path: data/mine.jsonl
+    prompt: "{question}"
+    completion: "{answer}"
+evaluation: {task: exact_match}
+training: {num_train_epochs: 2}
+"""
+EPOCHS = "num_train_epochs: 2"
+
+
+class Fault(NamedTuple):
+    """In the manifest ``old`` becomes ``new``; ``line`` is in what the run ends with."""
+
+    old: str
+    new: str
+    line: str
+    config: tuple[str, ...] = ()
+    environment: dict[str, str] = {}  # noqa: RUF012
+
+
+def training(setting: str, line: str) -> Fault:
+    return Fault(EPOCHS, setting, f"mine.yaml:10: unknown key 'training.{line}")
+
+
+def told(line: str, *config: str) -> Fault:
+    return Fault("", "", line, config)
+
+
+FAULTS = [
+    training("num_train_epoch: 2", "num_train_epoch'; did you mean 'num_train_epochs'?"),
+    training("num_epochs: 2", "num_epochs'; it is called 'num_train_epochs' here"),
+    training("per_device_train_batch_size: 2", "per_device_train_batch_size'; it is called"),
+    training("dataloader_pin_memory: true", "dataloader_pin_memory'; batches are pinned wherever"),
+    training("deepspeed: zero.json", "deepspeed'; parallel: fsdp shares the model"),
+    training("lora_alpha: 8", "lora_alpha'; it is called 'lora.alpha' here"),
+    Fault("exact_match", "exactmatch", "mine.yaml:9: key 'evaluation.task' is 'exactmatch'"),
+    Fault("kind: local", "kind: locl", "mine.yaml:5: key 'sources.0.kind' is 'locl'"),
+    Fault("model: ", "model: a\nmodel: ", "mine.yaml:3: key 'model' is there twice"),
+    Fault(EPOCHS, "learning_rate: .nan", "mine.yaml:10: learning_rate is nan; give a finite"),
+    Fault(EPOCHS, "max_steps: many", "mine.yaml:10: key 'training.max_steps' is 'many'"),
+    Fault("training: {", "training:\n\t{", "mine.yaml:11: a tab"),
+    Fault("{task: exact_match}", "{task: exact_match", "that is not closed"),
+    Fault("{task: exact_match}", "*none", "an alias (*name) without its anchor"),
+    Fault("{answer}", "{answer", "source mine, completion: template '{answer'"),
+    Fault("mine.jsonl", "my.jsonl", "source mine: no file at data/my.jsonl; correct"),
+    Fault("tiny-qwen3", "tiny-qwen", "which is not known; did you mean 'builtin:tiny-qwen3'?"),
+    Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', and there is no such folder; did you"),
+    Fault("builtin:tiny-qwen3", "data", "data: no config.json; give a model directory or a hub"),
+    Fault("builtin:tiny-qwen3", "a/b", "and HF_HUB_OFFLINE is set", (), {"HF_HUB_OFFLINE": "1"}),
+    Fault(EPOCHS, "attention: varlen", "training.attention varlen needs a CUDA card; use auto"),
+    Fault(EPOCHS, "world_size: 2", "world_size is 2, and a run may hold 1 at once"),
+    told("did you mean 'H100 SXM'", "hardware=H100 SMX"),
+    told("did you mean 'H100 SXM'", "hardware=H100"),
+    told("unknown key 'hardwar'; did you mean 'hardware'?", "hardwar=cpu"),
+    told("key 'preset' is 'ful': it must be one of ['demo', 'full']; did you mean", "preset=ful"),
+    told("price_usd_per_hour is inf; give a finite number, or null", "price_usd_per_hour=inf"),
+    told("unknown key 'training.max_step'; did you mean", "training={max_step: 3}"),
+    told("the expert has no such source; did you mean 'mine'?", "experts={mine: {sources: {min: {path: a}}}}"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    place = tmp_path_factory.mktemp("faults")
+    for folder in ("config/experts", "data"):
+        (place / folder).mkdir(parents=True)
+    record = json.dumps({"question": "q", "answer": "a"})
+    (place / "data" / "mine.jsonl").write_text(f"{record}\n" * 20)
+    cases: list[Any] = []
+    for fault in FAULTS:
+        assert fault.old in MANIFEST
+        arguments = ["-s", str(ROOT / "Snakefile"), "-n", "results/mine/report.json"]
+        arguments += ["--config", *fault.config] if fault.config else []
+        environment = {"CUDA_VISIBLE_DEVICES": "", **fault.environment}
+        cases.append((MANIFEST.replace(fault.old, fault.new, 1), arguments, environment))
+    script = Path(__file__).with_name("dry_runs.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], input=json.dumps(cases), capture_output=True, text=True,
+        cwd=place, check=True,
+    )  # fmt: skip
+    found: list[tuple[int, str]] = json.loads(done.stdout)
+    assert not list(place.glob("results/*/*.json.fingerprint"))
+    return found
+
+
+@pytest.mark.parametrize("i", range(len(FAULTS)), ids=lambda i: FAULTS[i].line[-40:])
+def test_a_fault_is_one_line(ends: list[tuple[int, str]], i: int) -> None:
+    code, said = ends[i]
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert code != 0 and len(lines) == 1 and "Traceback" not in said, said
+    assert FAULTS[i].line in lines[0]
