@@ -1,6 +1,6 @@
 """Run the Snakefile dry, once for each case on stdin, each in a fork of one process.
 
-A case is ``[manifest, arguments, environment]``; what comes out is the return code and what was said.
+A case is ``[manifest, arguments, environment]``; out come the return code and what was said.
 """
 
 import json

@@ -73,8 +73,13 @@ FAULTS = [
     told("key 'preset' is 'ful': it must be one of ['demo', 'full']; did you mean", "preset=ful"),
     told("price_usd_per_hour is inf; give a finite number, or null", "price_usd_per_hour=inf"),
     told("unknown key 'training.max_step'; did you mean", "training={max_step: 3}"),
-    told("the expert has no such source; did you mean 'mine'?", "experts={mine: {sources: {min: {path: a}}}}"),
-]  # fmt: skip
+    told(
+        "the expert has no such source; did you mean 'mine'?",
+        "experts={mine: {sources: {min: {path: a}}}}",
+    ),
+]
+if find_spec("wandb") is None:
+    FAULTS.append(Fault(EPOCHS, "report_to: wandb", "package wandb is not installed; pip install"))
 
 
 @pytest.fixture(scope="module")
