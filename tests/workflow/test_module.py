@@ -25,7 +25,7 @@ rule copy_report:
     shell: "cp {{input}} {{output}}"
 """
 # What profiles/default says, which Snakemake does not find beside another Snakefile.
-LIMITS = ("--nolock", "--resources", "gpu=1")
+LIMITS = ("--nolock", "--rerun-incomplete", "--resources", "gpu=1")
 
 
 @pytest.fixture
