@@ -1,10 +1,10 @@
-"""What the Hugging Face caches on this machine hold, read off the disk without any network.
+"""Read the Hugging Face caches on this machine from disk, without the network.
 
-Two caches lie side by side. The hub's holds files as downloaded, by commit::
+The hub cache holds files as downloaded, by commit::
 
     hub/datasets--{org}--{name}/{refs/{branch},snapshots/{commit}/…,blobs/…}
 
-The one of ``datasets`` holds them *prepared*: one folder of Arrow files a config and commit::
+The ``datasets`` cache holds them *prepared*, as one folder of Arrow files per config and commit::
 
     datasets/{org}___{name}/{config}/{version}/{commit}/{dataset_info.json,{name}-{split}.arrow}
 """
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CARD = "README.md"
 INFO = "dataset_info.json"
-# Options of a source that choose among a data set's files.
+# Source options that select among a data set's files.
 READ_OPTIONS = ("data_dir", "data_files")
-# A long split is cut into several files; a split's own name holds no hyphen.
+# A long split has several files; a split name contains no hyphen.
 ARROW = re.compile(r".+?-(?P<split>[^-]+?)(-\d{5}-of-\d{5})?\.arrow")
 
 
@@ -44,7 +44,7 @@ def snapshot_folder(repository: str, commit: str) -> Path:
 
 
 def cached_revision(repository: str, revision: str | None) -> str | None:
-    """Find the commit that a branch or tag had when the cache last saw it; null when unknown."""
+    """Return the last cached commit of a branch or tag; None if unknown."""
     wanted = revision or "main"
     if COMMIT.fullmatch(wanted):
         return wanted
@@ -73,7 +73,7 @@ def front_matter(path: Path) -> dict[str, Any]:
 
 
 def card_licence(card: dict[str, Any]) -> str | None:
-    """Return the licence that a card states; of "other" its name, of several all of them."""
+    """Return a card's license; for "other" its name, for several all of them."""
     stated = card.get("license")
     names = [str(name) for name in (stated if isinstance(stated, list) else [stated]) if name]
     if names == ["other"] and card.get("license_name"):
@@ -82,8 +82,6 @@ def card_licence(card: dict[str, Any]) -> str | None:
 
 
 class Prepared(Record, frozen=True, kw_only=True):
-    """A data set as Arrow files: one config at one commit, all its splits."""
-
     folder: Path
     config: str
     commit: str
@@ -100,19 +98,18 @@ def prepared_root(repository: str) -> Path:
 
 
 def snake_case(name: str) -> str:
-    """Write a data set's name as the library names its folders; a test compares."""
+    """Convert a name to the ``datasets`` library's folder name; a test compares."""
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
 
 
 def config_folder(source: SourceSpec, config: str) -> str:
-    """Name the folder of a prepared config; other files under the same name go elsewhere."""
+    """Return a prepared config's folder name; a hash tells selections of files apart."""
     chosen = {key: source.options[key] for key in READ_OPTIONS if source.options.get(key)}
     return f"{config}-{sha256_json(chosen)[:16]}" if chosen else config
 
 
 def default_config(card: dict[str, Any]) -> str:
-    """Return the config that is meant when a manifest names none."""
     stated = card.get("configs")
     rows = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
     chosen = rows if len(rows) == 1 else [row for row in rows if row.get("default") is True]
@@ -120,7 +117,7 @@ def default_config(card: dict[str, Any]) -> str:
 
 
 def find_source(source: SourceSpec) -> Prepared | None:
-    """Find a source's prepared files; with no commit known, take the only one there is."""
+    """Find a source's prepared files; with no known commit, only if there is just one."""
     repository = str(source.id)
     commit = cached_revision(repository, source.revision)
     if commit is None and source.revision is not None:
@@ -142,7 +139,7 @@ def list_prepared(root: Path) -> list[Prepared]:
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """Read what a folder says of itself; DataError if that is damaged or names lost files."""
+    """Read a prepared folder; DataError if it is damaged or lacks files."""
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
         counts = {str(k): int(v["num_examples"]) for k, v in (info.get("splits") or {}).items()}

@@ -1,14 +1,11 @@
-r"""Apply a model's own chat template without letting the data pose as part of it.
+r"""Apply a model's chat template without letting text pose as markup.
 
 A template returns one string, in which a user's text "<|im_end|>" looks like the end of a turn. So
-it is applied to placeholders first, which shows what is layout and what is text; the result is kept
-for all chats of that shape. For every document the outcome is then compared with the
-template applied to the texts themselves: a template that trims, strips or branches on a text is
-noticed, and taken as it is.
-
-What is learned of an assistant's turn follows the point where generation would start, up to and
-including the special token that ends the turn. A chat is rejected if the template leaves out a
-turn, a call or a tool: nobody would notice what is missing.
+it is first applied to placeholders, to separate layout from text; the result is cached by chat
+shape. Each document is then compared with the template applied to its actual texts: if the template
+trims, strips or branches on a text, its own output is used. The learned part of an assistant turn
+starts where generation would and ends with the special token that closes the turn. A chat is
+rejected if the template silently drops a turn, a call or a tool.
 """
 
 import contextlib
@@ -29,7 +26,7 @@ from expertflow.data.records import Body, Layout, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.traced_text import Condition, Trace, TracedStr, is_traceable, note_reading
 
-# A character of a private use area on both sides of a turn's number.
+# A turn number between two private-use characters.
 PLACE = re.compile("\ue0f0([0-9]+)\ue0f1")
 MAX_SHAPES = 512
 TEMPLATE_FAULTS = (
@@ -39,7 +36,7 @@ Span = tuple[int, int]
 
 
 class Atom(Record, frozen=True):
-    """A stretch of a rendered chat: layout text, or (``turn`` set) the place of a turn's text."""
+    """A span of a rendered chat: layout, or (``turn`` set) a turn's text."""
 
     text: str
     learned: bool
@@ -58,10 +55,10 @@ class ChatTemplate:
         self._shapes: OrderedDict[str, tuple[Atom, ...]] = OrderedDict()
 
     def atoms(self, body: Body) -> tuple[Atom, ...]:
-        """Lay a chat out with its texts in their places.
+        """Lay out a chat with its texts.
 
-        Reject it where the template refuses it, rewrites it so that what is learned cannot be
-        found, or rewrites a text that holds special tokens.
+        Reject if the template refuses it, hides the learned part, or rewrites special tokens in a
+        text.
         """
         shape = self._shape(body)
         filled = tuple(
@@ -79,7 +76,7 @@ class ChatTemplate:
         return self._cut(body.turns, body.tools, direct)
 
     def form(self, body: Body) -> tuple[tuple[Atom, ...], tuple[Condition, ...]] | None:
-        """Lay out a chat of places, with conditions on its texts; None if they are rewritten."""
+        """Lay out a chat of placeholders, with conditions on its texts; None if rewritten."""
         posing = [*_structured_texts(body.turns, body.tools), *(turn.role for turn in body.turns)]
         if not self._is_traceable or any(PLACE.search(text) for text in posing):
             return None
@@ -149,7 +146,7 @@ class ChatTemplate:
         text_at = full.find(turns[i].content) if PLACE.fullmatch(turns[i].content) else -1
         start = text_at
         if turns[i].role == "assistant":
-            # Some templates refuse a chat without a turn, or one that ends in a call's result.
+            # Some templates refuse an empty chat, or one that ends in a tool result.
             with contextlib.suppress(Reject):
                 before = self._apply(turns[:i], tools, generate=True)
                 start = len(before) if full.startswith(before) else start
@@ -163,7 +160,7 @@ class ChatTemplate:
             if not ends:
                 return start, len(upto)
             usual = [high for token, high in ends if token == self.layout.turn_end]
-            # A call may hold special tokens of its own and end in another one.
+            # A call may contain special tokens and end in a different one.
             return start, usual[0] if usual else ends[-1][1]
         return start, ends[0][1] if ends else len(full)
 
@@ -206,13 +203,13 @@ def _refuse_omissions(full: str, turns: Sequence[Turn], tools: Sequence[dict[str
 
 
 def special_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    """Match any special token, the longest first; a pattern without tokens matches nothing."""
+    """Match any special token, longest first; without tokens, match nothing."""
     ordered = sorted(filter(None, tokens), key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Return messages whose calls have ids of nine characters, as some templates insist."""
+    """Return messages with nine-character call ids, as some templates require."""
     messages: list[dict[str, Any]] = []
     numbers: dict[str, str] = {}
     waiting: list[str] = []
@@ -245,7 +242,7 @@ def _structured_texts(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) ->
 
 
 class _Generation(jinja2.ext.Extension):
-    # Templates may mark the assistant's text; the marks are not needed here.
+    # Templates may mark the assistant's text; ignore the marks.
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
@@ -254,7 +251,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Make the sandbox of templates, without a clock: today's date would change data every day."""
+    """Return the template sandbox; without a clock, since a date would change data daily."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

@@ -1,4 +1,4 @@
-"""What deduplication decides by, of all documents: flat arrays, 23 to 31 bytes a document."""
+"""Flat arrays for deduplication: 23 to 31 bytes per document."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -12,7 +12,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.records import ShardRecord
 from expertflow.data.shingles import Hashes
 
-# What became of a document; ``Columns.status`` holds the place in this list.
+# A document's outcome; ``Columns.status`` is an index into this tuple.
 STATUS = (
     *("kept", "duplicate", "near_duplicate", "over_source_cap", "over_category_cap"),
     *("below_weight", "over_max_documents"),
@@ -20,16 +20,15 @@ STATUS = (
 KEPT = 0
 NO_CATEGORY = -1
 Rows = NDArray[np.int64]
-# Rows sorted at once. Keys are hashes, so a range of keys holds its share of the rows.
+# Rows sorted at once. Keys are hashes, so equal key ranges hold about equally many rows.
 PASS_ROWS = 1 << 20
 SCAN_ROWS = 1 << 20
 
 
 class Columns(Struct, kw_only=True):
-    """One place a document, in the order of the manifest.
+    """One entry per document, in manifest order.
 
-    ``text`` and ``text_rest`` are the two halves of ``text_hash``; ``source`` and ``category`` are
-    places in the lists of names, categories in the order of their first document.
+    ``text``, ``text_rest`` are halves of ``text_hash``; ``source``, ``category`` index the names.
     """
 
     text: Hashes
@@ -46,7 +45,7 @@ class Columns(Struct, kw_only=True):
 
 
 def read_columns(shards: list[ShardRecord]) -> Columns:
-    """Read the shards' columns in the manifest's order; DataError if a record counts otherwise."""
+    """Read the shards' columns in manifest order; DataError if a shard's count differs."""
     n = sum(shard.n_documents for shard in shards)
     columns = Columns(
         text=np.empty(n, np.uint64),
@@ -70,7 +69,6 @@ def read_columns(shards: list[ShardRecord]) -> Columns:
 
 
 def placed(shards: list[ShardRecord]) -> list[tuple[ShardRecord, slice]]:
-    """Return each shard with its stretch of the columns."""
     ends = np.cumsum([0, *(shard.n_documents for shard in shards)]).tolist()
     return [(shard, slice(*pair)) for shard, pair in zip(shards, pairwise(ends), strict=True)]
 
@@ -119,7 +117,6 @@ def _batches(
 
 
 def _fixed(column: pa.Array, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """View values of a fixed number of bytes as an array of documents x numbers."""
     n_values = column.type.byte_width // dtype.itemsize
     values = np.frombuffer(column.buffers()[1], dtype).reshape(-1, n_values)
     return values[column.offset : column.offset + len(column)]
@@ -134,14 +131,14 @@ def _category_places(column: pa.Array, places: dict[str, int]) -> NDArray[np.int
 
 
 def buckets(keys: Hashes, more: Hashes | None = None) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the rows whose keys occur more than once, pass by pass: (rows, first row of bucket).
+    """Yield (rows, first row of their bucket) for keys that occur more than once.
 
-    Rows of one bucket stand together in rising order. With ``more`` both keys must be equal.
+    A bucket's rows are adjacent and ascending. With ``more``, both keys must be equal.
     """
     for every in _passes(keys):
         rows = every[_shared(keys[every])]
         columns = [keys[rows]] if more is None else [more[rows], keys[rows]]
-        order = np.lexsort(columns)  # stable: rows of a bucket keep their order
+        order = np.lexsort(columns)  # stable: rows keep their order
         rows = rows[order]
         new = np.zeros(len(rows), bool)
         new[:1] = True

@@ -1,8 +1,8 @@
-"""Drop duplicates over all shards, choose how much is used, split it in training and held-out.
+"""Drop duplicates across all shards, limit what is used, and split off held-out documents.
 
-The first occurrence in the order of the manifest stays, whatever the number of shards. Documents
-are compared before they are split, so nothing that is held out equals what is trained on, nor, with
-near-duplicate detection, was found to be near it; and a group lies on one side by its hash.
+The first occurrence in manifest order stays, however many shards there are. Deduplication precedes
+the split, so no held-out document equals (or, with near-duplicate detection, was found near) a
+training document; a group's hash puts all of it on one side.
 """
 
 from collections import Counter
@@ -42,14 +42,14 @@ N_EXAMPLES = 5
 N_CATEGORIES = 50
 KEEP_BATCH_ROWS = 1 << 16
 
-# a dropped document, the one that stays for it, and how similar they are
+# dropped document, the one kept instead, their similarity
 Pair = tuple[int, int, float]
 
 
 def deduplicate_documents(
     *, expert: str, spec: DeduplicateSpec, shards: list[ShardRecord], keep: Path
 ) -> DocumentsRecord:
-    """Write the keep-list and count all records; DataError if too many are rejected or few left."""
+    """Write the keep-list and count all records; DataError if too many rejects or too few left."""
     for source in dict.fromkeys(shard.source for shard in shards):
         check_source([s for s in shards if s.source == source], spec, expert=expert)
     keep.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,12 @@
-"""The Arrow layouts of documents and of the keep-list, written and read in one place.
+"""Read and write the Arrow files of documents and of the keep-list.
 
-The keep-list tells which documents count, how often, and on which side of the split; it names them
-by source, shard and row.
+The keep-list names kept documents by source, shard and row, with copies and split side. A document
+shard has one row per document. ``text_hash`` is equal for duplicates, ``group_hash`` for documents
+that must stay on the same side of the split. ``frame`` and ``texts`` hold the body; see ``shapes``.
+``fields`` is JSON for the scorer, ``signature`` a MinHash as little-endian uint32.
 
-In a shard of documents, one row is one document. ``text_hash`` is equal for documents that count as
-one, ``group_hash`` for documents that must stay on the same side of the split. What a document says
-is held in two parts, ``frame`` and ``texts``; see ``shapes``. ``fields`` is the JSON of what the
-task's scorer needs. With near-duplicate detection there is also a column ``signature``: the
-document's MinHash as little-endian uint32.
-
-Two texts are equal when they differ only in blanks, line ends or the way Unicode composes letters.
-The split's hash is salted: a data set may itself have been cut by a plain hash of the very same
-key, and then its groups are not spread evenly any more.
+Texts are equal if they differ only in whitespace, line ends or Unicode composition. The split hash
+is salted: a data set may itself be cut by a plain hash of the same key, which would skew the split.
 """
 
 import hashlib
@@ -66,7 +61,7 @@ def documents_schema(near: SignatureSpec | None) -> pa.Schema:
 class DocumentWriter:
     def __init__(self, sink: pa.NativeFile, near: SignatureSpec | None) -> None:
         self.schema = documents_schema(near)
-        # Texts shrink to a quarter, and are written faster than without compression.
+        # Texts shrink to a quarter, and write faster than uncompressed.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(sink, self.schema, options=options)
         self._rows: list[NewDocument] = []
@@ -93,7 +88,7 @@ class DocumentWriter:
 
 
 class Document(Record, frozen=True, kw_only=True):
-    """A document with its side of the split. Training sees it ``n_copies`` times an epoch."""
+    """A document with its split side; training sees it ``n_copies`` times per epoch."""
 
     document_id: str
     text_hash: str
@@ -111,10 +106,10 @@ class KeptRows(NamedTuple):
 
 
 def iter_keep(path: Path) -> Iterator[tuple[tuple[str, str], KeptRows]]:
-    """Yield the source, shard and kept rows of each shard, in the order of the manifest."""
+    """Yield each shard's (source, shard) and kept rows, in manifest order."""
     with pa.memory_map(str(path)) as source:
         batches = (batch for batch in pa.ipc.open_stream(source) if batch.num_rows)
-        # A batch holds rows of one shard.
+        # Each batch belongs to one shard.
         for key, own in groupby(batches, lambda b: (b["source"][0].as_py(), b["shard"][0].as_py())):
             names = ("row", "held_out", "n_copies")
             parts = [[b[name].to_numpy(zero_copy_only=False) for name in names] for b in own]
@@ -132,7 +127,6 @@ def join_rows(parts: Sequence[KeptRows]) -> KeptRows:
 def iter_kept(
     shards: list[ShardRecord], keep: Path, *, held_out: bool | None = None
 ) -> Iterator[Document]:
-    """Yield the kept documents of one side, or of both, in the order of the manifest."""
     by_name = {(shard.source, shard.shard): shard for shard in shards}
     for key, kept in iter_keep(keep):
         if held_out is not None:
@@ -143,7 +137,7 @@ def iter_kept(
 
 
 def iter_documents(shard: ShardRecord, kept: KeptRows) -> Iterator[Document]:
-    # Here, as the keep-list alone needs none of it.
+    # Lazy: the keep-list alone does not need it.
     import orjson
 
     from expertflow.data.shapes import body_of
@@ -175,7 +169,7 @@ def iter_texts(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def normalised(text: str) -> str:
-    r"""Fold what makes no difference to a reader: runs of blanks, decomposed letters.
+    r"""Collapse whitespace and compose letters (NFC).
 
     >>> normalised("a\r\n  b ")
     'a b'
@@ -186,7 +180,7 @@ def normalised(text: str) -> str:
 
 
 def hash_document(given: str, answer: str) -> tuple[int, bytes]:
-    """Return the place of the group that ``given`` makes, and the hash of both texts together."""
+    """Return the position of the group that ``given`` forms, and the hash of both texts."""
     digest = hashlib.sha256(SALT + given.encode("utf-8", "surrogatepass"))
     place = int.from_bytes(digest.digest()[:8], "big")
     digest.update(b"\n" + answer.encode("utf-8", "surrogatepass"))
@@ -198,5 +192,5 @@ def text_hash(text: str) -> bytes:
 
 
 def group_hash(group: str) -> int:
-    """Return a group's place in [0, 2^64): a document whose place is low enough is held out."""
+    """Return a group's position in [0, 2^64); documents with a low enough one are held out."""
     return hash_document(group, "")[0]

@@ -1,4 +1,4 @@
-"""Bring a source's records onto this disk and say what is there."""
+"""Fetch a source's records to disk and describe them."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ KINDS = ("local", "hub", "git", "generated")
 
 
 def kind_of(source: SourceSpec) -> SourceModule:
-    """Return the module of a source's kind, or raise ConfigError; no other kind is imported."""
+    """Return the module of a source's kind, importing no other; ConfigError if unknown."""
     if source.kind == "local":
         from expertflow.data.sources import local
 
@@ -37,7 +37,7 @@ def kind_of(source: SourceSpec) -> SourceModule:
 
 
 def fetch_source(spec: FetchSpec, lock: SourceLock, directory: Path) -> SourceRecord:
-    """Make a source readable, writing into ``directory`` where needed, or raise DataError."""
+    """Make a source readable, writing to ``directory`` if needed; DataError if it is empty."""
     fetched = kind_of(spec.source).fetch(spec.source, lock, directory)
     if all(file.n_bytes == 0 for file in fetched.files):
         raise DataError(f"source {lock.name}: it holds no records; check its path and filters")

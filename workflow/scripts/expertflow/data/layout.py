@@ -1,4 +1,4 @@
-"""Read how a model writes chats and texts, from the files of its tokenizer."""
+"""Read a model's chat and text layout from its tokenizer files."""
 
 import json
 from pathlib import Path
@@ -49,9 +49,9 @@ def read_layout(
 ) -> Layout:
     """Read a tokenizer's special tokens and choose its chat template.
 
-    ``choice`` is ``auto`` (the tokenizer's own, else ChatML where it has the marks, else none),
-    ``chatml``, or the path of a Jinja file (ConfigError if it is not there). A template that cannot
-    be used is noted as ``problem``: plain texts need none. DataError if no token ends a text.
+    ``choice`` is ``auto`` (the tokenizer's template, else ChatML if it has the tokens, else none),
+    ``chatml``, or a Jinja file (ConfigError if missing). An unusable template becomes ``problem``,
+    since plain texts need none. DataError if no token ends a text.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")
@@ -101,7 +101,7 @@ def _choose(
         if path.is_file():
             return path.read_text(encoding="utf-8"), "tokenizer"
         if isinstance(own, list):
-            # Several templates with names; the one for general use is "default".
+            # Several named templates; "default" is for general use.
             own = {item["name"]: item["template"] for item in own}.get("default")
         if isinstance(own, str):
             return own, "tokenizer"
@@ -121,7 +121,7 @@ def _choose(
 
 
 def _with_turn_end(layout: Layout) -> Layout:
-    """Find what ends an assistant's turn inside a chat: the last turn may end otherwise."""
+    """Find the token that ends an assistant turn mid-chat; the last turn may end differently."""
     turns = tuple(
         Turn(role=role, content=role, learned=role == "assistant")
         for role in ("user", "assistant", "user")

@@ -1,10 +1,9 @@
-"""Tell whether a document contains what a benchmark asks.
+"""Detect documents that contain benchmark questions.
 
-A document overlaps when it shares a run of ``n_words`` words with a benchmark's text: case-folded,
-without punctuation, never spanning two turns. A shorter text must occur as a whole; one shorter
-than ``MIN_RUN`` words must be a whole turn, since "what is it" occurs everywhere. Words are
-compared by 64-bit hashes: at a billion runs against a million the chance of one false alarm is
-5e-5.
+A document overlaps if it shares ``n_words`` successive words with a benchmark text, case-folded,
+without punctuation and within one turn. A shorter text must occur in full; one below ``MIN_RUN``
+words must be an entire turn, since "what is it" occurs everywhere. Words are compared by 64-bit
+hashes: a billion runs against a million have a 5e-5 chance of one false alarm.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from expertflow.data.shapes import filler
 from expertflow.data.shingles import BARRIER, Hashes, run_hashes, runs_at, spelled, word_hashes
 
 MIN_RUN = 5
-# Slots of the first sieve per run: fewer than one position in eight of a clean text passes it.
+# Slots of the first sieve per run; under one in eight positions of a clean text passes.
 SLOTS_PER_RUN = 8
 NOBODY = int(np.iinfo(np.int16).max)
 
@@ -44,10 +43,9 @@ class _Table(Record, frozen=True):
 
 
 class BenchmarkIndex:
-    """Runs of words of all benchmarks: about 30 bytes each.
+    """Word runs of all benchmarks, about 30 bytes each.
 
-    A sieve over the first words of each run rules out most positions of a clean text at once; only
-    the others are looked up at every length of run that some benchmark has.
+    A sieve over first words skips most positions of a clean text; the rest are looked up by length.
     """
 
     def __init__(self, benchmarks: Iterable[tuple[str, int, Iterable[str]]]) -> None:
@@ -69,7 +67,7 @@ class BenchmarkIndex:
         self._short = _Table.of(short)
         heads = [run_hashes(w[: len(w) - n + self.head], self.head) for _, n, w in long]
         self._heads = np.unique(np.concatenate([np.empty(0, np.uint64), *heads]))
-        # Slots, by the top bits of a hash, that some head falls in.
+        # Occupied slots, by the top bits of a head's hash.
         n_bits = max(8, (SLOTS_PER_RUN * len(self._heads)).bit_length())
         self._shift = np.uint64(64 - n_bits)
         self._sieve = np.zeros(1 << n_bits, bool)
@@ -78,7 +76,7 @@ class BenchmarkIndex:
 
     @classmethod
     def read(cls, specs: tuple[BenchmarkSpec, ...]) -> "BenchmarkIndex":
-        """Index a manifest's benchmarks; DataError for any gap: it would let questions through."""
+        """Index a manifest's benchmarks; DataError for any gap, which would leak questions."""
         return cls((spec.path, spec.n_words, _texts(spec)) for spec in specs)
 
     def find(self, texts: Sequence[str]) -> str | None:

@@ -1,8 +1,7 @@
-"""Pin what an expert's sources contain, when Snakemake parses the workflow.
+"""Pin the content of an expert's sources when Snakemake parses the workflow.
 
-The lock is a file that changes only when the content behind it changes; everything downstream
-depends on it. Touching a raw file changes nothing, editing one record does. Hashes are remembered
-by size, time stamp and inode, so that parsing stays quick.
+Everything downstream depends on the lock file, which changes only with the content, not when a file
+is touched. Hashes are cached by size, modification time and inode to keep parsing fast.
 """
 
 import contextlib
@@ -40,7 +39,6 @@ class HashCache:
                 log.warning("%s is damaged; hashing all sources again", path)
 
     def sha256(self, path: Path) -> str:
-        """Hash a file, or take the hash it had if size, time stamp and inode are the same."""
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         key = str(path.resolve())
@@ -64,10 +62,9 @@ def lock_sources(
     generator_digest: Callable[[str], str],
     bundled: ExpertLock | None = None,
 ) -> ExpertLock:
-    """Pin all sources of an expert, or raise DataError.
+    """Pin all sources of an expert; DataError if one cannot be pinned.
 
-    ``bundled`` is the lock of the box that prepared the data, where that is another one: it stands
-    in for raw data that is absent here. A changed generator is a changed source.
+    ``bundled``, the lock of the machine that prepared the data, stands in for missing raw data.
     """
     there = {} if bundled is None else {lock.name: lock for lock in bundled.sources}
     pins = Pins(hashes.sha256, generator_digest)
@@ -82,7 +79,7 @@ def lock_sources(
         lock = _lock(source, pins)
         if old is not None:
             _refuse_other_data(expert, lock, old)
-            # They may differ in where the files lie.
+            # File locations may differ.
             if _without_place(lock) == _without_place(old):
                 lock = replace(old, n_shards=lock.n_shards)
         locks.append(lock)
@@ -104,7 +101,7 @@ def _is_absent(source: SourceSpec) -> bool:
     if source.path is None:
         return False
     place = Path(source.path).expanduser()
-    # A link to what is gone matches a pattern, and is nothing.
+    # A broken symlink matches a pattern but does not exist.
     found = glob.glob(str(place), recursive=True)  # noqa: PTH207
     return not place.exists() and not any(Path(path).exists() for path in found)
 
@@ -116,7 +113,7 @@ def _without_place(lock: SourceLock) -> SourceLock:
 
 
 def _refuse_other_data(expert: str, lock: SourceLock, bundled: SourceLock) -> None:
-    """Refuse raw data beside a bundle that was made of other raw data: either may be meant."""
+    """Refuse raw data that differs from a bundle's: either may be the intended one."""
     place = lock.files[0].path if lock.files else lock.identity.get("path")
     files = [[file.sha256 for file in each.files] for each in (lock, bundled)]
     if place is not None and (files[0] != files[1] or lock.revision != bundled.revision):
@@ -135,10 +132,9 @@ def unresolved_hub_sources(sources: tuple[SourceSpec, ...]) -> list[str]:
 
 
 def write_lock(path: Path, lock: ExpertLock) -> bool:
-    """Write the lock unless the file says the same; return whether it was written.
+    """Write the lock if its content changed; return whether it was written.
 
-    The order of keys does not count: a lock that came with a bundle has them in its own order, and
-    written anew it would be newer than all that was made from it.
+    Rewriting a bundle's lock for its key order alone would make it newer than all built from it.
     """
     value = to_json(lock)
     with contextlib.suppress(OSError, ValueError):

@@ -1,10 +1,9 @@
-"""Read the turns of a chat in the shapes that data sets come in.
+"""Read chat turns in the formats that data sets use.
 
-OpenAI (``role``, ``content`` as text or as a list of text parts, ``tool_calls``, the older
-``function_call``) and ShareGPT (``from``, ``value``) are told apart turn by turn; other names of
-keys and roles are named in the manifest. Learned are the assistant's turns unless a turn says
-otherwise by ``train: true | false`` or ``weight: 0 | 1``. An assistant's reasoning
-(``reasoning_content`` or ``reasoning``) is put before its answer, between ``<think>`` tags.
+OpenAI (``role``, ``content`` as text or text parts, ``tool_calls``, the older ``function_call``)
+and ShareGPT (``from``, ``value``) are told apart by turn; the manifest maps other key and role
+names. Assistant turns are learned unless a turn sets ``train: true | false`` or ``weight: 0 | 1``.
+Reasoning (``reasoning_content`` or ``reasoning``) goes before the answer in ``<think>`` tags.
 """
 
 import math
@@ -31,7 +30,7 @@ ROLES = {name: role for role, names in _NAMES.items() for name in names}
 def read_turns(
     record: Mapping[str, Any], source: SourceSpec, *, supervise_all: bool
 ) -> tuple[Turn, ...]:
-    """Read a record's chat; Reject it where a turn is malformed or nothing is learned."""
+    """Read a record's chat; Reject if a turn is malformed or nothing is learned."""
     name = str(source.messages)
     value = record.get(name)
     if not isinstance(value, list) or not value:
@@ -43,7 +42,7 @@ def read_turns(
 
 
 def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, Any], ...]:
-    """Read a chat's tools, JSON text too, each as ``{"type": "function", "function": {…}}``."""
+    """Read a chat's tools, also from JSON text, as ``{"type": "function", "function": {…}}``."""
     value = record.get(name) if name is not None else None
     if value is None:
         return ()
@@ -59,7 +58,7 @@ def read_tools(record: Mapping[str, Any], name: str | None) -> tuple[dict[str, A
 
 
 def without_padding(record: Mapping[str, Any], source: SourceSpec) -> dict[str, Any]:
-    """Drop null keys of turns and tools: a column gives each object all keys of all objects."""
+    """Drop null keys of turns and tools: a column pads each object with the keys of all."""
     names = (source.messages, source.tools)
     return {key: _without_nulls(v) if key in names else v for key, v in record.items()}
 
@@ -160,7 +159,7 @@ def _call(call: Any, place: str) -> ToolCall:
         raise Reject("tool_call_without_name", "a call names its tool", field=place, value=call)
     arguments = inner.get("arguments", {})
     if isinstance(arguments, str):
-        # OpenAI writes the arguments as JSON text; templates want the object.
+        # OpenAI passes arguments as JSON text; templates expect the object.
         arguments = _json(arguments or "{}", place, "tool_call_not_json")
     if not isinstance(arguments, dict):
         raise Reject("tool_call_not_json", "arguments are an object", field=place, value=arguments)
@@ -181,7 +180,7 @@ def _json(text: str, place: str, reason: str) -> Any:
 
 
 def _check_json(value: Any, place: str, reason: str) -> None:
-    """Refuse what a document's JSON cannot hold and columns or escapes can."""
+    """Reject values that columns or escapes can hold but a document's JSON cannot."""
     todo = [value]
     while todo:
         item = todo.pop()

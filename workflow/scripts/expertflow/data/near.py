@@ -1,12 +1,11 @@
-"""Find documents that are nearly equal: MinHash signatures, banded (LSH).
+"""Find near-duplicate documents with banded MinHash signatures (LSH).
 
-The signature of a document is, for each of ``n_permutations`` random functions, the least value
-over its runs of ``n_words`` words; the share of equal places in two signatures estimates the
-Jaccard similarity of their runs (standard error sqrt(J (1 - J) / n_permutations): 0.035 at 0.8 and
-128). Signatures are cut in b bands of r values; two documents are compared if a band is equal,
-which happens with probability 1 - (1 - J^r)^b. r is the largest that finds a pair at the threshold
-with at least 0.95: fewer chance meetings for the recall asked. A text shorter than a run is one
-run.
+A signature holds, for each of ``n_permutations`` random functions, the minimum over the document's
+runs of ``n_words`` words; a shorter text is one run. The share of equal values estimates the
+Jaccard similarity J of the runs, with standard error sqrt(J (1 - J) / n_permutations): 0.035 at J =
+0.8 and 128 permutations. Signatures are cut into b bands of r values; two documents are compared if
+a band is equal, with probability 1 - (1 - J^r)^b. r is the largest that finds a pair at the
+threshold with at least 0.95, for the fewest chance matches.
 """
 
 import math
@@ -29,24 +28,24 @@ Signatures = NDArray[np.uint32]
 Leaders = NDArray[np.int32]
 
 RECALL = 0.95
-# How many documents of one bucket any other is compared with, at most. Where more than these share
-# a band and are not near (one long template), another band has to bring a pair together.
+# Maximum documents of one bucket that any other is compared with. If more share a band without
+# being near (one long template), another band must bring a pair together.
 MAX_ROUNDS = 16
 RUNS_AT_ONCE = 2048
 PAIRS_AT_ONCE = 1 << 13
 
 
 class Signer:
-    """Makes signatures; the same text gives the same bytes on any machine and in any version."""
+    """Makes signatures that are byte-identical across machines and versions."""
 
     def __init__(self, spec: SignatureSpec) -> None:
         self.n_words = spec.n_words
-        # x -> factor * x + shift modulo 2^32 is one to one when the factor is odd
+        # x -> factor * x + shift modulo 2^32 is a bijection for odd factors
         self._factors = _half(random_numbers(spec.n_permutations, seed=2))[:, None] | np.uint32(1)
         self._shifts = _half(random_numbers(spec.n_permutations, seed=3))[:, None]
 
     def signature(self, text: str) -> bytes:
-        """Sign a text: ``n_permutations`` values, uint32, little-endian."""
+        """Return ``n_permutations`` little-endian uint32 values."""
         words = word_hashes(spelled(text, punctuation=True))
         hashes = run_hashes(words, max(1, min(self.n_words, len(words))))
         runs = _half(hashes) if len(hashes) else np.zeros(1, np.uint32)
@@ -83,7 +82,7 @@ def choose_bands(spec: NearSpec) -> Bands:
 
 
 class NearIndex:
-    """Signatures and band keys in temporary files: 656 bytes a document at the usual settings."""
+    """Signatures and band keys in temporary files: 656 bytes per document by default."""
 
     def __init__(self, spec: NearSpec, *, n_documents: int, folder: Path) -> None:
         self.spec, self.bands, self.n_documents = spec, choose_bands(spec), n_documents
@@ -119,12 +118,11 @@ class NearIndex:
         self._n_added += len(signatures)
 
     def leaders(self) -> Leaders:
-        """Return for every document the earlier one that it is near to, or -1.
+        """Return each document's earlier near-duplicate, or -1; only the order matters.
 
-        In each bucket of documents with an equal band, the first that has no leader yet leads all
-        later ones that are near to it, then the next one without does, up to ``MAX_ROUNDS`` times.
-        So documents without a leader stay, and leaders lead back to one that stays. All this
-        depends on the order alone.
+        In each bucket of equal bands, the first document without a leader leads all later ones near
+        it; then the next without one, up to ``MAX_ROUNDS`` times. All chains end at a kept
+        document.
         """
         self._signatures.flush()
         self._keys.flush()
@@ -145,7 +143,7 @@ class NearIndex:
         return counts
 
     def _read(self, rows: NDArray[np.int64]) -> Signatures:
-        """Read signatures one by one: pages of a mapped file would count as this job's memory."""
+        """Read signatures one by one: mapped pages would count as this job's memory."""
         unique, places = np.unique(rows, return_inverse=True)
         signatures = np.empty((len(unique), self.spec.n_permutations), np.uint32)
         stream, width = self._signatures.fileno(), 4 * self.spec.n_permutations

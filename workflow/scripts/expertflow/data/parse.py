@@ -1,8 +1,8 @@
-"""Read a JSON object strictly, or say which of the known faults it has.
+"""Parse a JSON object strictly, or name its fault.
 
-``orjson`` is fast but takes the last of two equal keys, turns integers beyond 64 bits into floats
-and says little about what is wrong. So its value is taken only where a few cheap counts prove that
-none of this happened; otherwise the standard library reads the bytes again and names the fault.
+``orjson`` is fast but keeps the last of two equal keys, turns integers beyond 64 bits into floats
+and explains little. So its value is used only if a few cheap counts prove that none of this
+happened; otherwise the standard library parses the bytes again and names the fault.
 """
 
 import json
@@ -15,7 +15,7 @@ import orjson
 
 from expertflow.data.reject import Reject, excerpt
 
-# Deeper values would take recursive code elsewhere to Python's own limit of 1,000 calls.
+# Deeper values could exceed Python's recursion limit of 1,000 elsewhere.
 MAX_DEPTH = 200
 INT64_MIN, UINT64_MAX = -(1 << 63), (1 << 64) - 1
 _FLOAT_MIN, _FLOAT_MAX = float(INT64_MIN), float(UINT64_MAX)
@@ -29,7 +29,7 @@ _CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Parse one JSON object; Reject what not every reader would read in the same way."""
+    """Parse one JSON object; Reject whatever other readers might read differently."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -44,7 +44,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
-    """Return whether a text may have more keys than its value; each needs a quote and a colon."""
+    """Return whether the text may hold more keys (each needs a quote and a colon) than parsed."""
     packed = line.translate(None, _BLANKS)
     most = packed.count(b'":')
     if most > n_keys:
@@ -53,7 +53,7 @@ def _may_have_more_keys(line: bytes, n_keys: int) -> bool:
 
 
 def _count_keys(box: Any, depth: int) -> int:
-    """Count the keys of all objects; a float that may have been an integer gives far too many."""
+    """Count all keys; a float that may be a large integer makes the count far too high."""
     if depth > MAX_DEPTH:
         raise Reject("too_deep", f"objects and lists nest deeper than {MAX_DEPTH}")
     n_keys = 0
@@ -123,7 +123,7 @@ def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
         return Reject("several_values", detail, value=rest)
     if _PYTHON.match(rest):
         return Reject("python_repr", f"Python's way of writing, {detail}", value=text)
-    # What the parser stumbled over could have gone on well.
+    # What stopped the parser may be the start of something valid.
     if error.msg.startswith("Invalid \\"):
         is_cut = _CUT_ESCAPE.fullmatch(rest) is not None
     else:
@@ -168,7 +168,7 @@ def _finite(text: str) -> float | Reject:
 
 
 def _integer(text: str) -> int | Reject:
-    # Python refuses to read integers of thousands of digits; twenty-one are too many already.
+    # Python refuses integers of thousands of digits; 21 are already too many.
     if len(text) <= 20 and INT64_MIN <= int(text) <= UINT64_MAX:
         return int(text)
     return Reject("integer_over_64_bits", "write it as a string or a float", value=text)

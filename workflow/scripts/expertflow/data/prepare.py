@@ -1,8 +1,7 @@
-"""Turn one shard of a source's records into documents, and count what became of every record.
+"""Turn one shard of a source's records into documents, and count every outcome.
 
-A record goes through, in this order: the manifest's ``where``, the field checks, pseudonyms for
-e-mail addresses, the template, the secret scanner, the overlap with benchmarks. Whatever stops it
-is counted under its reason and stands in the shard's ``rejected.jsonl`` with file, line and field.
+Each record passes, in order: the manifest's ``where``, field checks, e-mail pseudonyms, template,
+secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, line and field.
 """
 
 import logging
@@ -44,7 +43,7 @@ from expertflow.data.shapes import MISSING, Draft, draft_maker, look_up, missing
 log = logging.getLogger(__name__)
 
 N_EXAMPLES = 3
-# So many rejects of one shard are worth a warning before the whole source is judged.
+# This many rejects in a shard are worth a warning before the source is judged.
 N_MANY = 1000
 
 
@@ -92,7 +91,7 @@ class Preparer:
         self._check = build_checks(spec.source.checks, source=spec.source.name)
         self._find_overlap: Callable[[Sequence[str]], str | None] | None = None
         self._sign: Callable[[str], bytes] | None = None
-        # What is not asked for is not loaded: a job should start at once.
+        # Load only what is needed: a job should start at once.
         if spec.benchmarks:
             from expertflow.data.leaks import BenchmarkIndex
 
@@ -101,7 +100,7 @@ class Preparer:
             from expertflow.data.near import Signer
 
             self._sign = Signer(spec.near).signature
-        # What is kept out of documents must not stand in logs and lists either.
+        # What is kept out of documents must not appear in logs or rejects either.
         self.private = spec.source.scan_secrets or spec.source.pseudonymise_emails
 
     def wanted(self, record: Mapping[str, Any]) -> bool:
@@ -109,7 +108,7 @@ class Preparer:
         return not where or all(record.get(key) == value for key, value in where.items())
 
     def document(self, raw: RawRecord, record: dict[str, Any]) -> NewDocument:
-        """Make a document, or raise Reject (no document) or Filtered (one that is not wanted)."""
+        """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
         record = self._check(record)
         if self.source.pseudonymise_emails:
             record = without_emails(record)
@@ -133,7 +132,7 @@ class Preparer:
                     "no_group", "the group's field holds no value", field=self.source.group
                 )
             group = group_hash(str(value))
-        # Documents of one identity are duplicates.
+        # Documents with the same identity are duplicates.
         identity = f"{given}\n{answer}"
         if names := self.source.duplicate_fields:
             fields = (normalised(text_field(record, name)).casefold() for name in names)
@@ -176,10 +175,9 @@ class Preparer:
 def prepare_shard(
     *, spec: PrepareSpec, source: SourceRecord, plan: ShardPlan, output: Path, rejected: Path
 ) -> ShardRecord:
-    """Write a shard's documents and rejects; DataError where the manifest says to stop at one.
+    """Write a shard's documents and rejects; DataError if the manifest stops at the first one.
 
-    Whether too many are rejected is judged when the shards of a source are put together, so that
-    the answer does not depend on their number and the rejects stay.
+    The reject limit applies per source, independent of the number of shards; the rejects remain.
     """
     preparer = Preparer(spec)
     with (

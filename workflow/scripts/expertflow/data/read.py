@@ -1,9 +1,8 @@
-"""Describe files of raw records, and read one shard's share of them.
+"""Describe files of raw records, and read one shard of them.
 
-The corpus is all files laid end to end in bytes, as they are on disk; a shard is a range of it. A
-record belongs to the shard in which its first byte lies, so any number of shards reads every record
-exactly once. JSON Lines are cut by bytes, columnar files by rows in proportion; a file that cannot
-be cut belongs whole to the shard where it begins.
+A shard is a byte range of all files laid end to end, as stored on disk. A record belongs to the
+shard with its first byte, so any number of shards reads each record once. JSON Lines are cut by
+bytes, columnar files by rows in proportion; other files belong to the shard where they begin.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ FORMATS: dict[str, FileFormat] = {
     **{".txt": "text", ".md": "text", ".text": "text"},
     **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
 }
-# Of files that belong whole to one shard.
+# For files that one shard reads completely.
 READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
     "jsonl": lines.iter_all,
     "json": json_values.iter_all,
@@ -35,7 +34,6 @@ READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
 
 
 def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
-    """Return the format and compression that a file's name states, or raise DataError."""
     name = Path(path.name.lower())
     compression = SUFFIXES.get(name.suffix)
     kind = FORMATS.get(name.with_suffix("").suffix if compression else name.suffix)
@@ -55,7 +53,7 @@ def can_be_cut(file_format: FileFormat, compression: Compression | None) -> bool
 def describe(
     path: Path, *, sha256: str | None = None, options: dict[str, Any] | None = None
 ) -> DataFile:
-    """Look into a raw file, or raise DataError; records are counted if that costs no parsing."""
+    """Inspect a raw file, counting records if that needs no parsing; DataError if unusable."""
     reading = ReadOptions.among(options or {})
     kind, compression = format_of(path)
     notes = sniff(path, kind, compression)
@@ -87,7 +85,7 @@ def describe(
 def iter_shard(
     files: tuple[DataFile, ...], *, index: int, n_shards: int, options: dict[str, Any] | None = None
 ) -> Iterator[RawRecord]:
-    """Yield the records of one shard in the order of the files; DataError if one is cut off."""
+    """Yield a shard's records in file order; DataError if one is cut off."""
     reading = ReadOptions.among(options or {})
     total = sum(file.n_bytes for file in files)
     start, stop = total * index // n_shards, total * (index + 1) // n_shards

@@ -1,8 +1,7 @@
-"""Records of the data stages: locks, data sets, shards of documents, the split.
+"""Records of the data stages: locks, data sets, document shards, the split.
 
-A *record* is one raw item of a source. A *document* is what a record becomes: turns of a chat, or
-plain text. Documents live in shards; every shard has a small JSON record that carries its hash, and
-later stages depend on that.
+A *record* is one raw item of a source. A *document* is made from a record: a chat or a plain text.
+Each document shard has a small JSON record with its hash, on which later stages depend.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,7 @@ class LockedFile(Record, frozen=True, kw_only=True):
 
 
 class SourceLock(Record, frozen=True, kw_only=True):
-    """What pins a source's content. ``revision`` is null for a hub source not yet resolved."""
+    """Pins a source's content. ``revision`` is null for an unresolved hub source."""
 
     name: str
     kind: SourceKind
@@ -39,11 +38,11 @@ class ExpertLock(Record, frozen=True, kw_only=True):
 
 
 class DataFile(LockedFile, frozen=True, kw_only=True):
-    """A file of raw records on this machine.
+    """A file of raw records on this machine; ``notes`` state what is unusual about it.
 
-    ``n_records`` is null where counting would mean reading it all once more. Of uncompressed JSONL
-    ``n_newlines`` counts the line ends in each block of ``data.read.BLOCK_BYTES``, so that any
-    shard knows the number of its first line. ``notes`` say what is unusual about the file.
+    ``n_records`` is null if counting would need another full read. For uncompressed JSONL,
+    ``n_newlines`` counts line ends per ``data.read.BLOCK_BYTES``, which locates a shard's first
+    line.
     """
 
     n_records: int | None
@@ -57,10 +56,9 @@ class Artefact(Record, frozen=True, kw_only=True):
 
 
 class SourceRecord(Record, frozen=True, kw_only=True):
-    """A source whose records are on this disk. ``artefacts`` are files that scoring needs.
+    """A source with its records on this disk; ``artefacts`` are files for scoring.
 
-    ``card_licence`` is what the data set's own card says. The manifest's licence is not here: it
-    decides nothing that is trained on.
+    ``card_licence`` is the card's; the manifest's is omitted, as it does not affect training.
     """
 
     name: str
@@ -106,7 +104,7 @@ class ToolCall(Record, frozen=True, kw_only=True):
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """``learned`` turns are what the model learns to write; a tool answers ``tool_call_id``."""
+    """A chat turn; the model is trained to write ``learned`` ones."""
 
     role: str
     content: str
@@ -116,7 +114,7 @@ class Turn(Record, frozen=True, kw_only=True):
 
 
 class Body(Record, frozen=True, kw_only=True):
-    """What a document says: the turns of a chat with the tools it may call, or plain text."""
+    """A document's content: chat turns with available tools, or plain text."""
 
     turns: tuple[Turn, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
@@ -124,10 +122,10 @@ class Body(Record, frozen=True, kw_only=True):
 
 
 class Segment(NamedTuple):
-    """A stretch of a rendered document that is tokenised as one.
+    """A span of a rendered document that is tokenized as one.
 
-    ``special`` segments are one special token, spliced by id. ``learned`` are the characters
-    [start, end) that the model learns to write, in order.
+    ``special`` segments are one special token, inserted by id. ``learned`` are ordered character
+    ranges [start, end) that the model learns to write.
     """
 
     text: str
@@ -138,12 +136,11 @@ class Segment(NamedTuple):
 class Layout(Record, frozen=True, kw_only=True):
     """How a model writes chats and texts.
 
-    ``chat_template`` is Jinja; null where the model has none. ``problem`` says why chats cannot be
-    written with it; plain texts still can. ``turn_end`` ends an assistant's turn, ``text_end`` a
-    plain text. ``added_tokens`` are those that are not special: the tokenizer takes them out of any
-    text. Special tokens in ``strip_after`` and ``strip_before`` swallow the blanks beside them.
-    ``text_special_tokens`` says what becomes of a special token's name inside a text: plain
-    characters, a reason to reject, or the token.
+    ``chat_template`` is Jinja, or null. ``problem`` says why it cannot render chats; plain texts
+    still work. ``turn_end`` ends an assistant turn, ``text_end`` a plain text. ``added_tokens`` are
+    not special: the tokenizer splits them out of any text. Special tokens in ``strip_after`` and
+    ``strip_before`` swallow adjacent whitespace. ``text_special_tokens``: a special token's name
+    inside a text is plain characters, a reason to reject, or the token.
     """
 
     chat_template: str | None
@@ -164,8 +161,7 @@ class Layout(Record, frozen=True, kw_only=True):
 class ShardRecord(Record, frozen=True, kw_only=True):
     """A shard of documents.
 
-    Rejected are records that are no document: a fault of the data, which has its limit. Filtered
-    are documents that a check, the secret scanner or the overlap with a benchmark kept out.
+    Rejected records have a data fault; filtered ones fail a check or contain a secret or benchmark.
     """
 
     source: str
@@ -188,7 +184,7 @@ class DuplicateExample(Record, frozen=True, kw_only=True):
 
 
 class RecordCounts(Record, frozen=True, kw_only=True):
-    """What became of some records. ``n_train`` counts documents, not their repeats."""
+    """Outcomes of some records. ``n_train`` counts documents without repeats."""
 
     n_records: int
     n_rejected: int

@@ -1,4 +1,4 @@
-"""Why a record becomes no document. Nothing is dropped without a reason."""
+"""Reasons why a record yields no document; nothing is dropped without one."""
 
 import json
 from typing import Any
@@ -9,10 +9,7 @@ EXCERPT_CHARS = 80
 
 
 class Reject(Exception):
-    """A record that is no document: a fault of the data.
-
-    ``reason`` is the code under which it is counted; ``field`` and ``value`` are what was found.
-    """
+    """A record with a data fault, counted under the code ``reason``."""
 
     def __init__(
         self, reason: str, detail: str = "", *, field: str | None = None, value: Any = None
@@ -25,12 +22,12 @@ class Reject(Exception):
 
 
 class Filtered(Reject):
-    """A document that the manifest does not want: it failed a check, or holds a secret."""
+    """A document that the manifest excludes: it failed a check, or contains a secret."""
 
 
-# Not frozen: one is made for every record, and freezing would take a third of the reader's time.
+# Not frozen: freezing each record would take a third of the reader's time.
 class RawRecord(Struct, kw_only=True):
-    """A raw item; ``value`` is null if it is unreadable, ``number`` its line or row, from 1."""
+    """A raw item; ``value`` is None if unreadable, ``number`` its 1-based line or row."""
 
     path: str
     number: int
@@ -44,21 +41,21 @@ class RawRecord(Struct, kw_only=True):
 
 
 def excerpt(value: Any) -> str | None:
-    """Return the start of a value, in characters that any terminal and file can hold."""
+    """Return the start of a value, escaping what UTF-8 cannot hold."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
-# Their details are made by this project, without anything of the record.
+# Reasons whose details never quote the record.
 _SAYS_NO_DATA = ("secret", "in_benchmark")
 
 
 def without_data(record: RawRecord, reject: Reject) -> Reject:
-    """Leave out all that a reject quotes of its record; which fault it is and where stays.
+    """Remove what a reject quotes from its record; fault and location stay.
 
-    A reader names the fields of its faults by the data's own keys, all else by the manifest's.
+    Readers name fields by the data's own keys; everything else, by the manifest's.
     """
     detail = reject.detail if reject.reason in _SAYS_NO_DATA else ""
     field = None if record.value is None else reject.field

@@ -1,13 +1,12 @@
-r"""Render a document as a model reads it: segments of text and special tokens.
+r"""Render a document as the model reads it: segments of text and special tokens.
 
-The chat layout is the model's own template (see ``chat_template``) or plain ChatML:
+Chats use the model's own template (see ``chat_template``) or plain ChatML:
 
     <|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{completion}<|im_end|>\n
 
-Special tokens are spliced by id and the text between them is encoded with special tokens off, so
-that nothing in the data can pose as a mark. What stands between two special tokens is one segment:
-split after "assistant\n", a completion that starts with a newline would get other ids than the
-template as a whole.
+Special tokens are inserted by id and the text between them is encoded without any, so that no text
+can pose as markup. The text between two special tokens is one segment: split after "assistant\n", a
+completion that starts with a newline would get other ids than in the full template.
 """
 
 import json
@@ -26,10 +25,10 @@ from expertflow.data.traced_text import Condition
 
 
 class Blank(NamedTuple):
-    """A stretch between two special tokens around one of a document's texts.
+    """A span between two special tokens around one of a document's texts.
 
-    ``writer`` is the role whose text it is; None for a plain text. All is learned from character
-    ``learned_from`` on, which lies in ``before`` or at its end; None if nothing is.
+    ``writer`` is the text's role, None for plain text. Characters from ``learned_from`` (in
+    ``before`` or at its end) onward are learned; None if none are.
     """
 
     before: str
@@ -40,8 +39,6 @@ class Blank(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A layout with blanks for a document's texts, if they meet the conditions."""
-
     items: tuple[Segment | Blank, ...]
     conditions: tuple[Condition, ...] = ()
 
@@ -74,7 +71,7 @@ class Renderer:
         return segments
 
     def form(self, frame: bytes) -> Form | None:
-        """Lay a frame out with blanks for its texts, unseen; None where that depends on them."""
+        """Lay out a frame with blanks; None if the layout depends on the texts."""
         if self.layout.strip_after or self.layout.strip_before:
             return None
         n = frame.count(b"null")
@@ -88,10 +85,10 @@ class Renderer:
         return "".join(atom.text for atom in self._atoms(body))
 
     def has_special_text(self, body: Body) -> bool:
-        """Return whether a text of the document holds what is a special token to the model.
+        """Return whether a text of the document contains a special token.
 
-        In turns that the assistant does not write, any added token counts: such a text poses as the
-        mark of a call or a thought, and no setting of the tokenizer prevents it.
+        In turns the assistant does not write, any added token counts: such a text imitates the
+        markup of a call or a thought, and no tokenizer setting prevents it.
         """
         if body.text is not None:
             return self._special.search(body.text) is not None
@@ -102,14 +99,14 @@ class Renderer:
         )
 
     def special_in(self, writer: str | None) -> tuple[str, ...]:
-        """List what ``has_special_text`` looks for in a text, by who writes it."""
+        """List the tokens that ``has_special_text`` looks for, by who writes the text."""
         own = self.layout.special_tokens
         named = own if writer in (None, "assistant") else own + self.layout.added_tokens
         return tuple(filter(None, named))
 
     def _atoms(self, body: Body) -> Iterable[Atom]:
         if body.text is not None:
-            # All of a plain text is learned, and its end too.
+            # A plain text is learned with its end token.
             start, end = self.layout.text_start, Atom(self.layout.text_end, True, special=True)
             before = [Atom(start, learned=False, special=True)] if start else []
             return [*before, Atom(body.text, learned=True, turn=0), end]
@@ -122,7 +119,6 @@ class Renderer:
         return self._template.atoms(body)
 
     def _parts(self, atoms: Iterable[Atom]) -> Iterable[Atom]:
-        """Where the policy allows it, cut special tokens out of the texts as well."""
         allow = self.layout.text_special_tokens == "allow"
         for atom in atoms:
             if not allow or atom.turn is None:
@@ -139,7 +135,7 @@ class Renderer:
 def _blanks(
     segments: tuple[Segment, ...], body: Body, conditions: tuple[Condition, ...] = ()
 ) -> Form | None:
-    """Turn places of texts into blanks; null where a stretch holds two, or learning ends in it."""
+    """Turn placeholders into blanks; None if a span has two, or learning ends inside it."""
     writers = [turn.role for turn in body.turns if turn.content]
     form: list[Segment | Blank] = []
     for segment in segments:
@@ -189,7 +185,7 @@ def joined(atoms: Iterable[Atom]) -> tuple[Segment, ...]:
 
 
 def _stripped(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, ...]:
-    """Drop the blanks that some special tokens swallow, as the tokenizer does."""
+    """Drop whitespace that special tokens swallow, as the tokenizer does."""
     result: list[Segment] = []
     for i, segment in enumerate(segments):
         if segment.special:
@@ -209,7 +205,7 @@ def _stripped(segments: tuple[Segment, ...], layout: Layout) -> tuple[Segment, .
 
 
 def answered(renderer: Renderer, body: Body, text: str | None = None) -> tuple[Segment, ...]:
-    """Lay a chat out up to its last answer, or ``text`` in its place; only that is learned."""
+    """Render a chat up to its last answer (or ``text`` instead); only that is learned."""
     last = last_answer(body)
     turns = [replace(t, learned=i == last) for i, t in enumerate(body.turns[: last + 1])]
     if text is not None:
@@ -218,25 +214,21 @@ def answered(renderer: Renderer, body: Body, text: str | None = None) -> tuple[S
 
 
 def question_of(renderer: Renderer, body: Body) -> tuple[tuple[Segment, ...], str]:
-    """Split a chat into what the model is given and what it should write last.
-
-    The question ends where generation starts: where the last learned turn of the assistant would
-    begin to be learned if it were the only one.
-    """
+    """Split a chat into the prompt, up to where generation starts, and the expected answer."""
     segments = answered(renderer, body)
     turn = body.turns[last_answer(body)]
     at = next(i for i, segment in enumerate(segments) if segment.learned)
     start = segments[at].learned[0][0]
     answer = turn.content
     if turn.tool_calls:
-        # What is said is a call, in the layout's words; its last token only ends the turn.
+        # The answer is a call as the layout writes it; its last token only ends the turn.
         said = [s.text[a:b] for s in segments[at:] for a, b in s.learned]
         answer = "".join(said[:-1]).strip()
     return (*segments[:at], Segment(segments[at].text[:start])), answer
 
 
 def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
-    """Yield what a tokenizer learns from: texts between special tokens, of what can be rendered."""
+    """Yield texts between special tokens, for training a tokenizer; skip rejected documents."""
     for body in bodies:
         try:
             segments = renderer.render(body)
@@ -246,7 +238,7 @@ def training_texts(renderer: Renderer, bodies: Iterable[Body]) -> Iterator[str]:
 
 
 def question_text(body: Body) -> str:
-    """Return the question as a person reads it: all before the last learned turn, the tools."""
+    """Return the question as people read it: all before the last learned turn, and tools."""
     if body.text is not None:
         return body.text
     written, texts = partial(json.dumps, ensure_ascii=False), []

@@ -1,14 +1,11 @@
-"""Find credentials in a text, and hide e-mail addresses.
+"""Find credentials in a text, and replace e-mail addresses by pseudonyms.
 
-The patterns are those of detect-secrets: every key of a provider that it knows, private keys,
-passwords in addresses, JSON web tokens. A few kinds that it does not know yet stand in ``_MORE``.
-Its detectors of words like "password" and of random-looking strings are left out: on real data
-nearly all they found were examples, checksums and commit ids (of 820 commits 4 for random hex, of
-3,324 JSON examples 14 for words, 15 and 18 for random strings), while the kinds used here found
-none in the commits.
-
-Not found: passwords without such a mark, keys split over several lines, encoded or compressed text,
-and kinds of keys that neither list knows. Secrets in example documents count as secrets.
+The patterns are those of detect-secrets: provider keys, private keys, passwords in URLs, JSON web
+tokens; ``_MORE`` adds a few kinds. Its detectors of words like "password" and of random-looking
+strings are left out: on real data nearly all their matches were examples, checksums and commit ids
+(of 820 commits 4 for random hex; of 3,324 JSON examples 14 for words, 15 and 18 for random
+strings). Not found: passwords without such a marker, keys split over several lines, encoded or
+compressed text, and kinds of keys in neither list. Secrets in example documents count as secrets.
 """
 
 import functools
@@ -34,16 +31,15 @@ _MORE = {
     "Google API Key": r"AIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])",
     "Hugging Face Token": r"hf_[A-Za-z]{34}(?![0-9A-Za-z])",
 }
-# Some patterns take time quadratic in the length of a line. Longer lines are read in windows, each
-# of which starts within the one before it, so that time stays linear; a credential longer than the
-# overlap may then be missed, a shorter one is not.
+# Some patterns take quadratic time in the line length. Longer lines are read in overlapping windows
+# to keep it linear; only a credential longer than the overlap may be missed.
 WINDOW_CHARS, OVERLAP_CHARS = 16_384, 4096
-# Between a name and its value a pattern allows any blanks, three times: cubic time. More than this
-# many are read as this many, which is more than the 20 characters that any pattern counts.
+# Between name and value a pattern allows any whitespace, three times: cubic time. Longer runs are
+# shortened to this, which exceeds the 20 characters that any pattern counts.
 _BLANKS = " " * 40
 _MANY_BLANKS = re.compile(_BLANKS + " +")
-# What a gate may leave out: what a pattern begins with when that may be empty, "(?:x|)" or the
-# start of a word or line; and more, as a search is faster, or linear, with what comes after it.
+# What a gate may omit: a pattern's start if it may be empty, "(?:x|)" or the start of a word or
+# line; and more, since searching for what follows is faster, or linear.
 _EMPTY_HEAD = r"\(\?:(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\|(?:\^|\(\?<=\^\))?\)(?![*+?{])"
 _SLOW_HEADS = (
     *(r"\/\/.+", "sk-[A-Za-z0-9-_]*", "[0-9a-z]{32}", r"\d{8,10}", "(?:r|s)"),
@@ -60,7 +56,7 @@ _KEY = b"expertflow e-mail"
 
 
 class Detector(Record, frozen=True, kw_only=True):
-    """A kind of credential: some of ``gates`` is in every text in which ``find`` finds one."""
+    """A kind of credential; any text in which ``find`` matches also matches one of ``gates``."""
 
     kind: str
     gates: tuple[re.Pattern[str], ...]
@@ -68,15 +64,14 @@ class Detector(Record, frozen=True, kw_only=True):
     is_shown: Callable[[str], bool] | None = None
 
     def finds(self, line: str) -> bool:
-        """Return whether a line holds such a credential, and not just a placeholder."""
+        """Return whether a line contains such a credential, and not just a placeholder."""
         return any(not (self.is_shown and self.is_shown(value)) for value in self.find(line))
 
 
 def find_secrets(text: str) -> list[str]:
-    """Name the kinds of credentials that a text holds, sorted, each once; never the credentials.
+    """Return the sorted kinds of credentials in a text, never the credentials.
 
-    First every pattern is searched in the whole text, which is fast as most begin with rare
-    letters; only a detector whose pattern is there then reads the lines, one by one.
+    Patterns run on the full text first, which is fast; detectors that match then read single lines.
     """
     kinds: set[str] = set()
     for window in _windows(text):
@@ -85,7 +80,7 @@ def find_secrets(text: str) -> list[str]:
         for detector in detectors():
             if detector.kind in kinds or not any(gate.search(window) for gate in detector.gates):
                 continue
-            # Lines of a diff without the mark: some keys must stand at the start of a line.
+            # Diff lines without their marker: some keys must start a line.
             lines = (s[1:] if s.startswith(("+", "-")) else s for s in window.split("\n"))
             if any(map(detector.finds, lines)):
                 kinds.add(detector.kind)
@@ -98,7 +93,7 @@ def detectors() -> tuple[Detector, ...]:
     from detect_secrets.settings import get_plugins, transient_settings
 
     def is_place(value: str) -> bool:
-        # "<password>", "{password}", "12345", "%%": a place for a password, or none worth hiding.
+        # "<password>", "{password}", "12345", "%%": a placeholder, or not worth hiding.
         tests = (heuristic.is_templated_secret, heuristic.is_sequential_string)
         return any(test(value) for test in (*tests, heuristic.is_not_alphanumeric_string))
 
@@ -114,7 +109,7 @@ def detectors() -> tuple[Detector, ...]:
         Detector(
             kind=plugin.secret_type,
             gates=tuple(_gate(pattern) for pattern in plugin.denylist),
-            # analyze_string asks no provider whether a key is valid, as analyze_line may.
+            # Unlike analyze_line, analyze_string never asks a provider to verify a key.
             find=plugin.analyze_string,
             is_shown=is_place if type(plugin).__name__ == "BasicAuthDetector" else None,
         )
@@ -127,10 +122,9 @@ def detectors() -> tuple[Detector, ...]:
 
 
 def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Make a faster pattern that is found in every text with a line that ``pattern`` matches.
+    """Return a faster pattern found in every text with a line that ``pattern`` matches.
 
-    What a match begins with can be dropped, as the rest is then still found: the search can look
-    for the rare letters that come later. ^ and $ become the ends of lines.
+    Without a pattern's start, the search can use the rarer letters that follow.
     """
     text = pattern.pattern
     while head := _HEAD.match(text):
@@ -139,7 +133,7 @@ def _gate(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 
 def _windows(text: str) -> Iterator[str]:
-    """Cut a text at line ends, and lines longer than a window into overlapping parts."""
+    """Cut a text at line ends, and longer lines into overlapping windows."""
     start = 0
     while len(text) - start > WINDOW_CHARS:
         end = start + WINDOW_CHARS
@@ -150,13 +144,12 @@ def _windows(text: str) -> Iterator[str]:
 
 
 def replace_emails(text: str) -> str:
-    """Replace every e-mail address by a stable pseudonym.
+    """Replace each e-mail address by a stable pseudonym, in linear time.
 
-    The same address, in any case, gives the same "person-1a2b3c4d5e6f@example.org" in every run;
-    pseudonyms are left as they are. Time is linear in the length of the text. It hides addresses
-    from readers, not from someone who can guess one and compute its hash. Not found: addresses
-    without a dot in the domain, with quotes or numeric hosts, or written as "a at b.org".
-    "git@host" stays.
+    An address in any case becomes the same "person-1a2b3c4d5e6f@example.org", and pseudonyms stay.
+    This hides addresses from readers, not from someone who guesses and hashes one. Not found:
+    addresses without a dot in the domain, with quotes or numeric hosts, or as "a at b.org",
+    "git@host".
     """
     parts: list[str] = []
     done = 0
@@ -174,14 +167,14 @@ def replace_emails(text: str) -> str:
 
 
 def _local_start(text: str, first: int, at: int) -> int:
-    """Find where the local part before ``at`` starts; ``at`` if there is none."""
+    """Return where the local part before ``at`` starts; ``at`` if there is none."""
     start = max(first, at - 64)
     found = _LOCAL_BACKWARDS.match(text[start:at][::-1])
     if not found:
         return at
     start = at - found.end()
     if start > first and text[start - 1] == "\\":
-        # In source text: "\nann@a.org" is a line end and an address.
+        # In source code, "\nann@a.org" is a line end and an address.
         if escape := _ESCAPE.match(text, start, at):
             start = escape.end()
     return start

@@ -1,12 +1,10 @@
 """Choose how much of the data is used: caps, weights, the split.
 
-Every choice goes by a rank: the document's hash, mixed with the seed and with the rule, so that
-what one rule let through is no likelier to pass the next. A document's rank depends on nothing else
-in the data: when data grows, a choice changes only where a limit is reached by other documents.
-
-The split goes by the group's place: a group lies on one side, and a document keeps its side when
-data is added. Held-out documents are neither thinned nor repeated by a weight, so that the loss on
-them means the same for every mixture.
+Every choice uses a rank: the document's hash, mixed with the seed and the rule, so that passing one
+rule does not favor passing the next. A rank depends on no other document: as data grows, a choice
+changes only where other documents reach a limit. The split uses the group's position, so documents
+keep their side as data is added. Weights do not affect held-out documents, so that their loss is
+comparable across mixtures.
 """
 
 import math
@@ -19,7 +17,7 @@ from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns, Rows
 from expertflow.data.settings import DeduplicateSpec
 from expertflow.data.shingles import Hashes, mix, random_numbers
 
-# Each rule with the setting that it goes by, as the manifest names it.
+# Each rule with its manifest setting.
 LIMITS = {
     "over_source_cap": "max_documents of the sources",
     "over_category_cap": "data.max_per_category",
@@ -27,7 +25,7 @@ LIMITS = {
     "over_max_documents": "data.max_documents",
 }
 RULES = tuple(LIMITS)
-# Rows handled at once, so that memory stays flat beside the columns.
+# Rows handled at once, to keep memory flat beyond the columns.
 LOT = 1 << 20
 N_PLACES = 1 << 64
 
@@ -38,7 +36,7 @@ def rank(text: Hashes, *, seed: int, rule: str) -> Hashes:
 
 
 def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
-    """Choose the ``n`` rows of lowest rank, of equal ranks the earlier; sort only at the limit."""
+    """Mark the ``n`` lowest-ranked rows, ties by order; sort only at the limit."""
     if n >= len(rows):
         return np.ones(len(rows), bool)
     tops = np.empty(len(rows), np.uint16)
@@ -55,18 +53,17 @@ def lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray
 
 
 def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
-    """Keep at most so many documents of each category; those without one are not limited."""
     named = (columns.status == KEPT) & (columns.category != NO_CATEGORY)
     counts = np.bincount(columns.category[named], minlength=len(columns.categories))
     every = math.inf if spec.max_per_category is None else spec.max_per_category
     limits = [spec.category_caps.get(name, every) for name in columns.categories]
     over = np.flatnonzero(counts > np.array(limits))
-    # Categories are looked up together up to about LOT documents.
+    # Look up categories together, up to about LOT documents.
     lots = np.cumsum(counts[over]) // LOT
     for lot in np.unique(lots):
         places = over[lots == lot]
         wanted = np.zeros(len(columns.categories) + 1, bool)
-        wanted[places] = True  # NO_CATEGORY is the last place, and never wanted
+        wanted[places] = True  # NO_CATEGORY is the last entry, never wanted
         rows = np.flatnonzero((columns.status == KEPT) & wanted[columns.category])
         if len(places) > 1:
             rows = rows[np.argsort(columns.category[rows], kind="stable")]
@@ -78,10 +75,9 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
 def weigh(
     columns: Columns, weights: dict[str, float], *, edge: int, seed: int
 ) -> NDArray[np.int32]:
-    """Thin or repeat the training documents of each source by its weight; return the copies.
+    """Thin or repeat each source's training documents by its weight; return the copies.
 
-    A weight below 1 keeps that share, and at least one document. With one above 1 each document
-    counts the whole part of it, and the share that is left once more.
+    0.3 keeps that share, at least one document; 2.5 keeps each twice, and half of them once more.
     """
     copies = np.ones(len(columns.text), np.int32)
     for place, name in enumerate(columns.sources):
@@ -101,11 +97,10 @@ def weigh(
 
 
 def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
-    """Return the place below which a group of kept documents is held out.
+    """Return the position below which a group of kept documents is held out.
 
-    It is ``fraction`` of all places, moved only so far that at least one group is held out and at
-    least one is left: a run on two records still measures what it learned. DataError for fewer than
-    two groups names the limit if one is the reason.
+    It is ``fraction`` of all positions, adjusted to leave a group on each side, so that two records
+    suffice. DataError for fewer than two groups, naming a limit that caused it.
     """
     kept = columns.status == KEPT
     least = int(np.min(columns.group, where=kept, initial=np.uint64(N_PLACES - 1)))
@@ -114,7 +109,7 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
         n = int(kept.sum())
         chosen = [STATUS.index(rule) for rule in RULES]
         groups = columns.group[kept | np.isin(columns.status, chosen)]
-        # Limits are to blame if enough groups were there before.
+        # The limits are the cause if there were enough groups before.
         if len(groups) and groups.min() < groups.max():
             limits = [LIMITS[rule] for rule in RULES if STATUS.index(rule) in columns.status]
             raise DataError(
@@ -147,7 +142,7 @@ def select(
     if (n := spec.max_documents) is not None:
         rows = np.flatnonzero(columns.status == KEPT)
         _keep(columns, rows, n, seed=spec.seed, rule="over_max_documents")
-    # The last limit may have emptied a side; then one group goes over.
+    # The last limit may have emptied a side; then one group moves over.
     edge = split_edge(columns, spec.eval_fraction, expert=expert)
     copies[held_out(columns.group, edge)] = 1
     return edge, copies

@@ -1,4 +1,4 @@
-"""What the data stages are told: sources, checks, and when two documents count as one."""
+"""Settings of the data stages: sources, checks, deduplication."""
 
 from typing import Any, Literal
 
@@ -11,14 +11,14 @@ CheckName = Literal["sql", "json", "json_schema", "cypher", "typescript", "lengt
 
 
 class FieldCheck(Record, frozen=True, kw_only=True):
-    """One check of one field of a source's records; which keys a check reads is in its name."""
+    """One check of a source field; its name determines which keys apply."""
 
     field: str
     check: CheckName
-    # sql: names as sqlglot has them; with transpile_to the field is rewritten in that dialect
+    # sql: sqlglot's dialect names; transpile_to rewrites the field
     dialect: str | None = None
     transpile_to: str | None = None
-    # json_schema: the field that holds the schema
+    # json_schema: the field with the schema
     schema_field: str | None = None
     # length
     min_chars: int | None = None
@@ -28,7 +28,7 @@ class FieldCheck(Record, frozen=True, kw_only=True):
 
 
 class SourceSpec(Record, frozen=True, kw_only=True):
-    """One source of an expert's manifest; which keys a kind needs is checked by the schema."""
+    """One source of a manifest; the schema checks which keys its kind needs."""
 
     name: str
     kind: SourceKind
@@ -59,7 +59,7 @@ class SourceSpec(Record, frozen=True, kw_only=True):
     category: str | None = None
     where: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    # what is let through, and how much of it
+    # filters and limits
     checks: tuple[FieldCheck, ...] = ()
     scan_secrets: bool = False
     pseudonymise_emails: bool = False
@@ -84,10 +84,9 @@ class NearSpec(SignatureSpec, frozen=True, kw_only=True):
 
 
 class BenchmarkSpec(Record, frozen=True, kw_only=True):
-    """A file that must not be trained on.
+    """A file that must not be trained on; ``text`` is the template of a question.
 
-    ``text`` is the template of what must not occur, ``n_words`` the length of a run of words that
-    counts as overlap, ``sha256`` the file's content when the lock was taken.
+    ``n_words`` is the length of an overlapping run of words, ``sha256`` the hash when locked.
     """
 
     path: str
@@ -109,8 +108,8 @@ class PrepareSpec(Record, frozen=True, kw_only=True):
 class DeduplicateSpec(Record, frozen=True, kw_only=True):
     """Settings of ``deduplicate_documents``. Null limits keep all.
 
-    ``weights`` by source: the share of its documents that is kept, or how often training sees them.
-    ``category_caps`` win over ``max_per_category``.
+    ``weights`` are the share of a source to keep, or the copies; ``category_caps`` override
+    ``max_per_category``.
     """
 
     eval_fraction: float
@@ -125,6 +124,6 @@ class DeduplicateSpec(Record, frozen=True, kw_only=True):
 
 
 def category_name(value: str | float) -> str:
-    """Name a category by its value: a whole number is the same however it is written."""
+    """Return a category's name; 1 and 1.0 are the same."""
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value)

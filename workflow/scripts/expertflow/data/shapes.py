@@ -1,14 +1,12 @@
-r"""Turn a raw record into a document's body: turns of a chat, or plain text.
+r"""Turn a raw record into a document's body: chat turns or plain text.
 
 A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
-object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty. ``{{`` and ``}}``
-stand for braces. Only text fills a place: a number or a list under a text field is a fault of the
-data that turning it into a string would hide. Where another value is wanted as text, the template
-says how: ``{document:json}`` writes JSON, ``{options:lines}`` a list of texts, one per line.
+object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty; ``{{`` and ``}}`` are
+braces. Only text fills a placeholder, as converting a number or list would hide a data fault. Other
+values need a format: ``{document:json}`` writes JSON, ``{options:lines}`` a list of texts by line.
 
-A document's body is kept in two parts: a frame, which is the JSON of a ``Body`` with null in the
-place of every text, and the texts that fill the places in order. Most documents of a source share
-one frame, so they are rendered as columns of texts.
+A body is stored in two parts: a frame (the JSON of a ``Body`` with null for each text) and the
+texts. Most documents of a source share one frame, so they render as columns of texts.
 """
 
 import difflib
@@ -30,15 +28,15 @@ from expertflow.data.settings import PrepareSpec
 Record = Mapping[str, Any]
 OPTIONAL = "?"
 MISSING = object()
-# Of the fields that a record has instead of a missing one, what is listed.
+# Limits for listing a record's fields when one is missing.
 MAX_NAMES, MAX_NAME_CHARS = 12, 40
 
 
 class Draft(NamedTuple):
-    """The texts of a record, of which the first ``n_given`` are given, the others answer.
+    """A record's texts: the first ``n_given`` are given, the rest are answers.
 
-    ``frame`` and ``contents`` are the body, as documents hold it. Records with one ``group`` text
-    lie on one side of the split; None: all that is given.
+    ``frame`` and ``contents`` are the body as stored. Records with equal ``group`` text (None: all
+    that is given) stay on one side of the split.
     """
 
     texts: tuple[str, ...]
@@ -49,7 +47,6 @@ class Draft(NamedTuple):
 
 
 def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
-    """Return the function that drafts a document of a record, or raises Reject."""
     source = spec.source
     if source.text is not None:
         fill_text = filler(source.text)
@@ -84,7 +81,7 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Record], Draft]:
 def _pair_maker(
     prompt: str, completion: str, system: Turn | None, supervise_all: bool
 ) -> Callable[[Record], Draft]:
-    """Make the two turns of a pair without building them: all of them share one frame."""
+    """Draft prompt-completion pairs without building turns: all share one frame."""
     fill_prompt, fill_completion = filler(prompt), filler(completion)
 
     def body(question: str, answer: str) -> Body:
@@ -107,14 +104,14 @@ def _pair_maker(
 
 
 def last_answer(body: Body) -> int:
-    """Find the last turn of the assistant that is learned, else the last learned turn."""
+    """Return the index of the last learned assistant turn, else of the last learned turn."""
     learned = [i for i, turn in enumerate(body.turns) if turn.learned]
     answers = [i for i in learned if body.turns[i].role == "assistant"]
     return (answers or learned)[-1]
 
 
 def _question(body: Body) -> str:
-    """Return what a chat begins with: its later turns and its system prompt are often varied."""
+    """Return a chat's opening; its system prompt and later turns often vary."""
     asked = (turn.content for turn in body.turns if turn.role == "user")
     others = (_said(turn) for turn in body.turns if turn.role != "system")
     return next(asked, None) or next(others, None) or _said(body.turns[0])
@@ -139,7 +136,7 @@ def filler(template: str) -> Callable[[Record], str]:
     pattern = "".join(
         literal.replace("%", "%%") + ("%s" if name else "") for literal, name, _ in parts
     )
-    # A text that must be there is never blank.
+    # Required text is never blank.
     may_be_blank = all(name.endswith(OPTIONAL) for name, _ in places)
 
     def fill_places(record: Record) -> str:
@@ -152,7 +149,7 @@ def filler(template: str) -> Callable[[Record], str]:
 
 
 def template_fields(template: str) -> list[str]:
-    """List the fields that a template names as it names them; ConfigError if it is malformed."""
+    """List a template's fields as written; ConfigError if it is malformed."""
     try:
         places = [part for part in string.Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
@@ -226,7 +223,7 @@ def missing_field(record: Record, path: str) -> Reject:
 
 
 def frame_of(body: Body) -> tuple[bytes, tuple[str, ...]]:
-    """Take the texts out of a body, but for empty ones; equal bodies give equal frames."""
+    """Split a body into frame and nonempty texts; equal bodies have equal frames."""
     if body.text is not None:
         return orjson.dumps({"text": None}), (body.text,)
     turns = [asdict(turn) | {"content": None if turn.content else ""} for turn in body.turns]
@@ -246,7 +243,7 @@ def body_of(frame: bytes, texts: Sequence[str]) -> Body:
 
 
 def look_up(record: Record, path: str) -> Any:
-    """Return the value under a field's name or dotted path; ``MISSING`` where there is none."""
+    """Return the value at a field name or dotted path; ``MISSING`` if none."""
     if path in record:
         return record[path]
     value: Any = record

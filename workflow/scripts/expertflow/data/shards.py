@@ -1,4 +1,4 @@
-"""List an expert's data sets, and name and number the jobs that will prepare them."""
+"""List an expert's data sets, and plan the jobs that prepare them."""
 
 import logging
 from itertools import pairwise
@@ -24,7 +24,7 @@ def shard_names(n_shards: int) -> list[str]:
 
 
 def token_shards(n_shards: int) -> dict[str, list[str]]:
-    """Map each tokenizing job to a run of shards: loading a vocabulary takes as long as a few."""
+    """Map each tokenizing job to several shards: loading a vocabulary takes as long as a few."""
     names = shard_names(n_shards)
     n_runs = -(-n_shards // SHARDS_PER_TOKEN_SHARD)
     edges = [n_shards * i // n_runs for i in range(n_runs + 1)]
@@ -47,9 +47,9 @@ def find_datasets(
     lock: ExpertLock,
     sources: list[SourceRecord],
 ) -> DatasetManifest:
-    """Describe every source of an expert and cut each into shards; DataError if a file is lost.
+    """Describe and shard an expert's sources; DataError if a file is missing.
 
-    ``licences`` are the manifest's, by source; where it states none, the data set's card counts.
+    A license in ``licences``, the manifest's by source, wins over the data set card's.
     """
     rows = []
     for source in sources:

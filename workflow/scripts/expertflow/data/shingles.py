@@ -1,9 +1,8 @@
-"""Hash the words of a text and its runs of words (shingles) to 64 bits; numpy works on the bytes.
+"""Hash a text's words and runs of words (shingles) to 64 bits with numpy.
 
-A word is what stands between blanks, case-folded; a letter of a script that is written without
-blanks is a word by itself. The hash of a word is a polynomial over its bytes modulo 2^64, that of a
-run one over its words, mixed at the end. The numbers are fixed here, so that hashes written by one
-version can be compared with those of another. They compare texts; they resist no adversary.
+Words are case-folded and separated by whitespace; in scripts written without spaces each letter is
+a word. A word's hash is a polynomial over its bytes modulo 2^64, a run's one over its words, mixed
+at the end. Fixed constants keep hashes comparable across versions; no adversary is resisted.
 """
 
 import re
@@ -16,14 +15,14 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-# Both odd, so they have an inverse, and 5 modulo 8, so their powers come round after 2^62 only.
+# Both odd, hence invertible, and 5 modulo 8, so their powers have period 2^62.
 BYTE_BASE = 0x9E3779B97F4A7C15
 WORD_BASE = 0xD1342543DE82EF95
 MASK = (1 << 64) - 1
-# Positions handled at once: a table of powers is 1 MiB and stays in the processor's cache.
+# Positions handled at once: the 1 MiB table of powers stays in the CPU cache.
 PIECE = 1 << 17
 
-# of splitmix64 (Steele, Lea, Flood 2014), variant 13 of Stafford
+# splitmix64 (Steele, Lea, Flood 2014), Stafford's variant 13
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -31,7 +30,7 @@ BLANK = 0x20
 BARRIER = "\x00"
 _BLANKS = bytes([*range(1, 14), *range(0x1C, 0x20), BLANK])
 _PUNCTUATION = bytes(c for c in range(0x21, 0x80) if not (chr(c).isalnum() or chr(c) == "_"))
-# Marks that are part of a word, which ``\w`` leaves out: accents, points, Indic vowel signs.
+# Marks within words that ``\w`` misses: accents, points, Indic vowel signs.
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u109f\u1780-\u17ff"
 _NOT_A_WORD = re.compile(f"[^\\w{_MARKS}]+")
 _NO_BLANKS_BETWEEN = re.compile(
@@ -40,7 +39,7 @@ _NO_BLANKS_BETWEEN = re.compile(
 
 
 def spelled(text: str, *, punctuation: bool) -> bytes:
-    """Return the case-folded words of a text in UTF-8; without ``punctuation`` it parts words."""
+    """Return a text's case-folded words in UTF-8; without ``punctuation`` it separates words."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).casefold()
         text = " ".join(text.split()) if punctuation else _NOT_A_WORD.sub(" ", text)
@@ -54,7 +53,7 @@ def word_hashes(raw: bytes) -> Hashes:
 
 
 def run_hashes(words: Hashes, n: int) -> Hashes:
-    """Hash all runs of ``n`` words, in order: len(words) - n + 1 of them, or none."""
+    """Hash all runs of ``n`` words in order: max(0, len(words) - n + 1) of them."""
     n_runs = max(0, len(words) - n + 1)
     if n_runs <= PIECE - n:
         return _run_hashes(words, n, n_runs)
@@ -97,7 +96,7 @@ def _run_hashes(words: Hashes, n: int, n_runs: int) -> Hashes:
 
 
 def _salt(n: int) -> np.uint64:
-    # The length of a run counts, so that runs of several lengths can share one index.
+    # Salted by length, so that runs of several lengths can share one index.
     return np.uint64(n * BYTE_BASE & MASK)
 
 
@@ -116,7 +115,7 @@ def _word_hashes(raw: bytes) -> Hashes:
 
 
 def _pieces(raw: bytes) -> Iterator[bytes]:
-    """Cut at blanks. A word that is longer than a piece is cut too, always in the same places."""
+    """Cut at spaces; cut words longer than a piece too, always at the same positions."""
     start = 0
     while len(raw) - start > PIECE:
         stop = raw.rfind(b" ", start, start + PIECE)
@@ -138,7 +137,7 @@ def _powers(base: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _letters() -> Hashes:
-    # A random number for each byte; a blank adds nothing to the word before it.
+    # A random number per byte; a space adds nothing to the preceding word.
     numbers = random_numbers(256, seed=1)
     numbers[BLANK] = 0
     return numbers

@@ -1,9 +1,8 @@
-"""Find out what a chat template wants to know about a text, by letting it read a traced one.
+"""Find out what a chat template asks about a text by giving it a traced one.
 
-A template that is applied to traced texts notes every question it asks: is "</think>" in it, does
-it begin with a blank. For another text that gives the same answers it writes the same layout around
-that text, so documents that share a layout need a few questions each instead of the template. One
-that does more than ask, that cuts or counts or rewrites, is opaque and applied to every document.
+A template applied to traced texts records each question: does a text contain "</think>", does it
+start with a space. Documents whose texts have the same answers share a layout, without running the
+template. A template that cuts, counts or rewrites is opaque and runs on every document.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from jinja2 import Environment, nodes
 
-# What reads a text without calling one of its methods, so that no note is made of it.
+# Nodes that read a text without calling its methods, hence unrecorded.
 UNSEEN = (
     nodes.Concat, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock, nodes.Block,
     nodes.ScopedEvalContextModifier, nodes.EvalContextModifier, nodes.Include, nodes.Import,
@@ -26,7 +25,7 @@ SEEN_SELECTIONS = {"equalto", "eq", "==", "ne", "!=", "defined", "undefined", "n
 
 
 class Condition(NamedTuple):
-    """A question about text ``text`` and its answer for the texts that share a layout."""
+    """A question about text ``text`` and its answer for all texts of a layout."""
 
     text: int
     question: str
@@ -49,7 +48,7 @@ QUESTIONS: dict[str, Callable[[str, Any], bool]] = {
 
 
 class Trace:
-    """What was asked of some texts; ``opaque`` where a template did more than ask."""
+    """Questions asked about texts; ``opaque`` if a template did more than ask."""
 
     def __init__(self) -> None:
         self.conditions: dict[Condition, None] = {}
@@ -83,7 +82,7 @@ def _is_seen_filter(node: nodes.Filter) -> bool:
 
 
 def _is_seen_comparison(node: nodes.Compare) -> bool:
-    """Return whether ``in`` asks a text or a written-out list; a plain string is read unnoted."""
+    """Return whether ``in`` queries a text or a literal list; a plain string reads unrecorded."""
     lookups = [operand for operand in node.ops if operand.op in ("in", "notin")]
     written_out = (nodes.List, nodes.Tuple, nodes.Dict)
     return isinstance(node.expr, nodes.Const) or all(
@@ -92,7 +91,7 @@ def _is_seen_comparison(node: nodes.Compare) -> bool:
 
 
 def _is_seen_call(node: nodes.Call) -> bool:
-    """Return whether a string's method is given constants only; others it reads unnoted."""
+    """Return whether a string method gets only constants; it reads others unrecorded."""
     if not isinstance(node.node, nodes.Getattr) or not hasattr(str, node.node.attr):
         return True
     given = [*node.args, *(pair.value for pair in node.kwargs)]
@@ -105,7 +104,7 @@ def _is_seen_call(node: nodes.Call) -> bool:
 
 
 class DerivedStr(str):
-    """A traced text with something added: it may be added to and written, nothing else."""
+    """A traced text with additions; it may only be concatenated and written."""
 
     trace: Trace
 
@@ -125,10 +124,9 @@ class DerivedStr(str):
 
 
 class TracedStr(DerivedStr):
-    """A text whose readings are noted. It stands for texts that are not empty.
+    """A nonempty text that records how it is read.
 
-    What would change it is taken as a question whether there is anything to change; where there
-    is, the layout is another.
+    A modification asks whether there is anything to change; if there is, the layout differs.
     """
 
     number: int
@@ -200,7 +198,7 @@ def _opaque(name: str) -> Callable[..., Any]:
     return method
 
 
-# What is neither asking nor adding. Making, deleting and looking an object up is no reading.
+# Neither questions nor additions: creating, deleting and looking up objects reads no text.
 _HARMLESS = {
     "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__doc__",
     "__dict__", "__setattr__", "__delattr__", "__getattribute__", "__dir__", "__reduce__",

@@ -1,9 +1,8 @@
-"""Check that a field is one Cypher query, with the parser of graphglot in its Neo4j dialect.
+"""Check that a field is one Cypher query, using graphglot's parser in its Neo4j dialect.
 
-What graphglot 0.14.3 lacks and Neo4j has is adapted first (see ``cypher_tokens``). Known gaps: it
-refuses ``LOAD CSV``, ``SHOW …`` and patterns as arguments (``size((a)-->(b))``, which Neo4j 5
-dropped), and it accepts some of GQL, such as ``INSERT``. Names of labels, functions and variables
-are not checked.
+Neo4j syntax that graphglot 0.14.3 lacks is adapted first (see ``cypher_tokens``). Known gaps: it
+rejects ``LOAD CSV``, ``SHOW …`` and pattern arguments (``size((a)-->(b))``, dropped in Neo4j 5),
+and accepts some GQL, such as ``INSERT``. Labels, functions and variables are not checked.
 """
 
 import re
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
     from graphglot.dialect.base import Dialect
     from graphglot.lexer.token import Token
 
-# Parsing costs about 0.2 ms a character of dense arithmetic.
+# Parsing takes about 0.2 ms per character of dense arithmetic.
 MAX_CHARS = 20_000
-# A query must return or change something; graphglot also takes `MATCH (n)` by itself.
+# A query must return or change something; graphglot also accepts a bare `MATCH (n)`.
 _FINAL = "RETURN FINISH CREATE MERGE SET DELETE REMOVE FOREACH CALL INSERT DROP ALTER"
 _FINAL_WORDS = frozenset(_FINAL.split())
 
-# Steps back and forth that a query may cost: parsing takes exponential time on some that nest or
-# break off. This many take about a second. Of 4,474 queries of text2cypher that parse, 99 % take
-# fewer than 1,900 and the worst 13,588; `NOT (NOT (NOT (NOT (1))))` is right and takes too many.
+# Parser steps per query, about a second: some nested or truncated queries take exponential time.
+# Of 4,474 valid queries of text2cypher, 99 % take fewer than 1,900 and the worst 13,588;
+# `NOT (NOT (NOT (NOT (1))))` is valid and takes too many.
 MAX_STEPS = 50_000
 _WANTED = re.compile(r"[,;.]?\s*[Ee]xpected one of \[[^\]]*\]")
 _PLACE = re.compile(r"\s*Line (\d+), Col: (\d+)\.")
-# What graphglot raises besides its own errors, on queries cut off and on odd numbers (`1.e`).
+# Other errors that graphglot raises, on truncated queries and odd numbers (`1.e`).
 _BREAKDOWNS = (
     *(ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError),
 )
@@ -47,17 +46,14 @@ def build(_: FieldCheck, __: str) -> Check:
 
 
 class Reading(Record, frozen=True):
-    """The ``fault`` that the parser finds in a text, if it is not one query.
-
-    ``gave_up`` tells that the parser came to no end, so that the fault need not be the query's.
-    """
+    """The parser's ``fault`` in a text; if it ``gave_up``, the query may be valid."""
 
     fault: str | None = None
     gave_up: bool = False
 
 
 def read_query(text: str) -> Reading:
-    """Parse a text as one query; any text ends within ``MAX_STEPS`` steps of the parser."""
+    """Parse a text as one query, within ``MAX_STEPS`` parser steps."""
     from graphglot.error import GraphGlotError
 
     if (reason := too_hard(text, max_chars=MAX_CHARS)) is not None:
@@ -87,7 +83,7 @@ def _dialect() -> "Dialect":
 
 
 class _TooCostly(Exception):
-    """Parsing was given up. No error of graphglot's, so that its parser does not try on."""
+    """Stops parsing; not a graphglot error, since its parser would try on."""
 
 
 def _parse(text: str) -> "tuple[list[Token], int]":
@@ -118,9 +114,9 @@ def _parse(text: str) -> "tuple[list[Token], int]":
 
 
 def _words(error: Exception) -> str:
-    """Take the first line of graphglot's message, the place first: the lines below quote it all."""
+    """Return the first line of graphglot's message, location first; the rest quotes the query."""
     first = next(iter(str(error).splitlines()), "")
-    # What it would have expected is listed in no fixed order.
+    # The list of expected tokens has no fixed order.
     first = _WANTED.sub("", first)
     place = _PLACE.search(first)
     if place is None:

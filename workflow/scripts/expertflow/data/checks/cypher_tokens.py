@@ -1,7 +1,6 @@
-"""Bring what Neo4j's Cypher has and graphglot lacks to what graphglot parses, token by token.
+"""Rewrite the tokens of Neo4j Cypher that graphglot lacks into ones that it parses.
 
-Each rule keeps legal what is legal and illegal what is not, up to types: a number stands for what
-was taken out.
+Each rule preserves validity, up to types: a number replaces what was removed.
 """
 
 from collections.abc import Callable
@@ -13,17 +12,16 @@ _CLOSING = (TokenType.RIGHT_PAREN, TokenType.RIGHT_BRACKET, TokenType.RIGHT_BRAC
 
 
 def adapt(tokens: list[Token], parse_subquery: Callable[[list[Token]], None]) -> list[Token]:
-    """Replace names, map projections, and ``COUNT { … }`` and ``COLLECT { … }``.
+    """Replace names, map projections, ``COUNT { … }`` and ``COLLECT { … }``, innermost first.
 
-    ``parse_subquery`` is given the braces of each such subquery and raises if they do not parse.
-    The innermost come first, since a closing brace belongs to the last open one.
+    ``parse_subquery`` gets the braces of each subquery and raises if they do not parse.
     """
     result: list[Token] = []
     opened: list[int] = []
     followers = [*(token.token_type for token in tokens[1:]), None]
     for token, after in zip(tokens, followers, strict=True):
         if token.token_type == TokenType.SIZE and after != TokenType.LEFT_PAREN:
-            # A plain name where it calls no function: ``n.size AS size``.
+            # A plain name unless it calls a function: ``n.size AS size``.
             token = _like(token, TokenType.VAR, token.text)
         if token.token_type == TokenType.LEFT_BRACE:
             opened.append(len(result))
@@ -38,8 +36,8 @@ def _close(tokens: list[Token], start: int, parse_subquery: Callable[[list[Token
         return
     word = tokens[start - 1]
     if word.token_type in (TokenType.COUNT, TokenType.COLLECT_LIST):
-        # What may stand here is what may stand in EXISTS { … }, which graphglot does parse; and
-        # where this may stand, a number may.
+        # The contents may be those of EXISTS { … }, which graphglot parses; a number is valid
+        # wherever this is.
         parse_subquery(tokens[start:])
         tokens[start - 1 :] = [_like(word, TokenType.NUMBER, "1")]
     elif word.token_type == TokenType.VAR:

@@ -1,4 +1,4 @@
-"""What all checks share: refusing settings, and what no parser is given."""
+"""Shared by all checks: settings errors and limits on parser input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.reject import excerpt
 from expertflow.data.settings import FieldCheck
 
-# Takes a field's value and its record; returns the value, or one to replace it. It raises
-# ``Filtered`` without a field for a fault of the value itself.
+# Takes a field's value and its record; returns the value or its replacement. Raises ``Filtered``
+# without a field for a fault of the value itself.
 Check = Callable[[Any, dict[str, Any]], Any]
 
-# The parsers descend once a bracket and need about 20 Python frames each time. The limit keeps them
-# clear of Python's own limit of 1000, whose reach would depend on who calls.
+# Parsers need about 20 Python frames per bracket. This stays clear of Python's recursion limit of
+# 1000, whose reach depends on the caller.
 MAX_NESTING = 32
 
 
@@ -21,12 +21,12 @@ def settings_error(source: str, check: FieldCheck, key: str, problem: str) -> Co
 
 
 def clip(message: object) -> str:
-    """Shorten a parser's message to one line, since it may quote the value at length."""
+    """Shorten a parser's message to one line; it may quote the value at length."""
     return excerpt(" ".join(str(message).split())) or ""
 
 
 def too_hard(text: str, *, max_chars: int) -> str | None:
-    """Return why no parser gets a text; brackets in strings count, whatever the parser is."""
+    """Return why a text is not parsed; brackets in strings count too."""
     if len(text) > max_chars:
         return f"longer than {max_chars:,} characters, too long to judge"
     deepest = level = 0

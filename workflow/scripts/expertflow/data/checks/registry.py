@@ -1,4 +1,4 @@
-"""Build the checks that a source's records must pass, from the manifest's list."""
+"""Build the checks for a source's records from its manifest."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from expertflow.data.shapes import MISSING, look_up, replaced
 
 
 class _Kind(NamedTuple):
-    """How a check is built, and the keys that it reads besides its field; others are refused."""
+    """A check's builder and the keys it reads besides the field; others are refused."""
 
     build: Callable[[FieldCheck, str], Check]
     keys: tuple[str, ...] = ()
@@ -33,11 +33,10 @@ _KINDS: dict[CheckName, _Kind] = {
 def build_checks(
     checks: tuple[FieldCheck, ...], *, source: str
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Build a function that returns the record it is given, or raises ``Filtered``.
+    """Build a function that returns its record, perhaps rewritten, or raises ``Filtered``.
 
-    The first check that fails decides; a rewritten field copies the record. A null field is not
-    checked; an absent one is a ``Reject``, or a misspelt name would never be noticed. Building
-    imports no parser, and raises ConfigError for a setting that a check cannot use.
+    The first failing check decides. A null field is not checked; an absent one is a ``Reject``, so
+    that misspelled names are noticed. Building imports no parser; ConfigError for a wrong setting.
     """
     built = tuple((check.field, *_build(check, source)) for check in checks)
 

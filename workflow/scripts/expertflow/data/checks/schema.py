@@ -1,4 +1,4 @@
-"""Check that a field is JSON, strictly read, and keeps to the schema in another field."""
+"""Check that a field is strict JSON valid under the schema in another field."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from expertflow.data.reject import Filtered, Reject
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import MISSING, look_up
 
-# A document whose text is longer is refused.
+# Longer documents are refused.
 MAX_CHARS = 1_000_000
 
 
@@ -36,10 +36,10 @@ def _read_json(check: FieldCheck, value: Any) -> Any:
 
 
 def build(check: FieldCheck, source: str) -> Check:
-    """Build the check of a schema.
+    """Build the check of a schema, whose draft is its ``$schema``, else 2020-12.
 
-    The draft is the one that ``$schema`` names, else 2020-12. ``format`` is not asserted. Nothing
-    is ever fetched: a reference out of the schema resolves to the drafts' own schemas or fails.
+    ``format`` is not asserted. Nothing is fetched: external references to all but the drafts' own
+    schemas fail.
     """
     schema_field = check.schema_field
     if not schema_field or schema_field == check.field:

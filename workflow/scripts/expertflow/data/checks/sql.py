@@ -1,4 +1,4 @@
-"""Check that a field is one SQL statement, and bring it to another dialect."""
+"""Check that a field is one SQL statement, and convert it to another dialect."""
 
 import difflib
 import logging
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
-# Parsing costs about 10 s a million characters.
+# Parsing takes about 10 s per million characters.
 MAX_CHARS = 200_000
 
-# Listed so that settings can be judged without importing sqlglot (0.1 s); a test compares.
+# Listed to check settings without importing sqlglot (0.1 s); a test compares.
 _DIALECTS = """
     athena bigquery clickhouse databricks dax doris dremio drill druid duckdb dune exasol fabric
     hive materialize mysql oracle postgres presto prql redshift risingwave snowflake solr spark
@@ -27,7 +27,7 @@ DIALECTS = frozenset(_DIALECTS.split())
 
 
 def build(check: FieldCheck, source: str) -> Check:
-    """Build the check. Null dialects mean sqlglot's own, which is the most lenient."""
+    """Build the check; null dialects mean sqlglot's own, the most lenient."""
     for key in ("dialect", "transpile_to"):
         name = getattr(check, key)
         if name is not None and name not in DIALECTS:
@@ -57,15 +57,15 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
         raise Filtered("sql_unparsable", _words(error)) from error
     except RecursionError as error:
         raise Filtered("sql_unparsable", "nested too deeply") from error
-    # A statement that holds but a comment is none.
+    # A lone comment is not a statement.
     statements = [s for s in parsed if s is not None and not isinstance(s, exp.Semicolon)]
     if len(statements) > 1:
         raise Filtered("sql_several_statements", f"{len(statements)} statements, one is wanted")
     if not statements:
         raise Filtered("sql_unparsable", "no statement")
     found = statements[0]
-    # Not lone expressions: sqlglot reads ``hello world`` as a column with an alias. Nor what it
-    # takes over without parsing: ``VACUUM`` is a command whose text it never looked at.
+    # Not lone expressions: sqlglot reads ``hello world`` as a column with an alias. Nor commands
+    # such as ``VACUUM``, whose text it does not parse.
     lone = (exp.Command, exp.Condition, exp.Alias, exp.Star, exp.Tuple, exp.Interval)
     is_bare = isinstance(found, exp.Select) and not any(found.args.values())
     if isinstance(found, lone) or is_bare:
@@ -94,7 +94,7 @@ def _words(error: "SqlglotError") -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # Warnings stay off the log: what sqlglot warns of is filtered, and counted.
+    # Keep sqlglot's warnings out of the log: these statements are filtered and counted.
     def refuse(_: logging.LogRecord) -> bool:
         return False
 

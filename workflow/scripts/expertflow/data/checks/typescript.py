@@ -1,4 +1,4 @@
-"""Check that a field is TypeScript, by its syntax tree. Nothing is run or type-checked."""
+"""Check that a field is TypeScript by its syntax tree; nothing is run or type-checked."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from expertflow.data.settings import FieldCheck
 if TYPE_CHECKING:
     from tree_sitter import Parser
 
-# Error recovery has no time limit of its own; this keeps the worst text to about a second.
+# Error recovery has no time limit; this keeps the worst text to about a second.
 MAX_CHARS = 200_000
 
 
@@ -24,12 +24,12 @@ def _check(text: str, _: dict[str, Any]) -> str:
     if len(text) > MAX_CHARS:
         detail = f"longer than {MAX_CHARS:,} characters, too long to judge"
         raise Filtered("typescript_unparsable", detail)
-    # The parser takes the bytes of a lone surrogate as they are: wrong in a name, right in text.
+    # The parser takes a lone surrogate's bytes as they are: wrong in a name, right in a string.
     source = text.encode("utf-8", "surrogatepass")
     node = parsers()[0].parse(source).root_node
     if not node.has_error:
         return text
-    # A loop, not recursion: code may nest deeper than Python's stack.
+    # A loop: code may nest deeper than Python's stack.
     while not (node.is_error or node.is_missing):
         node = next(child for child in node.children if child.has_error or child.is_missing)
     row, column_bytes = node.start_point
@@ -41,7 +41,7 @@ def _check(text: str, _: dict[str, Any]) -> str:
 
 @cache
 def parsers() -> "tuple[Parser, Parser]":
-    """Return the parsers of TypeScript, and of TSX, which has JSX but not ``<T>value`` casts."""
+    """Return the parsers for TypeScript and for TSX, which has JSX but no ``<T>value`` casts."""
     import tree_sitter_typescript
     from tree_sitter import Language, Parser
 

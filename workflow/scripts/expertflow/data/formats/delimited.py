@@ -1,4 +1,4 @@
-"""CSV and TSV: a header row, then one record a row; every value is a text."""
+"""CSV and TSV: a header row, then one record per row; all values are text."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ def iter_all(
 def _rows(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[tuple[int, Row]]:
-    """Yield each row that is not blank with its first line; DataError if a quote stays open."""
+    """Yield each nonblank row with its first line number; DataError for an unclosed quote."""
     number = 0
     faults: list[Reject] = []
 
@@ -49,7 +49,7 @@ def _rows(
 
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
-    # Strict, so that an open quote is an error and does not swallow the rest in silence.
+    # Strict, so that an unclosed quote is an error instead of swallowing the rest.
     reader = csv.reader(decode(), delimiter=delimiter, strict=True)
     while True:
         first = number + 1
@@ -80,7 +80,7 @@ def _value(row: list[str], names: list[str]) -> dict[str, str]:
 def read_header(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> tuple[Iterator[tuple[int, Row]], list[str]]:
-    """Return the rows below the header, and the names in it, or raise DataError."""
+    """Return the rows below the header, and its names; DataError if it is unusable."""
     rows, path = _rows(stream, file, options), file.path
     for number, row in rows:
         if isinstance(row, Reject):

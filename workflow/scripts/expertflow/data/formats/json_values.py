@@ -1,8 +1,8 @@
-"""JSON files: an array of objects, or objects one after the other, in flat memory.
+"""JSON files: an array of objects, or concatenated objects, in flat memory.
 
-The end of an object is found by counting brackets outside strings; its bytes are then read as
-strictly as a line of JSON Lines. A fault costs the object it is in: reading goes on behind it. Only
-an object without an end stops the work, for it would swallow all that follows as if it were one.
+An object's end is found by counting brackets outside strings; its bytes are then parsed as strictly
+as a JSON line. A fault rejects its object only; an unclosed object stops reading instead of
+swallowing all that follows.
 """
 
 import io
@@ -17,7 +17,7 @@ from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
 from expertflow.data.reject import RawRecord, Reject
 
-# A string ends at its quote; or at a line end, where it is broken; or where the window ends.
+# A string ends at its quote, at a line end (broken), or at the window's end.
 _TOKEN = re.compile(rb'"(?:[^"\\\n]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
 _PLAIN = re.compile(rb'[^][{}",\s]*')
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -30,8 +30,6 @@ def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Itera
 
 
 class _Window:
-    """The part of a stream that is looked at: from ``pos`` on, which stands on line ``line``."""
-
     def __init__(self, stream: io.BufferedReader) -> None:
         self.buffer = b""
         self.pos = 0
@@ -39,7 +37,7 @@ class _Window:
         self._stream = stream
 
     def more(self) -> bool:
-        """Read on, the more the longer the element is, so that long ones cost linear time."""
+        """Read more, by the size of the element so far, so that long ones take linear time."""
         kept = self.buffer[self.pos :]
         chunk = self._stream.read(max(BUFFER_BYTES, len(kept)))
         self.buffer, self.pos = kept + chunk, 0
@@ -110,7 +108,7 @@ def _take(window: _Window, path: str) -> bytes | Reject:
 
 
 def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
-    """Follow brackets from ``at``: where to go on, how deep that is, and whether it ended."""
+    """Follow brackets from ``at``; return the next position, its depth, and whether it ended."""
     for match in _TOKEN.finditer(buffer, at):
         byte = buffer[match.start()]
         if byte in b"{[":
@@ -128,7 +126,7 @@ def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
 
 
 def _forget(window: _Window, at: int) -> int:
-    """Drop what was read of an element that is too large; of an open string a quote stays."""
+    """Drop the read part of a too-large element; keep the quote of an open string."""
     window.advance(at)
     cut = _TOKEN.match(window.buffer, at)
     window.buffer = b'"' + window.buffer[cut.end() :] if cut else b""

@@ -1,8 +1,7 @@
 """JSON Lines and plain text: files that are cut at line ends.
 
-Lines end at byte 0x0A only: ``str.splitlines`` would also break at U+2028, U+2029 and U+0085, which
-are legal inside JSON strings. Of plain text a file, a paragraph or a line is one record with the
-keys ``text`` and ``name``.
+Lines end at byte 0x0A only: ``str.splitlines`` would also break at U+2028, U+2029 and U+0085, legal
+in JSON strings. A text record is a file, paragraph or line, with keys ``text`` and ``name``.
 """
 
 import io
@@ -23,14 +22,14 @@ from expertflow.data.reject import RawRecord, Reject
 _NEWLINE = 10
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
-# A number and the bytes of a text, or what is wrong with them.
+# A number, and the bytes of a text or their fault.
 Piece = tuple[int, bytes | Reject]
 
 
 def iter_range(
     file: DataFile, low: int, high: int, *, options: ReadOptions, block_bytes: int
 ) -> Iterator[RawRecord]:
-    """Yield the records of an uncompressed JSONL file whose first byte lies in [low, high)."""
+    """Yield the records of an uncompressed JSONL file that start in bytes [low, high)."""
     parse = parse_object
     if options.encoding != "utf-8":
 
@@ -65,7 +64,6 @@ def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Itera
 def iter_texts(
     stream: io.BufferedReader, file: DataFile, options: ReadOptions
 ) -> Iterator[RawRecord]:
-    """Yield the records of a plain text; numbers are lines, but for a whole file."""
     path = Path(file.path)
     unit = "file" if options.text_records == "file" else "line"
 
@@ -99,13 +97,12 @@ def iter_texts(
 def read_record(
     parse: Callable[[Any], dict[str, Any]], raw: Any, path: str, number: int, unit: str = "line"
 ) -> RawRecord:
-    """Parse a record, or note what is wrong with it, be it known already."""
     try:
         if isinstance(raw, Reject):
             raise raw
         return RawRecord(path=path, number=number, unit=unit, value=parse(raw))
     except Reject as fault:
-        # The fault lets go of the text that it is about.
+        # Release the text that the fault refers to.
         fault.__cause__ = fault.__context__ = None
         fault.__traceback__ = None
         return RawRecord(path=path, number=number, unit=unit, value=None, fault=fault)
@@ -134,7 +131,7 @@ def too_long(path: Path) -> DataError:
 def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
     n_newlines: list[int] = []
     n_blank = n_read = 0
-    # The last line end and what follows it, as long as that is blank.
+    # The last line end and any whitespace after it.
     open_line = b"\n"
     with path.open("rb") as stream:
         while part := stream.read(min(BUFFER_BYTES, block_bytes - n_read % block_bytes)):
@@ -159,7 +156,7 @@ def _skip_line(stream: io.BufferedReader, n_bytes: int = _NO_END) -> int:
 
 
 def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
-    """Count line ends before a byte: whole blocks are counted already, at most one is read."""
+    """Count line ends before a byte, reading at most one block."""
     n_blocks = min(position // block_bytes, len(file.n_newlines))
     n_lines = sum(file.n_newlines[:n_blocks])
     with open_bytes(Path(file.path), None) as stream:

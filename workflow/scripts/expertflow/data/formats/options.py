@@ -1,4 +1,4 @@
-"""What a manifest may say about a source, and about how a local one's files are read."""
+"""Options of sources, and of reading a local source's files."""
 
 import codecs
 import csv
@@ -10,9 +10,9 @@ from msgspec.structs import force_setattr
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 
-# Longer records are rejected unread: nothing that long can be trained on.
+# Longer records are rejected unread: too long to train on.
 MAX_RECORD_BYTES = 64 << 20
-# Escapes of JSON and Python, which some encodings would resolve.
+# JSON and Python escapes, which some encodings would resolve.
 _PROBE = bytes(range(128)).replace(b"\\", b"") + rb"\n\u0041"
 
 
@@ -51,13 +51,13 @@ class ReadOptions(SourceOptions, frozen=True, kw_only=True):
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "ReadOptions":
-        """Pick out what concerns reading: other kinds of source have options of their own."""
+        """Select the reading options; other kinds of source have different ones."""
         known = cls.__struct_fields__
         return cls.from_manifest({key: options[key] for key in options if key in known})
 
 
 def _encoding(name: str) -> str:
-    """Return an encoding's plain name if it leaves ASCII, and so every line end, alone."""
+    """Return an encoding's canonical name if it preserves ASCII, hence line ends."""
     try:
         plain = codecs.lookup(name).name
         if plain in ("utf-8", "utf-8-sig"):

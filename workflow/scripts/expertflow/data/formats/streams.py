@@ -1,6 +1,6 @@
-"""Open a file as a stream of UTF-8 bytes, unpacked and recoded in flat memory.
+"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in flat memory.
 
-Its first bytes are looked at, so that a wrong name is found before any work starts.
+Its first bytes are checked to find a wrong file name before any work starts.
 """
 
 import codecs
@@ -23,7 +23,7 @@ BOM_NOTE = "starts with a byte order mark"
 SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 HEAD_BYTES = 1 << 16
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
-# What else such a file may turn out to be, and the way out.
+# Other formats that such a file may have, and the fix.
 _FOREIGN = {
     b"BZh": "is bzip2 data; unpack it",
     b"\xfd7zXZ": "is xz data; unpack it",
@@ -40,13 +40,13 @@ _COLUMNAR = {"parquet": (b"PAR1",), "arrow": (b"ARROW1", b"\xff\xff\xff\xff")}
 def compression_of(head: bytes) -> Compression | None:
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
-    # A zstd file may begin with a frame that is to be skipped.
+    # A zstd file may start with a skippable frame.
     skippable = head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
     return "zstd" if skippable or head.startswith(b"\x28\xb5\x2f\xfd") else None
 
 
 def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader:
-    """Open a file, unpacked; DataError if it cannot be read, then or later."""
+    """Open a file, decompressed; DataError if it cannot be read, now or later."""
     try:
         if compression is None:
             return io.BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
@@ -67,7 +67,7 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
 
 
 def open_utf8(path: Path, compression: Compression | None, encoding: str) -> io.BufferedReader:
-    """Open a file as UTF-8 without its byte order mark; bytes that are not decodable stay."""
+    """Open a file as UTF-8 without a byte order mark; undecodable bytes stay."""
     stream = open_bytes(path, compression)
     if encoding != "utf-8":
         return io.BufferedReader(_Pieces(_recode(stream, path, encoding), stream), BUFFER_BYTES)
@@ -108,7 +108,6 @@ def _recode(stream: io.BufferedReader, path: Path, encoding: str) -> Iterator[by
 
 
 def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) -> Iterator[bytes]:
-    """Unpack frame after frame; count lines, so that the place of a fault can be stated."""
     n_lines = 0
     try:
         while data := read(_UNPACKED_BYTES):
@@ -126,7 +125,7 @@ def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) 
 
 
 def recoded(line: bytes, encoding: str) -> bytes:
-    """Turn a line into UTF-8; bytes that are not decodable stay, so that UTF-8 finds them."""
+    """Convert a line to UTF-8; undecodable bytes stay, for the UTF-8 check to find."""
     try:
         return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")
     except UnicodeError:
@@ -134,7 +133,7 @@ def recoded(line: bytes, encoding: str) -> bytes:
 
 
 def sniff(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
-    """Return notes on what is unusual; DataError if a file is not what its name says."""
+    """Return notes on anything unusual; DataError if a file is not what its name says."""
     with open_bytes(path, None) as stream:
         packed = stream.read(HEAD_BYTES)
     found = compression_of(packed) if packed else None
@@ -166,7 +165,7 @@ def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:
     for mark, message in _FOREIGN.items():
         if head.startswith(mark):
             raise DataError(f"{path}: {message.format(stem=path.stem)}")
-    # Most texts begin with ASCII, which these encodings pad with NUL.
+    # Most texts start with ASCII, which these encodings pad with NUL.
     if head.startswith(_UTF16_OR_32) or (b"\0" in head[:4] and head[:4].strip(b"\0")):
         raise DataError(
             f"{path}: is UTF-16 or UTF-32; convert it to UTF-8, e.g. iconv -f UTF-16 -t UTF-8"
@@ -180,7 +179,7 @@ def _check_content(path: Path, kind: FileFormat, head: bytes) -> None:
 
 
 def _check_is_lines(path: Path, head: bytes) -> None:
-    """Refuse a JSON array and pretty-printed objects; single bad lines are the reader's matter."""
+    """Refuse JSON arrays and pretty-printed objects; the reader handles single bad lines."""
     first, _, rest = head.removeprefix(BOM).lstrip().partition(b"\n")
     rest, reason = rest.lstrip(), None
     try:

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: one record a row, cut by rows."""
+"""Parquet and Arrow: one record per row, cut by rows."""
 
 import math
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ BATCH_ROWS = 500
 
 
 def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
-    """Yield the rows that fall to the bytes [low, high), as if all rows were equally long."""
+    """Yield the rows in bytes [low, high), as if all rows had the same size."""
     n_rows = count_rows(Path(file.path), file.format) if file.n_records is None else file.n_records
-    # Row r of n lies at byte size * r // n, so the first at or after `low` is this one.
+    # Row r of n is at byte size * r // n, so this is the first at or after `low`.
     first, stop = (-(-byte * n_rows // file.n_bytes) for byte in (low, high))
     with _readable(file.path, file.format):
         for number, batch in _batches(file, first, stop):
@@ -26,7 +26,7 @@ def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
 
 
 def count_rows(path: Path, file_format: str) -> int:
-    """Count rows unread; DataError if the file does not open or two columns share a name."""
+    """Count rows from metadata; DataError if the file does not open or repeats a column name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -77,10 +77,9 @@ def _batches(file: DataFile, first: int, stop: int) -> Iterator[tuple[int, Any]]
 def _parquet_batches(
     path: str, first: int, stop: int, stack: ExitStack
 ) -> tuple[int, Iterator[Any]]:
-    """Read the row groups that hold some rows; return the place of the first row read."""
     import pyarrow.parquet as pq
 
-    # Without pre-buffering, which would hold whole row groups.
+    # No pre-buffering, which would hold entire row groups.
     parquet = stack.enter_context(pq.ParquetFile(path, memory_map=True, pre_buffer=False))
     sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
     ends = list(accumulate(sizes))
@@ -91,7 +90,7 @@ def _parquet_batches(
 
 @contextmanager
 def _arrow_batches(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Open the file or the stream form of Arrow; data sets in the hub's cache are streams."""
+    """Open Arrow's file or stream format; the hub's cache has streams."""
     import pyarrow as pa
 
     is_file = source.read(6) == b"ARROW1"
@@ -121,7 +120,7 @@ def _records(path: str, number: int, batch: Any) -> Iterator[RawRecord]:
 
 
 def _rows(batch: Any) -> list[dict[str, Any] | Reject]:
-    """Convert to Python; where a value has no counterpart there, row by row, to find which."""
+    """Convert to Python; on failure row by row, to find the values without a counterpart."""
     import pyarrow as pa
 
     try:

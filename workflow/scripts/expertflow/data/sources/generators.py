@@ -1,7 +1,7 @@
-"""Data sets made by a program: the generators in ``generated``, each a module of its own.
+"""Data sets made by programs: the modules of ``generated``.
 
-They are imported by name, so that editing one of them does not touch the others' data: the lock
-holds the digest of the one that is used.
+They are imported by name, and the lock holds the digest of the one used: editing one generator does
+not affect the data of others.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from expertflow.data.sources.git_store import head
 from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 
 PACKAGE = "expertflow.data.sources.generated"
-# How a module says that it is a generator, without being imported.
+# Identifies a generator module without importing it.
 GENERATOR = re.compile(r"^(def generate\(|generate = )", re.MULTILINE)
 
 
@@ -47,7 +47,7 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
         )
         paths = {name: directory / path.relative_to(partial) for name, path in made.items()}
     artefacts = {
-        # A repository is pinned by its head: how git packs objects is git's.
+        # A repository is pinned by its head: packing is up to git.
         name: Artefact(path=str(path), sha256=sha256_file(path) if path.is_file() else head(path))
         for name, path in paths.items()
     }

@@ -1,16 +1,11 @@
-"""Read the commits of a git repository or bundle as records, without checking anything out.
+"""Read the commits of a git repository or bundle as records, without a checkout.
 
-A first walk lists the commits and learns who contributed; long-lived processes (``cat-file``,
-``diff-tree --stdin``) then answer commit by commit, so that memory holds a few commits at a time
-and no process is started per commit. Files over 1 MiB count as binary. Nothing that the repository
-sets is obeyed: see ``git_store``.
-
-Of the fields of a record, which templates of a manifest name: ``author`` is null where nobody is
-named, ``authored_at`` where the date is missing or absurd, counts of lines are null for binary
-files, ``branch`` for a bare id; ``tag`` is the first one in the walk that contains the commit; and
-``bytes_replaced`` says that some text was not valid and has replacement characters.
-
-Credentials are looked for where documents are prepared (``scan_secrets``), in what they say.
+A first walk lists commits and contributors; long-lived processes (``cat-file``, ``diff-tree
+--stdin``) then answer commit by commit, so memory holds a few at a time. Files over 1 MiB count as
+binary. No repository settings are obeyed: see ``git_store``. Of a record, ``author`` is null if
+unnamed, ``authored_at`` if missing or absurd, line counts for binary files, ``branch`` for a bare
+id; ``tag`` is the first in the walk that contains the commit; ``bytes_replaced`` marks text with
+replacement characters. Secrets are filtered later, when documents are prepared.
 """
 
 import json
@@ -52,7 +47,7 @@ from expertflow.data.sources.kind import Fetched, Found, Pinned, Pins
 NAME_CHARS = 200
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z-]*-by):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
 _WORD = re.compile(r"\w+")
-# The address of the site itself as a committer, when somebody merges there.
+# Committer address of the site itself, for merges made there.
 _SITES = {"noreply@github.com"}
 
 
@@ -92,12 +87,11 @@ def _path(source: SourceSpec) -> Path:
 def extract_commits(
     repository: Path, *, options: dict[str, Any], skipped: Counter[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield one record per commit, parents before children.
+    """Yield one record per commit, parents before children; DataError if there is none.
 
-    ``skipped`` counts the commits left out, each under the first reason that holds: merge, date,
-    author, shallow (a shallow clone lacks its parents), paths, languages, too_many_files, big_files
-    (more of them than git can be told to leave out); and max_commits for those not looked at.
-    DataError if nothing can be read or no commit is selected.
+    ``skipped`` counts omitted commits by the first reason that applies: merge, date, author,
+    shallow (parents missing from a shallow clone), paths, languages, too_many_files, big_files
+    (more than git can exclude), and max_commits for those not looked at.
     """
     chosen = GitOptions.from_manifest(options)
     counts: Counter[str] = Counter() if skipped is None else skipped
@@ -137,7 +131,7 @@ class _History:
                 if changes is None:
                     self.skipped["big_files"] += 1
                 elif self.options.languages and not changes.files:
-                    # A pattern like "*.[jt]s", which no pathspec joins with an ending.
+                    # A pattern like "*.[jt]s", which pathspecs cannot combine with an ending.
                     self.skipped["languages"] += 1
                 else:
                     yield self._record(commit_id, commit, changes)
@@ -166,7 +160,6 @@ class _History:
         return "shallow" if commit_id in self.store.shallow else None
 
     def _shown(self, selected: list[str]) -> Iterator[dict[str, Touched]]:
-        """Yield batches of the newest commits that touch wanted files, in their order."""
         n_wanted = self.options.max_commits
         if n_wanted is None:
             for batch in batches(selected):
@@ -237,7 +230,7 @@ def _narrative(record: dict[str, Any]) -> str:
 
 
 def _change_line(file: dict[str, Any]) -> str:
-    # A path that would not stay on its line is quoted.
+    # Quote a path that would break its line.
     names = filter(None, (file["renamed_from"], file["path"]))
     told = " => ".join(name if name.isprintable() else json.dumps(name) for name in names)
     is_binary = file["n_added"] is None
@@ -246,21 +239,19 @@ def _change_line(file: dict[str, Any]) -> str:
 
 
 class Contributors:
-    """Hide who wrote a history: contributors by number, their names and addresses in texts.
+    """Hide who wrote a history: numbers replace contributors' names and addresses in texts.
 
-    Hidden are the author; names in trailers such as Co-authored-by; in messages the names of known
-    contributors (of a single word only when it has a capital: "Julian", but not "test"); in diffs
-    and paths names of two words or more; everywhere e-mail addresses. Known are all authors,
-    committers and signers in the whole history that is walked, whatever is selected.
-
-    Not caught: nicknames ("@ann"), single names in diffs, names in another spelling or case or
-    broken over two lines, people who are no contributors, names of branches and tags, and whatever
-    the code itself tells about its authors.
+    Hidden are the author; names in trailers such as Co-authored-by; known contributors' names in
+    messages (single words only if capitalized: "Julian", but not "test"); names of two or more
+    words in diffs and paths; and all e-mail addresses. Known are all authors, committers and
+    signers of the walked history, whatever is selected. Not caught: nicknames ("@ann"), single
+    names in diffs, other spellings or case, names broken over two lines, non-contributors, names of
+    branches and tags, and what the code itself says about its authors.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        # By first word: the lengths of the names that begin with it, longest first, and the names.
+        # By first word: lengths of the names that start with it, longest first, and the names.
         self._names: dict[str, tuple[list[int], dict[str, str]]] = {}
 
     def meet(self, commit: Commit) -> None:

@@ -1,8 +1,7 @@
-"""Ask git for commits and their changes, and read its object and diff formats.
+"""Ask git for commits and their changes, and parse its object and diff formats.
 
-Commits are asked for in batches, as every question costs two changes of process. Every answer is
-read in pieces: of an object, a list of files or a patch that is absurdly long only the start is
-ever held.
+Commits are requested in batches, as every request costs two process switches. Answers are read in
+pieces: of an absurdly long object, file list or patch only the start is held.
 """
 
 import codecs
@@ -26,10 +25,10 @@ from expertflow.data.sources.git_store import BIG_FILE_BYTES, ENDED_EARLY, Pipe
 Item = TypeVar("Item")
 CHUNK_BYTES = 1 << 16
 COMMIT_BYTES = 1 << 20
-# A patch is read to its end only when this much more comes: a new process is sooner ready.
+# A patch is read to its end only within this much more; a new process is faster.
 PATIENCE_BYTES = 4 << 20
 BATCH_IDS = 64
-# What a command line holds for certain.
+# What any command line can hold.
 MAX_EXCLUDED_FILES, MAX_EXCLUDED_BYTES = 100, 50_000
 _DIFF_TREE = ("diff-tree", "--stdin", "-r", "-z", "--root", "--diff-merges=first-parent")
 _PATCH = (
@@ -37,7 +36,7 @@ _PATCH = (
     *("--submodule=short", "--abbrev=7", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
-# Python knows codecs that are no encoding of a language, and some that take quadratic time.
+# Some Python codecs are not text encodings, and some take quadratic time.
 _ENCODING = re.compile(
     r"us-?ascii|latin-?1|iso-?8859-?\d{1,2}|(?:cp|windows-?)\d{3,4}|koi8-?[ru]|iso-?2022-?jp"
     r"|euc-?(?:jp|kr)|shift-?jis|sjis|gb(?:k|2312|18030)|big5(?:-?hkscs)?|mac-?roman",
@@ -53,8 +52,7 @@ class Person(NamedTuple):
 class Commit(NamedTuple):
     """A commit's header and message.
 
-    ``authored_at`` is null where the date is missing or beyond the year 9999; ``is_whole`` says
-    that the commit is no longer than ``COMMIT_BYTES``, ``replaced`` that bytes were no valid text.
+    ``authored_at`` is null if missing or after year 9999; ``is_whole`` if within ``COMMIT_BYTES``.
     """
 
     author: Person
@@ -66,7 +64,7 @@ class Commit(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Files of a commit, as its record lists them, and its patch, cut at the end of a line."""
+    """A commit's files, as its record lists them, and its patch, cut at a line end."""
 
     files: list[dict[str, Any]]
     diff: str
@@ -75,10 +73,9 @@ class Changes(NamedTuple):
 
 
 class Touched(Struct):
-    """What a commit touches: ``n_any`` files, ``n_files`` of them with a wanted ending.
+    """What a commit touches: ``n_any`` files, ``n_files`` with a wanted ending.
 
-    ``loaded`` are the objects, with their paths, that git would load whole to show them, whatever
-    their size: files added, deleted or changed in kind.
+    Git loads objects ``loaded`` in full: those of files added, deleted or changed in kind.
     """
 
     n_any: int = 0
@@ -98,7 +95,7 @@ class HistoryReader:
         self._touched = Pipe(git_dir, *_DIFF_TREE, *raw, *paths)
         self._sizes = Pipe(git_dir, "cat-file", "--batch-check=%(objectsize)")
         self._patch = Pipe(git_dir, *_DIFF_TREE, *_PATCH, *specs)
-        # diff-tree echoes a line that is no commit id; that marks where an answer ends.
+        # diff-tree echoes a line that is not a commit id; this marks the end of an answer.
         self._sentinel = b"end of commit " + secrets.token_hex(16).encode() + b"\n"
 
     def close(self) -> None:
@@ -120,7 +117,7 @@ class HistoryReader:
                 yield _parse_commit(raw, is_whole=n_bytes <= COMMIT_BYTES)
 
     def touched(self, batch: Sequence[str], skipped: Counter[str]) -> dict[str, Touched]:
-        """Look which files the commits of a batch touch, and keep those that are to be shown.
+        """Return the touched files of a batch's wanted commits.
 
         At most ``BATCH_IDS`` commits: git must be able to read all questions before it answers.
         """
@@ -137,11 +134,11 @@ class HistoryReader:
         return shown
 
     def changes(self, commit_id: str, touched: Touched) -> Changes | None:
-        """Read a commit's files and patch; null if git cannot leave out all that is too big."""
+        """Read a commit's files and patch; None if git cannot exclude all big files."""
         big = self._big_paths(touched)
         if not big:
             return self._read_changes(self._patch, commit_id)
-        # Git would load them, to show them or to look for renames: they are only named.
+        # Git would load big files to show them or find renames: only name them.
         if len(big) > MAX_EXCLUDED_FILES or sum(map(len, big)) > MAX_EXCLUDED_BYTES:
             return None
         excluded = [f":(exclude,literal){os.fsdecode(path)}" for path in big]
@@ -154,7 +151,7 @@ class HistoryReader:
         return changes._replace(files=files, replaced=changes.replaced or decode.replaced)
 
     def _read_touched(self, commit_ids: Sequence[str]) -> list[Touched]:
-        """Ask ``diff-tree --raw -z`` what commits touch, remembering ``max_files`` of each."""
+        """Parse ``diff-tree --raw -z``, keeping at most ``max_files`` files per commit."""
         endings = tuple(ending.encode() for ending in self.options.endings())
         touched = [Touched() for _ in commit_ids]
         question = b"".join(commit.encode() + b"\n" + self._sentinel for commit in commit_ids)
@@ -190,7 +187,7 @@ class HistoryReader:
         for batch in batches(touched.loaded):
             stdout = self._sizes.ask(b"".join(blob + b"\n" for blob, _ in batch))
             for _, path in batch:
-                # Of a submodule the answer is "... missing".
+                # For a submodule the answer is "... missing".
                 answer = stdout.readline().strip()
                 if answer.isdigit() and int(answer) > BIG_FILE_BYTES:
                     found[path] = None
@@ -237,7 +234,7 @@ def _read_some(stdout: io.BufferedReader) -> bytes:
 
 
 class _Decoder:
-    """Decode as a commit says, else as UTF-8; remember whether bytes had to be replaced."""
+    """Decode as a commit says, else as UTF-8; remember whether bytes were replaced."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.replaced = False
@@ -264,7 +261,7 @@ def _parse_commit(raw: bytes, *, is_whole: bool) -> Commit:
 
 
 def _parse_person(line: bytes, decode: _Decoder) -> tuple[Person, datetime | None]:
-    """Split ``name <e-mail> seconds zone``, where any part may be missing."""
+    """Parse ``name <e-mail> seconds zone``; any part may be missing."""
     who, bracket, when = line.rpartition(b">")
     if not bracket:
         who, when = line, b""
@@ -277,14 +274,14 @@ def _parse_person(line: bytes, decode: _Decoder) -> tuple[Person, datetime | Non
 
 
 def _parse_files(counts: list[bytes], decode: _Decoder) -> list[dict[str, Any]]:
-    """Turn ``added TAB deleted TAB path`` into files; a rename has two more fields, old and new."""
+    """Parse ``added TAB deleted TAB path``; a rename has two more fields, old and new."""
     files, parts = [], iter(counts)
     for part in parts:
         n_added, n_deleted, path = part.split(b"\t", 2)
         old: str | None = None
         if not path:
             old, path = decode(next(parts)), next(parts)
-        # Git counts no lines in binary files and writes "-".
+        # Git writes "-" for binary files.
         numbers = [None if number == b"-" else int(number) for number in (n_added, n_deleted)]
         files.append(_file(decode(path), old, *numbers))
     return files
@@ -302,7 +299,7 @@ def _cut(patch: bytes, max_bytes: int, decode: _Decoder) -> str:
         return decode(patch)
     kept = patch[:max_bytes]
     kept = kept[: kept.rfind(b"\n") + 1] or kept
-    # A line longer than the limit may be cut inside a character, which is then left out.
+    # A line over the limit may be cut within a character, which is dropped.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept)
     if "\ufffd" in text:
         decode(kept)

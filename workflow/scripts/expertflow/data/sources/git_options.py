@@ -1,4 +1,4 @@
-"""What a git source is told: which commits to take, and how much of them."""
+"""Options of a git source: which commits to take, and how much of them."""
 
 from datetime import UTC, datetime, time
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.data.formats.options import SourceOptions
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
-# The endings of the files in which each language is written.
+# File extensions by language.
 LANGUAGES = {
     "c": ("c", "h"),
     "cpp": ("cc", "cpp", "cxx", "hh", "hpp", "hxx", "h"),
@@ -44,8 +44,7 @@ LANGUAGES = {
 class GitOptions(SourceOptions, frozen=True, kw_only=True):
     """Which commits to take, and how much of them; docs/data.md explains each option.
 
-    Dates are UTC unless they say otherwise; a day stands for the complete day. Of ``max_files`` a
-    renamed one counts twice.
+    Dates are UTC by default; a day means the complete day. A rename counts twice in ``max_files``.
     """
 
     kind = "git"
@@ -69,10 +68,10 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 f"options.paths: {magic[0]!r} begins with ':', which does not go with languages"
             )
-        self.takes_date(None)  # refuses what is no date
+        self.takes_date(None)  # refuses an invalid date
 
     def takes_date(self, when: datetime | None) -> bool:
-        """Return whether an author's date is selected; an unknown one only when any date is."""
+        """Return whether an author date is selected; an unknown one only without limits."""
         since = _moment(self.since, "since", time.min)
         until = _moment(self.until, "until", time.max)
         if when is None:
@@ -83,7 +82,7 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
         return tuple(f".{ending}" for name in self.languages for ending in LANGUAGES[name])
 
     def pathspecs(self) -> tuple[str, ...]:
-        """Return the wanted files' pathspecs, in which "*" also stands for "/"."""
+        """Return the wanted files' pathspecs, in which "*" also matches "/"."""
         if not self.languages:
             return self.paths
         wanted: dict[str, None] = {}

@@ -1,9 +1,8 @@
-"""Open a repository or a bundle, apart from all settings: of the user, the machine, the repository.
+"""Open a repository or bundle isolated from user, machine and repository settings.
 
-A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows
-or start programs. So the objects are read through an empty git directory in a temporary place that
-has none of these; from the repository's own one come the names of branches and tags alone, by two
-commands that open no object.
+A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows or
+start programs. So its objects are read through an empty temporary git directory without any; only
+branch and tag names are read from the repository itself, by two commands that open no object.
 """
 
 import contextlib
@@ -18,9 +17,9 @@ from typing import NamedTuple, cast
 
 from expertflow.core.errors import DataError
 
-# A file larger than this counts as binary: git neither loads it nor compares its lines.
+# Larger files count as binary: git neither loads them nor compares lines.
 BIG_FILE_BYTES = 1 << 20
-# Settings that would let files of others change what is run or read.
+# Settings that would otherwise let untrusted files change what is run or read.
 _SAFE = (
     *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
     *("-c", "core.attributesFile=/dev/null", "-c", "core.commitGraph=false"),
@@ -28,7 +27,7 @@ _SAFE = (
     *("-c", "diff.renameLimit=400", "-c", "protocol.allow=never"),
 )
 ENDED_EARLY = "git ended early: an object is missing (a partial clone?) or damaged; run git fsck"
-# Names are read in milliseconds; a setting that includes a pipe would make git wait for ever.
+# Names are read in milliseconds; a setting that includes a pipe would block git indefinitely.
 TIMEOUT_S = 120.0
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
@@ -39,7 +38,7 @@ class Pipe:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> io.BufferedReader:
-        """Send a question; return where to read the answer. DataError if an object is missing."""
+        """Send a question; return a stream of answers. DataError if an object is missing."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
@@ -72,9 +71,9 @@ def run_git(
     stdin: bytes = b"",
     timeout_s: float | None = None,
 ) -> str:
-    """Run one git command apart from all user settings and hooks; return what it prints.
+    """Run one git command without user settings and hooks; return its output.
 
-    Bytes that are no UTF-8 become lone surrogates. DataError tells ``failure`` and git's last line.
+    Non-UTF-8 bytes become lone surrogates. DataError states ``failure`` and git's last line.
     """
     try:
         done = subprocess.run(
@@ -97,7 +96,7 @@ def run_git(
 
 
 def _command(git_dir: Path | None, *arguments: str) -> list[str]:
-    # As a bare repository: attributes and submodules of a working tree must not change a diff.
+    # Bare: attributes and submodules of a working tree must not change a diff.
     place = (f"--git-dir={git_dir}", "-c", "core.bare=true") if git_dir else ()
     return ["git", *_SAFE, *place, *arguments]
 
@@ -111,8 +110,8 @@ def _environment() -> dict[str, str]:
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_GRAFT_FILE": os.devnull,
         "GIT_NO_LAZY_FETCH": "1",
-        # Older git knows no GIT_NO_LAZY_FETCH; with no protocol allowed its fetch fails at once,
-        # before it starts a program that the repository names.
+        # For git without GIT_NO_LAZY_FETCH: with no protocol allowed, a fetch fails before it
+        # starts a program that the repository names.
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
@@ -121,10 +120,9 @@ def _environment() -> dict[str, str]:
 
 
 class Store(NamedTuple):
-    """Objects to read, and commits by the full name of the ref that points at them.
+    """Objects to read, and commits by full ref name.
 
-    ``shallow`` are commits whose parents a shallow clone left out. ``walked`` is the branch or tag
-    that ``ref`` names, by its short name.
+    ``shallow`` commits lack their parents (shallow clone); ``walked`` is the short name of ``ref``.
     """
 
     git_dir: Path
@@ -152,7 +150,6 @@ def head(repository: Path, *, ref: str = "HEAD") -> str:
 
 @contextlib.contextmanager
 def open_store(repository: Path, *, ref: str) -> Iterator[Store]:
-    """Open a repository; a bundle is unpacked for as long as it is read."""
     tip = head(repository, ref=ref)
     with tempfile.TemporaryDirectory(prefix="git-") as directory:
         git_dir = Path(directory)
@@ -177,7 +174,7 @@ def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, li
 
 
 def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dict[str, str]:
-    """Map each commit to the first tag of the walk that contains it, visiting each commit once."""
+    """Map each commit to the first tag in the walk that contains it; visit each commit once."""
     found: dict[str, str] = {}
     for tagged in parents:
         ahead = [tagged] if tagged in tags else []
@@ -190,11 +187,11 @@ def first_tags(parents: dict[str, list[str]], tags: dict[str, list[str]]) -> dic
 
 
 def _git_directory(repository: Path) -> Path:
-    """Find a repository's own git directory, whoever owns it: here none of its files is obeyed."""
+    """Find a repository's git directory, whoever owns it: none of its files is obeyed here."""
     failure = f"{repository}: not a git repository; give its directory or a .bundle file"
     place = repository / ".git"
     if place.is_file():
-        # A working tree or submodule: the file says where its git directory is.
+        # A working tree or submodule: the file names its git directory.
         said = place.read_bytes()[:8192].decode("utf-8", "surrogateescape")
         place = repository / said.removeprefix("gitdir:").strip()
     elif not place.is_dir():
@@ -231,7 +228,7 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
     heads = _bundle_heads(bundle)
     full = _full_name(heads, ref)
     if full == "HEAD":
-        # A bundle does not say which branch its HEAD is.
+        # A bundle does not name the branch of its HEAD.
         same = [name for name in sorted(heads) if heads[name] == heads["HEAD"]]
         branches = [name for name in same if name.startswith("refs/heads/")]
         usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
@@ -241,7 +238,7 @@ def _unpacked(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> Store:
 
 
 def _peeled(names: dict[str, str], git_dir: Path) -> dict[str, str]:
-    """Follow annotated tags to their commits; what leads to none is left out."""
+    """Resolve annotated tags to commits; omit refs that lead to none."""
     asked = "".join(f"{object_id}^{{commit}}\n" for object_id in names.values())
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
     failure = "the commits of branches and tags cannot be read"

@@ -1,11 +1,9 @@
-"""Hugging Face data sets: pinned to a commit, read as Arrow files from the libraries' own caches.
+"""Hugging Face data sets, pinned to a commit and read as Arrow files from the library caches.
 
-What is prepared is read without asking anyone. What is only downloaded is prepared without a
-network; the hub is asked for the rest. No code that comes with a data set is ever run.
-
-Which files belong to which split follows from the card or from their names. The library works that
-out on a folder, so it is shown one that has every file of the commit by name: a link to those that
-are here, an empty one in place of each that is not. So only what is chosen is downloaded.
+Prepared data is read without the network, and downloaded data prepared without it; the rest comes
+from the hub. No code from a data set is ever run. The split of each file follows from the card or
+file names, which ``datasets`` resolves on a folder. So it gets one with every file of the commit: a
+link if the file is here, else an empty file. That way only selected files are downloaded.
 """
 
 import glob
@@ -36,15 +34,15 @@ DEFAULT_SHARDS = 4
 REPORT_EVERY_S = 20.0
 KNOCK_TIMEOUT_S = 30.0
 BUILDERS = ("arrow", "csv", "json", "parquet", "text")
-# Small files that tell how a data set's other files are to be read.
+# Small files that describe how to read a data set's other files.
 DESCRIPTIONS = (cache.CARD, ".huggingface.yaml", "dataset_infos.json")
 NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<rest>.*)")
 
 
 class Snapshot(NamedTuple):
-    """A commit of a data set: the sizes of its files by path, and the folder of those here.
+    """A commit of a data set: file sizes by path, and the folder of local files.
 
-    ``is_listed`` is false where only the files here are known, not what the commit holds.
+    ``is_listed`` is false if only the local files are known, not the commit's.
     """
 
     folder: Path
@@ -70,17 +68,16 @@ def look_up(source: SourceSpec) -> Found:
 
 
 def pin(source: SourceSpec, pins: Pins) -> Pinned:
-    """Pin the manifest's revision, not the commit that it has today.
+    """Pin the manifest's revision, not its current commit.
 
-    A cached commit would change the lock by the download itself, and all that was just made would
-    be made again.
+    A cached commit would change the lock by the download itself, and everything would be rebuilt.
     """
     identity = {"id": source.id, "config": source.config, "split": source.split}
     return Pinned(n_shards=DEFAULT_SHARDS, revision=source.revision, identity=identity)
 
 
 def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
-    """Find a data set in the caches or bring it there, as Arrow files; DataError if neither."""
+    """Find a data set in the caches or download it, as Arrow files; DataError if neither."""
     repository, split = str(source.id), source.split or "train"
     prepared = cache.find_source(source)
     notes: tuple[str, ...] = ()
@@ -127,10 +124,9 @@ def _set_up_libraries() -> None:
 
 
 def _open_snapshot(source: SourceSpec) -> Snapshot:
-    """Find out what a data set holds: from the cache, else from the hub.
+    """Return what a data set contains, from the cache, else from the hub.
 
-    Where the hub cannot be asked and the cache keeps no listing, the files here are taken for all,
-    unless their own numbering tells that some are missing.
+    With no hub and no cached listing, local files count as complete unless numbering shows gaps.
     """
     from huggingface_hub import HfApi
 
@@ -140,7 +136,7 @@ def _open_snapshot(source: SourceSpec) -> Snapshot:
         return known
 
     def ask() -> None:
-        # No answer shows at once here; the download takes what is cached without an error.
+        # Fails at once if unreachable; the download would silently use the cache.
         HfApi().dataset_info(repository, revision=commit or revision, timeout=KNOCK_TIMEOUT_S)
         _download_files(repository, commit or revision, DESCRIPTIONS)
 
@@ -163,7 +159,7 @@ def _open_snapshot(source: SourceSpec) -> Snapshot:
 
 
 def _cached_snapshot(repository: str, commit: str | None) -> Snapshot | None:
-    """Read what the cache knows of a commit; null where it knows nothing, or lacks its card."""
+    """Return the cached state of a commit; None if unknown or without a card."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -189,7 +185,7 @@ def _is_inside(path: str) -> bool:
 
 
 def missing_parts(paths: Iterable[str]) -> list[str]:
-    """Name the parts that are missing from numbered files, such as train-00001-of-00002.parquet."""
+    """Return the missing parts of numbered files, such as train-00001-of-00002.parquet."""
     there = set(paths)
     series = {match.groups() for match in filter(None, map(NUMBERED.fullmatch, there))}
     return sorted(
@@ -238,7 +234,7 @@ def _reported(what: str, snapshot: Snapshot, missing: list[str]) -> Iterator[Non
 
     def watch() -> None:
         while not done.wait(REPORT_EVERY_S):
-            # A file that is renamed in the meantime is counted by the next line.
+            # A file renamed meanwhile is counted in the next report.
             with suppress(FileNotFoundError):
                 here = sum(sizes[path] for path in sizes.keys() - snapshot.missing(missing))
                 here += sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
@@ -258,14 +254,13 @@ def _mb(n_bytes: int) -> str:
 
 
 def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
-    """Download what is missing of the wanted config and write all its splits as Arrow files."""
     from datasets import DownloadConfig
     from filelock import FileLock
 
     repository = str(source.id)
     root = cache.prepared_root(repository)
     root.parent.mkdir(parents=True, exist_ok=True)
-    # Another expert's job may want the same data set at the same time.
+    # Another expert's job may need the same data set at the same time.
     with FileLock(f"{root}.lock"), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve() / repository.split("/")[-1]
         _lay_out(snapshot, snapshot.n_bytes_by_path, folder)
@@ -293,7 +288,6 @@ def _prepare(source: SourceSpec, snapshot: Snapshot) -> cache.Prepared:
 
 
 def _lay_out(snapshot: Snapshot, paths: Iterable[str], folder: Path) -> None:
-    """Link a commit's files into a folder by name, with an empty one for each not here."""
     for path in paths:
         place, real = folder / path, snapshot.folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -346,7 +340,7 @@ def _builder(source: SourceSpec, snapshot: Snapshot, folder: Path) -> Any:
 
 
 def _chosen_files(source: SourceSpec, builder: Any, folder: Path) -> list[str]:
-    """List a config's files; a card could name any file of this machine or address: refused."""
+    """List a config's files; refuse any outside it, as a card could name any path or address."""
     by_split = {str(split): list(files) for split, files in builder.config.data_files.items()}
     if (source.split or "train") not in by_split:
         raise DataError(_no_split(source, by_split))

@@ -1,8 +1,7 @@
-"""What can go wrong between the hub and the disk, each in one line that names the fix.
+"""One-line explanations, with a fix, of errors between the hub and the disk.
 
-The libraries wrap errors in errors; the line follows from the one that tells most. Their own texts
-are quoted only where nothing else would help, and never with a token or the query of a signed
-address in them.
+The libraries nest errors; the most informative one decides. Their messages are quoted only if
+nothing else helps, and never with a token or the query of a signed URL.
 """
 
 import errno
@@ -30,13 +29,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def hide_secrets(record: logging.LogRecord) -> bool:
-    """Take secrets out of what the libraries log; a filter that drops no record."""
+    """Remove secrets from the libraries' log records; as a filter it drops none."""
     record.msg, record.args = without_secrets(record.getMessage()), ()
     return True
 
 
 def without_secrets(text: str) -> str:
-    """Blank tokens, credentials and the queries of signed addresses."""
     return SECRET.sub("[hidden]", text)
 
 
@@ -49,7 +47,7 @@ def retrying(what: str) -> "Retrying":
         n, wait_s = state.attempt_number + 1, state.upcoming_sleep
         log.warning("%s: %s; try %d of %d in %g s", what, reason, n, N_TRIES, wait_s)
 
-    # An interrupt during the handling of a lost connection is no library's error: never retried.
+    # An interrupt while handling a lost connection is not a library error: never retry it.
     known = library_errors()
     return Retrying(
         retry=retry_if_exception(lambda e: isinstance(e, known) and _passing_reason(e) is not None),
@@ -62,7 +60,7 @@ def retrying(what: str) -> "Retrying":
 
 @contextmanager
 def one_line(source: SourceSpec) -> Iterator[None]:
-    """Turn what the libraries raise into a DataError of one line that names the source."""
+    """Turn library errors into a one-line DataError that names the source."""
     try:
         yield
     except DataError as error:
@@ -89,7 +87,7 @@ def explain(source: SourceSpec, error: BaseException) -> str:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether the hub could not be asked, for lack of a network or its own fault."""
+    """Return whether the hub was unavailable, for lack of a network or its own fault."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     return any(isinstance(e, OfflineModeIsEnabled) or _passing_reason(e) for e in _chain(error))
@@ -118,7 +116,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
-    """Explain one error, with its rank: of several in a chain the lowest tells most."""
+    """Explain one error, with its rank: the lowest of a chain is the most informative."""
     from datasets.exceptions import DatasetGenerationError, SplitsVerificationError
     from httpx2 import TransportError
     from huggingface_hub import errors as hub

@@ -1,4 +1,4 @@
-"""What a kind of source does; each is a module with the functions of ``SourceModule``."""
+"""The interface of a source kind: modules with the functions of ``SourceModule``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,6 @@ from expertflow.data.settings import SourceSpec
 
 
 class Pins(NamedTuple):
-    """How content is pinned: the hash of a file, and the digest of a generator's code."""
-
     hash_file: Callable[[Path], str]
     digest_generator: Callable[[str], str]
 
@@ -38,7 +36,7 @@ class Found(NamedTuple):
 
 
 class SourceModule(Protocol):
-    """A kind of source; errors of ``pin`` are told with the source's name in front."""
+    """A kind of source; callers prefix errors of ``pin`` with the source's name."""
 
     def look_up(self, source: SourceSpec) -> Found: ...
 

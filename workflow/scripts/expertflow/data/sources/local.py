@@ -1,4 +1,4 @@
-"""Files on this machine, by path or glob. They stay where they are."""
+"""Local files, by path or glob; they stay where they are."""
 
 import glob
 from contextlib import suppress
@@ -59,7 +59,7 @@ def fetch(source: SourceSpec, lock: SourceLock, directory: Path) -> Fetched:
 
 
 def find_files(pattern: str) -> list[Path]:
-    """List a path's or pattern's files, sorted; DataError if there are none, or one is unusable."""
+    """List a pattern's files, sorted; DataError if there are none, or one is unusable."""
     literal = Path(pattern).expanduser()
     if literal.is_dir():
         raise DataError(f"{pattern} is a directory; name its files, e.g. {literal}/*.jsonl")
@@ -82,7 +82,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def count_shards(files: tuple[LockedFile, ...]) -> int:
-    """Choose how many jobs prepare the files; starting one costs as much as preparing 10 MiB."""
+    """Choose the number of jobs; starting one costs as much as preparing 10 MiB."""
     n_bytes = sum(file.n_bytes for file in files)
     shard_bytes = min(max(SHARD_BYTES, -(-n_bytes // MANY_SHARDS)), LARGE_SHARD_BYTES)
     n_pieces = sum(

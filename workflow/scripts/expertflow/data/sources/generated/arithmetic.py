@@ -1,4 +1,4 @@
-"""Make word problems solved in short steps that end in ``#### n``."""
+"""Generate word problems, solved in short steps that end in ``#### n``."""
 
 import operator
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _GAINS = ("buys", "finds", "gets", "is given", "wins", "picks")
 _LOSSES = ("gives away", "loses", "sells", "uses", "drops")
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
-# The signs of the steps, the numbers, and the wordings.
+# Operators of the steps, numbers, wordings.
 Problem = tuple[str, list[int], tuple[str, ...]]
 
 

@@ -1,4 +1,4 @@
-"""Give a few plain facts as questions and answers: enough for a run on 25 records."""
+"""Generate a few plain facts as questions and answers, for a run on 25 records."""
 
 from random import Random
 

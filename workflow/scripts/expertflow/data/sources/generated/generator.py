@@ -1,4 +1,4 @@
-"""What generators share: words, patterns to fill with them, and unique records from one seed."""
+"""Shared by generators: words, patterns to fill, and unique records from one seed."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import write_text
 
 Record = dict[str, Any]
-# A generator whose wordings are used up repeats itself; this many repeats in a row end the search.
+# This many repeats in a row mean that a generator's wordings are used up.
 MAX_REPEATS = 5000
 
 CITIES = ("Lyon", "Oslo", "Porto", "Turin", "Graz", "Ghent", "Bergen", "Malaga")
@@ -36,9 +36,7 @@ NOUNS = (
 
 
 def say(rng: Random, *patterns: str, **words: Any) -> str:
-    """Fill all patterns, from left to right, and return one of them.
-
-    Braces hold alternatives, or the name of a word or of a tuple of words to draw from.
+    """Fill all patterns in order and return one; braces hold alternatives or a word's name.
 
     >>> say(Random(0), "{Show|List} the {key}.", key="age")
     'List the age.'
@@ -56,7 +54,7 @@ def say(rng: Random, *patterns: str, **words: Any) -> str:
 def unique_records(
     make: Callable[[Random], Record], *, n_documents: int, seed: int, key: str
 ) -> Iterator[Record]:
-    """Yield records that differ in ``key``, each with an ``id``; DataError if there are too few."""
+    """Yield records with unique ``key`` and an ``id``; DataError if there are too few."""
     rng = Random(seed)
     seen: set[str] = set()
     repeats = 0

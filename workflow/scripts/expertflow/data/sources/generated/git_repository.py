@@ -1,4 +1,4 @@
-"""Make a small git repository whose commits look like work on a service, and read its history."""
+"""Generate a small git repository of commits on a service, and read its history."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ from expertflow.data.sources.generated.generator import write_records
 from expertflow.data.sources.git import extract_commits
 from expertflow.data.sources.git_store import run_git
 
-# 2024-01-01 09:00 UTC; every commit is some minutes or hours after the one before it.
+# 2024-01-01 09:00 UTC; commits follow each other by minutes or hours.
 FIRST_SECOND = 1_704_099_600
-# Of every eight commits the last two are made on a branch, which is merged at once.
+# The last two of every eight commits are on a branch, which is merged at once.
 CYCLE, BRANCH_AT = 8, 6
 TAG_EVERY = 40
 _AUTHORS = ("Ada Berg", "Ben Costa", "Clara Novak", "Elena Rossi", "Hugo Weber")
@@ -24,12 +24,12 @@ _SETTINGS = ("timeout", "retries", "workers", "batch", "limit", "port", "delay",
 _KEYS = ("name", "status", "total", "owner", "date", "price", "city", "level")
 
 Files = dict[str, list[str]]
-# The path of the file that was changed in place, and the commit's message.
+# Path of the changed file, commit message.
 Change = tuple[str, str]
 
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``repository.git`` and its ``records.jsonl``, with equal ids for equal arguments."""
+    """Write ``repository.git`` and ``records.jsonl``; equal arguments give equal commit ids."""
     repository = directory / "repository.git"
     with replacing(repository) as partial:
         options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
@@ -42,7 +42,7 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
 
 
 def history(*, n_commits: int, seed: int) -> Iterator[str]:
-    """Yield a fast-import stream of ``n_commits`` commits, and a merge after each short branch."""
+    """Yield a fast-import stream of ``n_commits`` commits, plus a merge after each branch."""
     rng = Random(seed)
     files: Files = {}
     mark, base, clock = 0, 0, FIRST_SECOND
@@ -61,7 +61,7 @@ def history(*, n_commits: int, seed: int) -> Iterator[str]:
             clock += 600
             message = f"Merge branch 'topic-{number // CYCLE + 1}'\n"
             yield _commit(mark + 1, [base, mark], author, clock, message)
-            # A merge starts from its first parent's files and takes over what the branch changed.
+            # A merge has its first parent's files plus the branch's changes.
             yield from (_file(path, files) for path in on_branch)
             mark += 1
         if number % TAG_EVERY == TAG_EVERY - 1:

@@ -1,4 +1,4 @@
-"""Make short general instructions with their responses: lists, cases, sorting, facts, rewriting."""
+"""Generate short general instructions: lists, cases, sorting, facts, rewriting."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""Make instructions with a JSON Schema and facts, and the JSON object that states those facts."""
+"""Generate instructions with a JSON Schema and facts, and the matching JSON object."""
 
 import json
 from random import Random
@@ -14,7 +14,7 @@ from expertflow.data.sources.generated.generator import (
 
 _ASK = ("Describe", "Write", "Make", "Give me", "Record", "Create")
 _YES_NO = (True, False)
-# Things with their properties, and the values that each can take.
+# Things with their properties and possible values.
 THINGS: dict[str, dict[str, Any]] = {
     "person": {"name": GIVEN_NAMES, "city": CITIES, "age": range(18, 91), "member": _YES_NO},
     "product": {"color": ("red", "blue", "green"), "price": range(5, 96, 5), "sold": _YES_NO},

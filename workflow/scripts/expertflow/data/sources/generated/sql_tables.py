@@ -1,4 +1,4 @@
-"""The world that generated SQL questions are about: ten pairs of tables, a child and its parent."""
+"""The schema of generated SQL questions: ten pairs of tables, a child and its parent."""
 
 import re
 
@@ -10,8 +10,8 @@ _VOCABULARIES = {
     **{"adjectives": ADJECTIVES, "cities": CITIES, "countries": COUNTRIES},
     "given names": GIVEN_NAMES,
 }
-# A parent and its child table: what its rows are called, of which the first is its name, and its
-# columns. A column is ``name: what people call it = values``; the first one names a row.
+# A parent and its child table: nouns for its rows, the first being its name, and its columns. A
+# column is ``name: phrases = values``; the first one names a row.
 _TABLES = """
 departments
     name = adjectives; city = cities; budget = 100 to 900 by 50; floor = 1 to 9 by 1
@@ -87,8 +87,6 @@ songs, tracks
 
 
 class Column(Struct, frozen=True, kw_only=True):
-    """A column and what people call it; its values are texts, or a range of whole numbers."""
-
     name: str
     phrases: tuple[str, ...]
     values: tuple[str, ...] | range
@@ -99,7 +97,7 @@ class Column(Struct, frozen=True, kw_only=True):
 
 
 class Table(Struct, frozen=True):
-    """A table: ``label`` is the column that names a row, ``key`` the one that names its parent."""
+    """A table: column ``label`` names a row, column ``key`` its parent."""
 
     name: str
     nouns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Make questions about small property graphs and the Cypher queries that answer them."""
+"""Generate questions about small property graphs and the Cypher that answers them."""
 
 from random import Random
 
@@ -22,8 +22,6 @@ _COMPARE = (
 
 
 class Node(Struct, frozen=True):
-    """A kind of node; its text property has few values, its number a range of steps."""
-
     label: str
     nouns: str
     text: str

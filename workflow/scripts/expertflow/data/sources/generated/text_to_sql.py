@@ -1,4 +1,4 @@
-"""Make questions about ten pairs of tables, the SQL that answers them, and the tables' rows."""
+"""Generate questions about ten pairs of tables, the SQL that answers them, and the rows."""
 
 import sqlite3
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from expertflow.data.sources.generated.sql_tables import DOMAINS, Column, Domain
 
 N_PARENT_ROWS = 24
 N_CHILD_ROWS = 160
-# SQLite notes the version of the library in bytes 96-99 of a database, for information only
-# (https://www.sqlite.org/fileformat.html); a fixed one keeps the bytes equal on every machine.
+# SQLite writes its version to bytes 96-99 of a database, for information only
+# (https://www.sqlite.org/fileformat.html); a fixed one keeps files equal on every machine.
 SQLITE_VERSION_BYTES = (3_040_000).to_bytes(4, "big")
 
 _SHOW = ("List", "Show", "Find", "Give me", "Return", "Display", "Get")
@@ -50,12 +50,12 @@ _ORDERS = (
     ("ASC", ("ascending order", "increasing order", "order from low to high")),
 )
 
-# A question or part of one, and the same in SQL.
+# A question or part of one, and its SQL.
 Pair = tuple[str, str]
 
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
-    """Write ``records.jsonl`` and ``database.sqlite``, in which every gold answer can be run."""
+    """Write ``records.jsonl`` and ``database.sqlite``, on which all gold answers run."""
     database = directory / "database.sqlite"
     write_database(database, seed=seed)
     records = unique_records(make_record, n_documents=n_documents, seed=seed, key="question")
@@ -64,7 +64,7 @@ def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]
 
 
 def write_database(path: Path, *, seed: int) -> None:
-    """Write all tables into one SQLite file with equal bytes for equal seeds."""
+    """Write all tables to a SQLite file; equal seeds give equal bytes."""
     rng = Random(f"rows {seed}")
     with replacing(path) as partial:
         connection = sqlite3.connect(partial)
@@ -111,7 +111,7 @@ def _simple(rng: Random, column: Column, prefix: str = "") -> Pair:
         if rng.random() < 0.15:
             return f"{phrase} other than '{value}'", f"{name} <> '{value}'"
         return f"{phrase} '{value}'", f"{name} = '{value}'"
-    # A threshold away from the ends, so that few conditions select nothing.
+    # Keep thresholds away from the ends, so that few conditions select nothing.
     last = len(column.values) - 1
     at = rng.randint(last // 6, last - last // 6)
     low = column.values[at]

@@ -1,4 +1,4 @@
-"""Make small TypeScript declarations from descriptions: functions, interfaces, types and enums."""
+"""Generate TypeScript declarations from descriptions: functions, interfaces, types, enums."""
 
 from collections.abc import Callable
 from random import Random
@@ -67,7 +67,7 @@ def _utility(rng: Random) -> dict[str, Any]:
     return {"key": key, "told": told, "utility": utility}
 
 
-# How the words are drawn, the description, and the code.
+# Word generator, description, code.
 _FAMILIES: tuple[tuple[Callable[[Random], dict[str, Any]], str, str], ...] = (
     (
         _threshold,
