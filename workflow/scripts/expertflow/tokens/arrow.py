@@ -1,11 +1,9 @@
-"""Layouts of token shards and packed rows on disk, written and read in one place.
+"""Read and write token shards and packed rows on disk.
 
 A token shard is two files: ``.ids``, the ids of all its documents end to end as little-endian
-int32, and ``.arrow``, an index with one row per document, in the order of the documents file.
-
-Packed rows are an Arrow IPC *stream* beside two small JSON files: the folder layout that
-``datasets.load_from_disk`` reads. A row stores what cannot be derived: ids, the lengths of its
-documents, and the supervised spans. Labels, position ids and cu_seqlens are made at batch time.
+int32, and ``.arrow``, an index with one row per document in file order. Packed rows are an Arrow
+IPC *stream* and two small JSON files, as ``datasets.load_from_disk`` reads. A row stores ids,
+document lengths and supervised spans; labels, position ids and cu_seqlens are made at batch time.
 """
 
 import json
@@ -22,8 +20,8 @@ from expertflow.core.records import Record
 from expertflow.tokens.ragged import Ragged, concatenate, ragged
 
 IDS_DTYPE = np.dtype("<i4")
-# ``dropped`` is the reason why a document has no tokens; ``special_text`` tells that a text of it
-# holds what is a special token to the model.
+# ``dropped``: why a document has no tokens; ``special_text``: one of its texts contains a special
+# token.
 INDEX = pa.schema(
     [
         ("n_tokens", pa.int32()),
@@ -33,14 +31,14 @@ INDEX = pa.schema(
     ]
 )
 ROWS_FILE = "data-00000-of-00001.arrow"
-# Padding is never a target and belongs to no document, so any valid id serves.
+# Padding is never a target and in no document, so any valid id works.
 PAD_ID = 0
 
 
 class PackedRows(Record, frozen=True):
-    """N packed rows of L tokens. Ids stay in the mapped file until they are taken.
+    """N packed rows of L tokens, in the mapped file until taken.
 
-    ``parts_NL`` hold the rows in order, all but the last of one height.
+    ``parts_NL`` hold the rows in order; all parts but the last have equal height.
     """
 
     parts_NL: tuple[NDArray[np.int32], ...]
@@ -57,7 +55,7 @@ class PackedRows(Record, frozen=True):
     def take_ids(
         self, rows: NDArray[np.integer], out: NDArray[np.int32] | None = None
     ) -> NDArray[np.int32]:
-        """Copy the ids of some rows, [B, L], into ``out`` if it is given."""
+        """Copy the ids of some rows, [B, L], into ``out`` if given."""
         if out is None:
             out = np.empty((len(rows), self.length), np.int32)
         if len(self.parts_NL) == 1:
@@ -103,7 +101,7 @@ def rows_schema(length: int) -> pa.Schema:
 
 
 def write_rows(directory: Path, batches: Iterable[PackedRows], *, length: int) -> None:
-    """Write rows of which each batch holds its own in one part."""
+    """Write batches that each have one part."""
     columns = (
         [
             pa.FixedSizeListArray.from_arrays(pa.array(batch.parts_NL[0].reshape(-1)), length),
@@ -116,7 +114,7 @@ def write_rows(directory: Path, batches: Iterable[PackedRows], *, length: int) -
 
 
 def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.Array]]) -> None:
-    """Write columns of lists as a folder that ``datasets.load_from_disk`` reads."""
+    """Write list columns as a folder for ``datasets.load_from_disk``."""
     features: dict[str, Any] = {}
     for field in schema:
         feature = {"dtype": str(field.type.value_type), "_type": "Value"}
@@ -146,7 +144,7 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
 
 
 def read_rows(directory: Path) -> PackedRows:
-    """Map packed rows; the ids are views of the file, not copies."""
+    """Map packed rows; ids are views of the file."""
     with pa.memory_map(str(directory / ROWS_FILE)) as source:
         table = pa.ipc.open_stream(source).read_all()
     length = table.schema.field("input_ids").type.list_size
@@ -167,7 +165,7 @@ def arrow_lists(lists: Ragged) -> pa.ListArray:
 
 
 def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
-    # Both respect that a chunk may be a slice; the raw buffers do not.
+    # Both handle a sliced chunk; the raw buffers do not.
     return concatenate(
         Ragged(chunk.flatten().to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks
     )

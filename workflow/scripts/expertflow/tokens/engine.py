@@ -1,8 +1,7 @@
-"""Texts in, ids out, special tokens never parsed: ``tokenizers``, or fastokens where it agrees.
+"""Encode texts without parsing special tokens: ``tokenizers``, or fastokens if it agrees.
 
-fastokens is many times as fast and young, so nothing is taken on trust: every shard encodes a fixed
-set of awkward texts and the first texts of its own data with both, and one id that differs sends
-the shard to ``tokenizers``.
+fastokens is much faster but young, so every shard encodes a fixed set of awkward texts and its own
+first texts with both; a single different id falls back to ``tokenizers``.
 """
 
 import importlib.util
@@ -35,18 +34,14 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_flat(self, texts: list[str]) -> Ragged:
-        """Encode texts, adding nothing before or after them; their ids end to end."""
+        """Encode texts with nothing added around them."""
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def special_id(self, token: str) -> int:
-        """Return the id of a special token.
-
-        Raises:
-            DataError: the tokenizer does not have it.
-        """
+        """Return the id of a special token; DataError if the tokenizer lacks it."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         if token_id is None:
             raise DataError(
@@ -57,10 +52,9 @@ class Encoder(ABC):
 
 
 class Engine(Encoder):
-    """Hugging Face ``tokenizers`` with special tokens off in text.
+    """Hugging Face ``tokenizers``, encoding special tokens in text as plain characters.
 
-    A special-token string inside user text is encoded as the plain characters it is made of;
-    special ids enter a document only through ``special_id``.
+    Special ids enter a document only through ``special_id``.
     """
 
     name = "tokenizers"
@@ -72,14 +66,14 @@ class Engine(Encoder):
             raise DataError(f"{path}: no such tokenizer; the model needs a {TOKENIZER_FILE}")
         try:
             tokenizer = tokenizers.Tokenizer.from_str(_read_settings(directory))
-        except Exception as error:  # tokenizers raises no narrower one
+        except Exception as error:  # tokenizers raises nothing narrower
             raise DataError(f"{path}: damaged ({error!s:.99}); save the tokenizer again") from error
         super().__init__(directory, tokenizer)
         self._tokenizer.encode_special_tokens = True
 
     @property
     def vocab_size(self) -> int:
-        """One above the highest id; the ids below it may have gaps."""
+        """One above the highest id; lower ids may have gaps."""
         ids: list[int] = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
         return 1 + max(ids)
 
@@ -110,14 +104,14 @@ class FastEngine(Encoder):
         if not texts:
             return ragged()
         ids, offsets = self._tokenizer.encode_batch_flat(texts, split_special_tokens=True)
-        # Ids are far below 2^31, so the sign bit is free.
+        # Ids are far below 2^31, so int32 is safe.
         return Ragged(np.frombuffer(ids, "<i4"), np.frombuffer(offsets, "<u8").astype(np.int64))
 
 
 def _read_settings(directory: Path) -> str:
-    """Read a tokenizer's JSON, without the blank that some put before the first word of an input.
+    """Read a tokenizer's JSON, dropping the space that some prepend to the first word.
 
-    Documents of such models begin with a special token, so none of their texts is the first.
+    Such models' documents start with a special token, so none of their texts is first.
     """
     settings = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
     if '"prepend_scheme"' not in settings or '"first"' not in settings:
@@ -141,17 +135,13 @@ class Chosen(NamedTuple):
 
 
 def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -> Chosen:
-    """Take fastokens where it agrees with ``tokenizers`` on awkward texts and on ``sample``.
-
-    Raises:
-        DataError: the directory holds no tokenizer.
-    """
+    """Choose fastokens if it agrees with ``tokenizers``; DataError without a tokenizer."""
     if wanted == "tokenizers":
         return Chosen(Engine(directory), CHOSEN)
     if importlib.util.find_spec("fastokens") is None:
         return Chosen(Engine(directory), "fastokens is not installed")
     with ThreadPoolExecutor(1) as pool:
-        # It takes a second for a large vocabulary and leaves the interpreter free meanwhile.
+        # Takes a second for a large vocabulary, without holding the GIL.
         loading = pool.submit(FastEngine, directory)
         slow = Engine(directory)
         try:
@@ -174,9 +164,9 @@ def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | No
 
 
 def _awkward_texts() -> tuple[str, ...]:
-    """Make texts in which tokenizers are known to differ: Unicode, blanks, digits, contractions."""
-    # Every 23rd code point of the first two planes, after a letter, a blank and a digit; the
-    # surrogates are no characters.
+    """Make texts on which tokenizers differ: Unicode, whitespace, digits, contractions."""
+    # Every 23rd code point of the first two planes, without surrogates, after a letter, a space and
+    # a digit.
     points = [chr(c) for c in range(1, 0x20000, 23) if not 0xD800 <= c < 0xE000]
     by_point = tuple(
         "".join(f"a{c}b {c} 1{c}" for c in points[i : i + 32]) for i in range(0, len(points), 32)

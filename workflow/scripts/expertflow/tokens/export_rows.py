@@ -1,7 +1,7 @@
-"""Export packed rows as other trainers read them: with labels or a mask, made once and stored.
+"""Export packed rows for other trainers, with labels or a mask stored.
 
 Made for TRL's ``SFTTrainer`` with ``padding_free=True``, which derives position ids from
-``seq_lengths`` and takes these to cover the row: padding is listed as one more document.
+``seq_lengths`` and expects these to cover the row: padding is listed as one more document.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from expertflow.tokens.ragged import Ragged, offsets_of, runs
 
 Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
-# Held at a time, besides the file's pages that the system maps and drops as it likes.
+# In memory at a time, besides the file's mapped pages.
 BATCH_TOKENS = 1 << 20
 
 
@@ -65,15 +65,15 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
 
 
 def supervised(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
-    """Return the [B, L] mask of targets: in a supervised span, not first in a document."""
+    """Return the [B, L] target mask: in a supervised span, not first in a document."""
     length = rows.length
     mask = np.zeros(len(chosen) * length, np.bool_)
     spans = rows.spans.take(chosen)
-    # Spans are pairs, so the bounds of one span never lie in two rows.
+    # Spans are pairs, so both bounds of a span are in the same row.
     bounds = spans.values + np.repeat(np.arange(len(chosen)) * length, spans.lengths)
     mask[runs(bounds[::2], bounds[1::2] - bounds[::2])] = True
     lengths = rows.seq_lengths.take(chosen)
-    # Documents begin where those before them end, shifted by the padding of the rows before.
+    # Documents start where the previous ones end, shifted by the padding of earlier rows.
     padding = offsets_of(length - lengths.sums())[:-1]
     mask[offsets_of(lengths.values)[:-1] + np.repeat(padding, lengths.lengths)] = False
     return mask.reshape(len(chosen), length)
@@ -87,7 +87,7 @@ def _columns(
     ids, values = ids_NL.reshape(-1), values_NL.reshape(-1)
     if padded:
         lists = [pa.FixedSizeListArray.from_arrays(pa.array(v), length) for v in (ids, values)]
-        # The padding of a row, where it has any, is listed as its last document.
+        # A row's padding, if any, is its last document.
         padding = length - used
         at = np.flatnonzero(padding)
         listed = np.insert(lengths.values, lengths.offsets[at + 1], padding[at])

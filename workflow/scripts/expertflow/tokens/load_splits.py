@@ -1,7 +1,7 @@
-"""The documents of each split: where their tokens lie, and their tokens gathered into rows.
+"""The documents of each split: their token locations, and their tokens gathered into rows.
 
-Only where its tokens lie is held of a document. Rows are gathered a few at a time: their documents
-are read in the order of the token files, each straight to its place.
+Only locations are in memory. Rows are gathered a few at a time, reading documents in file order,
+each directly to its place.
 """
 
 import os
@@ -27,7 +27,7 @@ BATCH_BYTES = 32 << 20
 
 
 class SplitDocuments(Record, frozen=True, kw_only=True):
-    """Documents of one split in the order of the manifest, one that counts twice twice.
+    """Documents of one split in manifest order, repeats included.
 
     ``offset`` is in tokens, within the ids of ``paths[shard]``.
     """
@@ -56,11 +56,7 @@ _NOTHING: _Part = (_NO_INTS.astype(np.uint16), _NO_INTS, _NO_INTS.astype(np.int3
 def load_splits(
     shards: Sequence[TokenShardRecord], keep: Path, *, max_rejected_fraction: float
 ) -> Splits:
-    """Read the kept documents of all shards.
-
-    Raises:
-        DataError: the template refuses more than may be rejected, or a file has another size.
-    """
+    """Read the kept documents; DataError for too many rejects or a wrong file size."""
     keep_rows = keep_by_shard(keep)
     parts: tuple[list[_Part], list[_Part]] = ([_NOTHING], [_NOTHING])
     by_source: dict[str, Counter[str]] = {}
@@ -99,7 +95,7 @@ def load_splits(
         own_shards = [shard for shard in shards if shard.source == source]
         _check_dropped(source, reasons, n_kept[source], own_shards, max_rejected_fraction)
     train, held_out = (_split_documents(paths, split) for split in parts)
-    # Documents of as many sources as there are places.
+    # Documents of as many sources as possible.
     in_turn = zip_longest(*samples.values())
     return Splits(
         train=train,
@@ -158,7 +154,7 @@ def row_batches(
     length: int,
     done: Callable[[int], None],
 ) -> Iterator[PackedRows]:
-    """Yield rows of pieces, padded, each batch valid until the next is asked for."""
+    """Yield padded rows of pieces; each batch is valid until the next is requested."""
     per_batch = max(1, BATCH_BYTES // (length * IDS_DTYPE.itemsize))
     ids = np.empty((min(per_batch, len(rows)), length), IDS_DTYPE)
     with ExitStack() as stack:
@@ -168,7 +164,7 @@ def row_batches(
             numbers = part.values
             lengths = Ragged(pieces.length[numbers], part.offsets)
             n_tokens = lengths.sums()
-            # Where each piece lies in its row, and its row in the batch.
+            # Position of each piece in its row, and of the row in the batch.
             before = offsets_of(lengths.values)[:-1]
             at = before - np.repeat(offsets_of(n_tokens)[:-1], lengths.lengths)
             place = at + np.repeat(np.arange(len(part)) * length, lengths.lengths)

@@ -1,4 +1,4 @@
-"""Pack an expert's token shards into rows of one length, and say what it cost."""
+"""Pack an expert's token shards into rows of one length, and report the cost."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -46,11 +46,7 @@ def pack_sequences(
     keep: Path,
     output: Path,
 ) -> PackingRecord:
-    """Pack the training and held-out documents into ``output/train`` and ``output/held_out``.
-
-    Raises:
-        DataError: there is nothing to pack, or overflow drops every document.
-    """
+    """Write ``output/train`` and ``output/held_out``; DataError if nothing is left to pack."""
     _refuse_two_engines(expert, shards)
     splits = load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
@@ -96,7 +92,7 @@ def pack_sequences(
 
 
 def _refuse_two_engines(expert: str, shards: list[TokenShardRecord]) -> None:
-    # Which texts went to which engine would depend on the number of shards.
+    # The assignment of texts to engines would depend on the number of shards.
     by_engine = {shard.engine: shard for shard in shards}
     if len(by_engine) > 1:
         odd = by_engine["tokenizers"]
@@ -122,7 +118,7 @@ def _pack_split(
     documents: SplitDocuments, spec: PackingSpec, *, length: int, output: Path
 ) -> PackedSplit:
     pieces, rows = plan_rows(documents.length, spec, length)
-    # Packing emits rows longest first, which would be a curriculum.
+    # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     progress = Progress(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0

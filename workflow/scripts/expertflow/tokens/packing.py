@@ -1,11 +1,9 @@
-"""Plan which documents share a row, by their lengths alone; no tokens touched.
+"""Plan which documents share a row, from their lengths alone.
 
 Worked example, rows of 10, lengths 7 4 3 6: best-fit-decreasing puts 7 with 3 and 6 with 4, two
-full rows; in input order 7, 4 + 3 and 6 would need three.
-
-A *piece* is a document, or the part of one that fits a row. The plan is made on the histogram of
-lengths, as longest-pack-first packing does: rows that were filled alike are one group, so the cost
-depends on the row length and hardly on the number of documents.
+full rows; in input order 7, 4 + 3 and 6 would need three. A *piece* is a document, or a part that
+fits a row. The plan uses the histogram of lengths, like longest-pack-first packing: equally filled
+rows form one group, so the cost depends on the row length and hardly on the number of documents.
 """
 
 from collections import deque
@@ -18,14 +16,14 @@ from numpy.typing import NDArray
 from expertflow.core.records import Record
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of, ragged
 
-# The label of what is no target; cross-entropy in torch leaves it out.
+# The label of non-targets, which torch's cross-entropy ignores.
 IGNORE = -100
 
 
 class Pieces(Record, frozen=True):
-    """Documents cut to fit rows, and what that cost.
+    """Documents cut to fit rows, and the losses.
 
-    Piece i is tokens [start, start + length) of document ``document``.
+    Piece i is tokens [start, start + length) of ``document``.
     """
 
     document: NDArray[np.int32]
@@ -38,7 +36,7 @@ class Pieces(Record, frozen=True):
 
 
 class Filled(NamedTuple):
-    """What the rows of a group hold, last first: ``n`` pieces of ``length`` behind ``before``."""
+    """The contents of a group's rows, last first: ``n`` pieces of ``length`` after ``before``."""
 
     length: int
     n: int
@@ -51,7 +49,7 @@ class Group(NamedTuple):
 
 
 def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Pieces:
-    """Cut over-long documents: into several pieces, to their first piece, or away altogether."""
+    """Split over-long documents, truncate them to their first piece, or drop them."""
     lengths = np.asarray(lengths, np.int32)
     long = lengths > row_length
     n_over = int(long.sum())
@@ -76,15 +74,12 @@ def cut(lengths: NDArray[np.integer], *, row_length: int, overflow: str) -> Piec
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:
-    """Place each piece, longest first, in the row that it fills best.
-
-    Equal lengths keep their order, so the plan depends on nothing but the lengths.
-    """
+    """Place each piece, longest first, in the row it fills best; ties keep their order."""
     counts = np.bincount(lengths, minlength=row_length + 1)
-    # Small numbers are sorted by radix, in linear time.
+    # Small integers are radix-sorted in linear time.
     small = np.uint16 if row_length < 1 << 16 else np.uint32
     longest_first = np.argsort((row_length - np.asarray(lengths)).astype(small), kind="stable")
-    # Pieces of one length lie together: next[n] is the first of length n that has no row yet.
+    # Pieces are grouped by length: next_piece[n] is the first of length n without a row.
     next_piece = offsets_of(counts[::-1])[:-1][::-1].copy()
     blocks: list[NDArray[np.int32]] = []
     per_row: list[NDArray[np.int64]] = []
@@ -96,7 +91,7 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
             next_piece[filled.length] = last = first + filled.n * group.n_rows
             columns.append(longest_first[first:last].reshape(group.n_rows, filled.n))
             filled = filled.before
-        # Filled from the last piece back; a row lists its first piece first.
+        # Built from the last piece back; a row lists its first piece first.
         block = np.concatenate(columns[::-1], axis=1) if len(columns) > 1 else columns[0]
         blocks.append(block.reshape(-1).astype(np.int32))
         per_row.append(np.full(group.n_rows, block.shape[1]))
@@ -106,10 +101,10 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
 
 
 def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group]:
-    """Fill rows from a histogram: ``counts[n]`` pieces of length n; yield groups of equal rows.
+    """Yield groups of equal rows, from a histogram of ``counts[n]`` pieces of length n.
 
-    The fullest row that still takes a piece gets it, and is then the fullest again: so a row takes
-    all it can of one length at once.
+    The fullest row that fits a piece gets it, and stays the fullest: so a row takes all it can of
+    one length at once.
     """
     waiting: list[deque[Group]] = [deque() for _ in range(row_length + 1)]
     rooms = np.zeros(row_length + 1, dtype=bool)
@@ -154,7 +149,7 @@ def count_rows(lengths: NDArray[np.integer], *, row_length: int) -> int:
 
 
 def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pieces, Ragged]:
-    """Lay all documents end to end and cut every ``row_length`` tokens, through documents."""
+    """Concatenate all documents and cut every ``row_length`` tokens."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
@@ -175,7 +170,7 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
 
 
 def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Ragged:
-    """Clip each list of spans to its piece [start, start + length), and move it to the offset."""
+    """Clip each list of spans to its piece [start, start + length), shifted to the offset."""
     owner = np.repeat(np.arange(len(spans)), spans.lengths // 2)
     low = np.maximum(spans.values[::2], starts[owner])
     high = np.minimum(spans.values[1::2], (starts + lengths)[owner])
@@ -187,7 +182,7 @@ def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Rag
 
 
 def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:
-    """Count by row the supervised tokens that have context: all but the first of each document."""
+    """Count supervised tokens per row, except each document's first, which has no context."""
     n_rows = len(seq_lengths)
     row_starts = offsets_of(seq_lengths.sums())
     firsts = offsets_of(seq_lengths.values)[:-1]

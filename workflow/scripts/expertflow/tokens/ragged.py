@@ -1,6 +1,6 @@
 """Lists of different lengths laid end to end: tokens, document lengths and spans.
 
-No Python object per list: a million of them cost eight bytes each besides their values.
+No Python object per list, so a million of them cost eight bytes each besides their values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,14 +54,14 @@ def concatenate(parts: Iterable[Ragged]) -> Ragged:
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> Ints:
-    """Return where lists of these lengths begin, and the end of the last."""
+    """Return the starts of lists of these lengths, and the end of the last."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def runs(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
-    """Return the indices of runs: start, start + 1 ... of each.
+    """Return the indices start, start + 1 ... of all runs.
 
     >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]

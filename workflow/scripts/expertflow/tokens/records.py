@@ -1,7 +1,7 @@
 """Settings and records of the token stages: shards of tokens and packed rows.
 
-A *sequence* is one packed row of ``sequence_length_tokens`` ids; it holds whole documents, or parts
-of one that is longer than a row.
+A *sequence* is one packed row of ``sequence_length_tokens`` ids: complete documents, or parts of
+longer ones.
 """
 
 from typing import Literal
@@ -9,16 +9,15 @@ from typing import Literal
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 
-# What decides tokens and the layout of chats, of all that a tokenizer's folder may hold.
+# The files of a tokenizer folder that determine tokens and chat layout.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 EngineChoice = Literal["auto", "tokenizers"]
 
 
 class TokenizerSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``prepare_tokenizer``.
+    """Settings of ``prepare_tokenizer``; ``content`` are hashes of local files.
 
-    ``tokenizer`` is a folder, for a builtin model only; null learns ``vocab_size`` tokens from the
-    documents. ``content`` are the hashes of local files, so that a changed one counts as a change.
+    ``tokenizer`` is a folder, for a builtin model only; null learns ``vocab_size`` tokens instead.
     """
 
     model: str
@@ -31,9 +30,8 @@ class TokenizerSpec(Record, frozen=True, kw_only=True):
 
 
 class TokenizerRecord(Record, frozen=True, kw_only=True):
-    """A tokenizer on disk and how its model writes chats.
+    """A tokenizer on disk and how its model writes chats; depends on content alone.
 
-    It depends on content alone: the same tokenizer from another place has the same record.
     ``sha256`` is of tokenizer.json, ``vocab_size`` one above the highest token id.
     """
 
@@ -44,10 +42,9 @@ class TokenizerRecord(Record, frozen=True, kw_only=True):
 
 
 class TokenSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``pretokenize_shard``.
+    """Settings of ``pretokenize_shard``, with the ``versions`` of the installed engines.
 
-    ``auto`` is fastokens where it gives the same ids as ``tokenizers``. ``versions`` are those of
-    the engines that are installed: another version is another spec.
+    ``auto`` is fastokens if it gives the same ids as ``tokenizers``.
     """
 
     engine: EngineChoice
@@ -67,10 +64,10 @@ class DecodedSample(Record, frozen=True, kw_only=True):
 
 
 class StoredTokens(Record, frozen=True, kw_only=True):
-    """The tokens in a folder of the store, whichever expert asks.
+    """The tokens in a store folder, for any expert.
 
-    A dropped document has no tokens: the model's chat template cannot write it, or the policy on
-    special tokens in texts rejects it. ``samples`` are documents, each with its row.
+    A dropped document has no tokens: the chat template cannot write it, or the policy on special
+    tokens in texts rejects it. ``samples`` are (row, document).
     """
 
     n_documents: int
@@ -85,11 +82,10 @@ class StoredTokens(Record, frozen=True, kw_only=True):
 
 
 class TokenShardRecord(StoredTokens, frozen=True, kw_only=True):
-    """Token ids of all documents of some document shards, also of those that are not kept.
+    """Token ids of all documents of some document shards, kept or not.
 
-    ``path`` holds the ids, ``index_path`` the lengths and supervised spans, in the order of the
-    documents. ``key`` names all that they were made from, and so their content. Which documents
-    count, packing decides.
+    ``path`` holds the ids, ``index_path`` lengths and supervised spans in document order. ``key``
+    identifies all inputs, and so the content.
     """
 
     source: str
@@ -104,8 +100,7 @@ class TokenShardRecord(StoredTokens, frozen=True, kw_only=True):
 class PackingSpec(Record, frozen=True, kw_only=True):
     """Settings of ``pack_sequences``. Null ``sequence_length_tokens`` lets packing choose.
 
-    ``max_rejected_fraction`` of a source's documents may be dropped because the model's chat
-    template cannot write them.
+    ``max_rejected_fraction`` limits the documents per source that the chat template cannot write.
     """
 
     sequence_length_tokens: int | None
@@ -160,10 +155,10 @@ class LengthSuggestion(Record, frozen=True, kw_only=True):
 
 
 class PackingRecord(Record, frozen=True, kw_only=True):
-    """Both splits of an expert in packed rows, with the length that was used and why.
+    """Both packed splits of an expert, with their row length and the reason for it.
 
-    ``engines`` counts the shards that each engine tokenised; ``engine_fallbacks`` say why some
-    could not be given to the fast one.
+    ``engines`` counts shards by engine; ``engine_fallbacks`` say why some could not use the fast
+    one.
     """
 
     expert: str

@@ -1,7 +1,7 @@
 """Tokenize all documents of a token shard, once.
 
-A token shard is a run of a source's document shards: loading a large vocabulary takes as long as
-tokenizing a hundred megabytes, so one job takes several of them.
+A token shard is several document shards of a source, since loading a large vocabulary takes as long
+as tokenizing a hundred megabytes.
 """
 
 import logging
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
 N_SAMPLES = 8
 SAMPLE_TOKENS = 400
-# Batches laid out before the engine is asked for the first: it takes a second to load.
+# Batches laid out while the engine loads, which takes a second.
 N_AHEAD = 2
 PROBE_DOCUMENTS = 100
 PROBE_CHARS = 100_000
@@ -60,7 +60,7 @@ def pretokenize_shard(
     ids: Path,
     index: Path,
 ) -> TokenShardRecord:
-    """Write ids and supervised spans of some shards' documents, or take them from the store."""
+    """Write some shards' ids and supervised spans, or take them from the store."""
     made_from = [
         [shard.sha256 for shard in shards],
         tokenizer.sha256,
@@ -176,7 +176,7 @@ def _encoded(
 
 
 def _version(package: str) -> str | None:
-    # What is installed where the job runs, which may be another place than the Snakefile.
+    # The version where the job runs, which may not be where Snakemake runs.
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Store tokens by what they were made from, so that the same ones are never made twice.
+"""Store tokens by their inputs, so that the same ones are never made twice.
 
-Results are hard links into the store: they take no extra space, and come back at once.
+Results are hard links into the store: instant, and without extra space.
 """
 
 import tempfile
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from expertflow.core.files import link_or_copy, remove, sync, sync_directory
 
-# A job writes to a folder that it fills, and links what it took, within this time.
+# A job fills its folder, and links what it takes, within this time.
 ABANDONED_S = 3600
 
 
 def ensure_stored(store: Path, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-    """Return the folder of ``key`` and whether it was there; else ``make`` fills it, or nothing.
+    """Return the folder of ``key``, filled by ``make`` if new, and whether it existed.
 
-    Two jobs may make the same folder at once: the first one to end is taken by both.
+    Two jobs may make the same folder at once; both use the first one to finish.
     """
     folder = store / key
     if folder.is_dir():
         return folder, True
     store.mkdir(parents=True, exist_ok=True)
-    # Not named by the process: those of two machines may have one number.
+    # Not named by process: ids may coincide on two machines.
     partial = Path(tempfile.mkdtemp(dir=store, prefix=f".{key}.", suffix=".partial"))
     try:
         make(partial)

@@ -1,7 +1,7 @@
-"""Turn documents into token ids and supervised spans, many at a time.
+"""Turn documents into token ids and supervised spans, in batches.
 
-A *piece* is one segment as ids. All texts go to the engine in one call, and arrays of numbers do
-the rest. Most documents are laid out as columns of texts, the others one by one.
+A *piece* is one segment as ids. The engine encodes all texts in one call; numpy does the rest. Most
+documents are laid out as columns of texts, the others one by one.
 """
 
 import logging
@@ -28,13 +28,13 @@ from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of, ragged, runs
 
 log = logging.getLogger(__name__)
-# Texts up to this many characters are encoded once a batch: the line end behind every turn.
+# Texts up to this length are encoded once per batch, such as the newline after each turn.
 SHORT_CHARS = 16
 NO_EDGE = -1
-# Frames with fewer documents in a batch than this are rendered one by one.
+# Frames with fewer documents in a batch are rendered one by one.
 FEW = 4
 N_FORMS = 512
-# Documents on which a form is tried before it is believed.
+# Documents that verify a form before it is used.
 N_TRIED = 16
 N_EXAMPLES = 3
 
@@ -45,12 +45,11 @@ class TokenBatch(Record, frozen=True):
 
 
 class BatchDraft(Struct):
-    """Documents being laid out: texts to encode, and which pieces make a document.
+    """Documents being laid out: texts to encode, and the pieces of each document.
 
-    Pieces are numbered from 0 for special tokens, from -1 downwards for texts. A chunk holds the
-    numbers of some documents, how many pieces each has, and these pieces. A learned stretch is a
-    line of four: document, place of the piece in it, and the texts before its start and its end, by
-    number in ``edges``.
+    Pieces are numbered from 0 for special tokens, from -1 down for texts. A chunk holds document
+    numbers, pieces per document, and these pieces. A learned span is a row of four: document, its
+    piece index, and the ``edges`` numbers of the texts before its start and end.
     """
 
     n_documents: int
@@ -85,7 +84,7 @@ class BatchDraft(Struct):
                 self.texts += whole.to_pylist()
                 start = None
                 if item.learned_from is not None:
-                    # The stretch goes on behind what all of them begin with.
+                    # The span goes on after what all of them start with.
                     start = self._edge(f"{item.before} ", item.learned_from)
             if start is not None:
                 line = np.array([0, i, start, NO_EDGE])
@@ -97,10 +96,9 @@ class BatchDraft(Struct):
         return engine.encode_flat([*self.texts, *self.edges])
 
     def tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
-        """Assemble what was drafted and encoded; documents without a draft get no tokens.
+        """Assemble drafted and encoded documents; those without a draft get no tokens.
 
-        What stands before a learned stretch is tokenized once more by itself, to find where it
-        starts.
+        The text before a learned span is tokenized again by itself, to find where the span starts.
         """
         special = np.array([engine.special_id(token) for token in self.special], np.int32)
         n_special = len(special)
@@ -112,7 +110,7 @@ class BatchDraft(Struct):
         laid = known.take(np.where(pieces >= 0, pieces, n_special + ~pieces))
         bounds = laid.offsets[document_at]
         learned = np.concatenate([np.empty((0, 4), np.int64), *self._learned])
-        # In the order of documents and of the pieces in them.
+        # Ordered by document, then piece.
         number, place, start, end = learned[np.lexsort((learned[:, 1], learned[:, 0]))].T
         at = document_at[number] + place
         first_edge = n_special + len(self.texts)
@@ -160,9 +158,9 @@ def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBa
 
 
 def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> Ints:
-    """Count, by piece, the leading ids that belong to the text before an edge alone.
+    """Count each piece's leading ids that belong entirely to the text before an edge.
 
-    A token that merges its last characters with what follows is the first behind the edge.
+    A token that merges across the edge is the first one after it.
     """
     counts = np.zeros(len(at), np.int64)
     order = np.argsort(edge, kind="stable")
@@ -210,9 +208,9 @@ class Drafter:
         self.dropped_examples: list[str] = []
 
     def draft(self, part: pa.RecordBatch) -> Drafted:
-        """Lay out some documents; those that cannot be rendered get no tokens and a reason.
+        """Lay out some documents; those that cannot be rendered get a reason and no tokens.
 
-        Documents of one frame become columns where the layout does not depend on their texts.
+        Documents with one frame become columns if the layout does not depend on their texts.
         """
         n = part.num_rows
         made = Drafted(
@@ -261,9 +259,9 @@ class Drafter:
     def _add_columns(
         self, made: Drafted, frame: bytes, rows: NDArray[np.int64], texts: pa.ListArray
     ) -> NDArray[np.int64]:
-        """Add documents of one form; return those that have to be rendered one by one.
+        """Add documents of one form; return those to render one by one.
 
-        The policy on special tokens may concern them, or the template lays them out otherwise.
+        These may contain special tokens, or the template lays them out differently.
         """
         texts = texts.take(pa.array(rows))
         form = self._form(frame, texts)
@@ -305,10 +303,10 @@ class Drafter:
 
 
 class DocumentRows:
-    """The kept documents of one split in the order of the manifest, as texts in memory.
+    """The kept documents of one split in manifest order, as texts in memory.
 
-    They are tokenized when a step asks for them, each in its own row, cut at the row length: for a
-    trainer that is run by hand where the packed rows are missing, and to compare others with.
+    Each is tokenized on access into its own row, cut at the row length: for a trainer run by hand
+    without packed rows, and for comparisons.
     """
 
     def __init__(

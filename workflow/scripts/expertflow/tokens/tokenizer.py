@@ -1,7 +1,7 @@
 """Put a tokenizer on disk: from the hub, from a folder, or learned from documents.
 
-Needs neither torch nor transformers, and of a hub model three small files, so that documents are
-tokenized while its weights are downloaded.
+Needs neither torch nor transformers, and only three small files of a hub model, so that tokenizing
+can start while its weights download.
 """
 
 import json
@@ -28,13 +28,9 @@ NO_MODEL = "correct the name, or download it where there is a network"
 def prepare_tokenizer(
     spec: TokenizerSpec, texts: Iterable[str], directory: Path
 ) -> TokenizerRecord:
-    """Write the tokenizer's files to ``directory``.
+    """Write the tokenizer's files to ``directory``; DataError if none can be found or read.
 
-    ``texts`` are the training documents, which only a builtin model without a given tokenizer
-    reads.
-
-    Raises:
-        DataError: the tokenizer cannot be found or read.
+    Only a builtin model without a given tokenizer reads ``texts``, the training documents.
     """
     with replacing(directory) as partial:
         partial.mkdir(parents=True)
@@ -68,7 +64,7 @@ def _source_folder(spec: TokenizerSpec) -> Path | None:
 
 
 def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Layout:
-    """Read how the model writes chats; compare one with how its tokenizer reads the whole of it."""
+    """Read how the model writes chats, and compare one with the tokenizer's ids of all its text."""
     layout = read_layout(
         directory, choice=spec.chat_template, text_special_tokens=spec.text_special_tokens
     )
@@ -88,10 +84,10 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Learn merges from texts. The same texts in the same order give the same tokenizer."""
+    """Learn merges from texts, deterministically."""
     tokenizer = Tokenizer(models.BPE())
-    # Numbers stay whole: split into digits, as larger models want it, a tiny one hardly learns
-    # arithmetic (15 against 77 % right answers on generated word problems).
+    # Numbers are not split into digits, as larger models prefer: a tiny one then hardly learns
+    # arithmetic (15 against 77 % correct answers on generated word problems).
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return learn_merges(tokenizer, texts, vocab_size=vocab_size)
 
@@ -109,7 +105,7 @@ def learn_merges(tokenizer: Tokenizer, texts: Iterable[str], *, vocab_size: int)
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write a tokenizer as transformers loads it, chat template included."""
+    """Write a tokenizer for transformers, chat template included."""
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
