@@ -1,7 +1,7 @@
-"""Read an ablation: ladders up to the plan with the worth of each step, and single changes.
+"""Read an ablation: ladders up to the plan with the gain of each step, and single changes.
 
-Speeds are the plan's, times the ratio of each variant's pairs: a machine that slows down between
-two variants then bends no step, and the steps of a ladder multiply to the whole.
+Speeds are the plan's times the ratio of each variant's pairs. A machine that slows down between two
+variants then distorts no step, and the steps of a ladder multiply to the total.
 """
 
 import math
@@ -13,21 +13,21 @@ from expertflow.report import format as f
 from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
 
 IS_PLAN = "is the plan"
-# What is the plan itself needs no clock.
+# The plan compared with itself needs no measurement.
 SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
-# What a ratio is of, where it is not the speed of training.
+# What a ratio measures where it is not training speed.
 METRICS = {"tokens_per_s": "", "hours": "hours of a whole run", "read_speed": "reading the rows"}
 PLAN_LABEL = "the plan"
-# A gain that is said to be one: intervals over a few repeats know nothing of the next day.
+# Smallest gain reported as one: intervals over a few repeats do not cover day-to-day drift.
 NOTABLE = 1.03
-# Rounding of ratios, and means of repeats that were not the same for two rungs.
+# Covers rounding of ratios, and means over different repeats of two rungs.
 AGREE_FRACTION = 0.01
 
 
 class Step(Record, frozen=True, kw_only=True):
-    """A bar of a waterfall. Speeds are null where a rung was not measured.
+    """A bar of a waterfall; speeds are null for an unmeasured rung.
 
-    ``before`` is the speed of the rung that was measured before it; ``factor`` null at the first.
+    ``before`` is the speed of the previous measured rung; ``factor`` is null at the first.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class Ladder(Record, frozen=True, kw_only=True):
-    """The way from the first rung up to the plan; ``whole`` compares the plan with ``start``."""
+    """A ladder from its first rung up to the plan; ``whole`` compares the plan with ``start``."""
 
     name: str
     steps: tuple[Step, ...]
@@ -62,7 +62,7 @@ def ablations(report: dict[str, Any]) -> tuple[AblationRecord, ...]:
 
 
 def divided(one: Estimate, other: Estimate) -> Estimate:
-    """Divide two ratios to the plan; the interval of their quotient is at most this wide."""
+    """Divide two ratios to the plan; the returned interval is an upper bound on the true one."""
     return Estimate(
         value=one.value / other.value, low=one.low / other.high, high=one.high / other.low,
         least=one.least / other.most, most=one.most / other.least,
@@ -70,7 +70,7 @@ def divided(one: Estimate, other: Estimate) -> Estimate:
 
 
 def changes(record: AblationRecord) -> tuple[Bar, ...]:
-    """List the variants that are one change of the plan, slowest first, unmeasured ones last."""
+    """Return the variants that change one setting, slowest first, unmeasured ones last."""
     single = [bar for bar in record.bars if bar.of is None and bar.name != PLAN]
     return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
 
@@ -93,10 +93,9 @@ def makes_no_difference(ratio: Estimate) -> bool:
 
 
 def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return the ladders of which at least one rung was measured.
+    """Return ladders with a measured rung; raise DataError if the steps do not multiply up.
 
-    Raises:
-        DataError: a ladder names no variant, or its steps do not multiply to the whole.
+    A ladder that names an unknown variant is a DataError too.
     """
     bars = {bar.name: bar for bar in record.bars}
     found = []
@@ -110,7 +109,7 @@ def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
 
 
 def telling_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return the ladders of which not every rung is the plan."""
+    """Return the ladders with at least one rung that differs from the plan."""
     return tuple(found for found in ladders(record) if steps_that_count(found))
 
 
@@ -145,7 +144,7 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
 
 def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     ratio, factor = rung_ratio(bar), None
-    # Nothing changed: the plan twice, or a rung that is run as the one before.
+    # No change: the plan repeated, or a rung that runs exactly like the one before.
     if ratio is not None and before is not None and ratio != before:
         factor = bar.step or divided(ratio, before)
     spread = None if ratio is SAME else ratio

@@ -1,7 +1,7 @@
-"""Render ablation.html: what every switch is worth on this machine, beside what was claimed.
+"""Render ablation.html: what every switch gains on this machine, beside what was claimed.
 
-Names and sayings come from files that anybody may write: the template escapes them, and in charts
-they are texts of an SVG, which are escaped as it is drawn.
+Names and claims come from untrusted files: the template escapes them, and charts draw them as SVG
+text, which is escaped too.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ VERDICTS = (
 )  # fmt: skip
 TONES = {"as claimed": "pass", "more": "pass", "less": "fail", "no change": "fail"}
 Line = dict[str, Any]
-# Where a record says why it has no dollars.
+# The field whose reason explains missing dollars.
 NO_PRICE = "usd_per_million_tokens"
 
 
@@ -33,11 +33,7 @@ class Verdict(NamedTuple):
 
 
 def render_ablation(record: AblationRecord) -> str:
-    """Render the page of an ablation.
-
-    Raises:
-        DataError: the record contradicts itself: a ladder's steps do not multiply to the whole.
-    """
+    """Render the page; raise DataError if a ladder's steps do not multiply to the total."""
     from expertflow.report.charts.waterfall import changes_chart  # loads altair, takes a second
 
     groups = _groups(record)
@@ -202,7 +198,7 @@ def _groups(record: AblationRecord) -> list[tuple[str, list[Line]]]:
 
 
 def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the columns that have a figure, and the reason of each that has none."""
+    """Return the columns that have a figure, and the reason for each that has none."""
     measured = [line for _, lines in groups for line in lines if not line["reason"]]
     cells = [cell for line in measured for cell in line["cells"]]
     shown = list(dict.fromkeys(name for name, cell in cells if not cell.reason))
@@ -211,7 +207,7 @@ def _columns(groups: list[tuple[str, list[Line]]]) -> tuple[list[str], list[tupl
 
 
 def lines(bars: Sequence[Bar], record: AblationRecord) -> list[Line]:
-    """Lay variants out for a table; ``reason`` is set exactly where there are no figures."""
+    """Return table rows of variants; ``reason`` is set exactly where there are no figures."""
     return [_line(bar, record) for bar in bars]
 
 
@@ -230,7 +226,7 @@ def _line(bar: Bar, record: AblationRecord) -> Line:
     ratio = bar.ratio
     return {
         "label": facts.label(bar),
-        # The arithmetic of other metrics stands beside their claims.
+        # Notes on other metrics appear beside their claims.
         "note": bar.reason if ratio and bar.metric == "tokens_per_s" else None,
         "outcome": bar.outcome,
         "reason": None if ratio else bar.reason or NOT_MEASURED,
@@ -257,7 +253,7 @@ def _loss(bar: Bar) -> str:
 
 
 def claim_lines(record: AblationRecord) -> list[dict[str, str]]:
-    """Lay the ledger out for a table, in the order of the files. ``tone`` names a colour."""
+    """Return table rows of the claims in file order; ``tone`` names a color."""
     return [
         {
             "claim": claim.claim,
@@ -267,7 +263,7 @@ def claim_lines(record: AblationRecord) -> list[dict[str, str]]:
             "measured": f.factor(claim.measured.value) if claim.measured else "",
             "interval": interval(claim.measured) if claim.measured else "",
             "verdict": claim.verdict,
-            # Where nothing was said in figures, nothing was wrong.
+            # A claim without figures cannot be wrong.
             "tone": "na" if claim.low is None else TONES.get(claim.verdict, "na"),
             "reason": claim.reason or "",
         }

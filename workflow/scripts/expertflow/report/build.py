@@ -1,6 +1,6 @@
-"""Join all records to one report: plain JSON values, null where nothing was measured.
+"""Join all records into one report of plain JSON values, null where nothing was measured.
 
-A figure and the reason why there is none come from the same place; ``settle`` parts them.
+A figure and the reason for its absence come from the same place; ``settle`` separates them.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, 
     """Build report.json from the records of every stage.
 
     ``provenance`` is what only the caller knows (git, lockfile, inputs, command); its keys are
-    kept, and those that the records know are added.
+    kept, and those known from the records are added.
     """
     training, hardware = run.training_section(inputs), run.hardware_section(inputs)
     cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)

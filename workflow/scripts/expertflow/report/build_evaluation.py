@@ -1,4 +1,4 @@
-"""The part of report.json that says what the model learned."""
+"""Build the part of report.json on what the model learned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +30,7 @@ SAMPLE = {
 
 
 def evaluation_section(record: EvaluationRecord) -> r.Evaluation:
-    """Lay out the evaluation: what was measured, then what it is compared with.
-
-    What the record itself says of a gap comes first, by the paths of its fields.
-    """
+    """Build the evaluation section; the record's own reasons for nulls take precedence."""
     no_metric = f"task {record.task} has no metric beyond the held-out loss"
     baselines = tuple(
         fill(
@@ -88,7 +85,7 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
 
 
 def _score(score: TaskScore | None, why: str | Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a score; ``why`` has the reason of nulls, for all or by field."""
+    """Return the fields of a score; ``why`` is the reason for its nulls, for all or by field."""
     return {
         name: or_missing(
             None if score is None else getattr(score, name),

@@ -1,4 +1,4 @@
-"""The parts of report.json on the run: training, hardware, time, and the plan beside them."""
+"""Build the parts of report.json on training, hardware, and time, compared with the plan."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from expertflow.report.measured import Measured, Missing, explain, fill, or_miss
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 NOT_RECORDED = "the monitor did not record it"
-# Bands that earlier set-ups worked by, as they stated them; nothing is judged by them.
+# Bands that earlier set-ups worked by, as they stated them; for reference only.
 REFERENCE_BANDS = tuple(
     r.ReferenceBand(
         quantity=name, low=low, high=high, unit=unit, system=system,
@@ -161,7 +161,7 @@ def _rate(n_tokens: int, hours: float | None) -> float | None:
 
 
 def speed_band(inputs: ReportInputs) -> tuple[float | None, float | None]:
-    """Return the slowest and fastest speed of the band: all its width is put down to the steps."""
+    """Return the slowest and fastest speed, attributing the plan's full band to the steps."""
     cost, n_tokens = inputs.plan.cost, inputs.plan.predicted_tokens
     hours, step_hours = cost.predicted_hours, cost.step_hours
     low, high = cost.predicted_hours_low, cost.predicted_hours_high
@@ -178,7 +178,7 @@ def plan_row(
     actual: Measured[float],
     band: tuple[Measured[float] | None, Measured[float] | None] = (None, None),
 ) -> r.PlanRow:
-    """Lay a prediction beside its measurement; a lack of either is that of the difference, too."""
+    """Compare a prediction with its measurement; if either is missing, so is the difference."""
     low, high = (None if isinstance(end, Missing) else end for end in band)
     if isinstance(plan, Missing) or isinstance(actual, Missing):
         difference: Measured[float] = plan if isinstance(plan, Missing) else actual

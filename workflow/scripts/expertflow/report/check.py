@@ -1,4 +1,4 @@
-"""Refuse a report that contradicts itself, lacks a key, or is silent about a missing value."""
+"""Reject a report that contradicts itself, lacks a key, or leaves a null unexplained."""
 
 import json
 import re
@@ -27,10 +27,10 @@ ROUNDING = 1e-6
 FRACTION_ROUNDING = 1e-9
 LOSS_ROUNDING = 1e-3  # nats: per document and over packed rows, losses are summed in another order
 MAX_CLOCK_GAP_FRACTION = 0.01
-LEAVING_S = 5.0  # processes part and the monitor hears of it after the run's clock was read
+LEAVING_S = 5.0  # processes exit, and the monitor hears of it, after the run's clock was read
 PLACE = "evaluation"
 EPOCHS = "training_report.training.epoch_summaries"
-# Nulls that no reason is asked for: the record that they stand in has it, or they are choices.
+# Nulls that need no reason in the report: their record has it, or they are intentional.
 INTENTIONAL = re.compile(
     r"comparison\[|findings\[|acceptance\[|training_report\.hardware\.machine\."
     r"|plan\.reasons\[\d+\]\.source_value|plan_against_actual\[\d+\]\.plan_(low|high)"
@@ -39,11 +39,7 @@ INTENTIONAL = re.compile(
 
 
 def read_report(path: Path) -> Report:
-    """Read a finished report, as a reader of its figures needs it.
-
-    Raises:
-        DataError: it is missing, damaged, or of another version of the schema.
-    """
+    """Read a finished report; raise DataError if missing, damaged, or of another schema version."""
     try:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
         from_json(records.Report, report, where="report.json")
@@ -59,11 +55,7 @@ def read_report(path: Path) -> Report:
 
 
 def check_report(report: Report, inputs: ReportInputs) -> None:
-    """Check form first, then what the numbers say together, then the report against its records.
-
-    Raises:
-        DataError: with the path of the first fault in report.json.
-    """
+    """Check form, then numbers, then records; raise DataError with the path of the first fault."""
     from_json(records.Report, report, where="report.json")
     for check in CHECKS:
         check(report)
@@ -213,7 +205,7 @@ def _check_difference(place: str, change: Report, one: float | None, other: floa
 def _check_word(place: str, change: Report) -> None:
     _check_inside(f"{place}.difference", change["difference"], change["ci95"])
     if change["change"] == NO_CHANGE:
-        return  # so few pairs may differ that even an interval beside zero proves nothing
+        return  # with so few differing pairs, even an interval that excludes zero proves nothing
     low, high = change["ci95"]
     rose, fell = (WORSE, BETTER) if change["quantity"] in LOSSES else (BETTER, WORSE)
     word = rose if low > 0 else fell if high < 0 else NO_CHANGE
@@ -263,17 +255,13 @@ CHECKS = (
 
 
 def check_against_records(report: Report, inputs: ReportInputs) -> None:
-    """Compare the run with the rows that were packed, and its clock with the monitor's.
-
-    Raises:
-        DataError: they do not agree.
-    """
+    """Compare the run with packed rows and the monitor; raise DataError if they disagree."""
     packing = inputs.packing
     rows = sha256_json([packing.train.sha256, packing.held_out.sha256])
     fault = "the run trained on other rows than packing.json describes; run train_expert again"
     _require(inputs.training.packing_sha256 == rows, "provenance.packing_sha256", fault)
-    # The monitor must have watched until the last step, and not beyond the run's end; both go by
-    # the clock of the run. A monitor that died before the end is no witness.
+    # By the run's clock, the monitor must have sampled until the last step and not beyond the end.
+    # A monitor that died early proves nothing.
     if inputs.monitor.monitor_cpu_fraction is None or not (inputs.samples and inputs.steps):
         return
     time, interval_s = report["time"], inputs.monitor.effective_interval_s or 0.0

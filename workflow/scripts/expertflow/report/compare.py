@@ -1,4 +1,4 @@
-"""Lay several experts side by side: results/index.json, and the same facts as a page."""
+"""Compare several experts: results/index.json, and the same facts as a page."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from expertflow.report.view_evaluation import COLOURS
 Report = dict[str, Any]
 
 SCHEMA_VERSION = 3
-# Figures that may be missing; an index keeps the reason that the report gives.
+# Figures that may be missing; an index keeps the report's reason.
 FIGURES = {
     "useful_tokens_per_s": "throughput.useful_tokens_per_s",
     "mfu_fraction": "throughput.mfu_fraction",
@@ -88,7 +88,7 @@ def _cell(row: dict[str, Any], name: str, show: str) -> Cell:
 
 
 def _marks(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (colour, words) for each comparison: whether it is beyond chance."""
+    """Return (color, words) for each comparison: whether it is beyond chance."""
     best, earlier = row["best_baseline"], "the earlier evaluation"
     named = [
         ("the untrained model", row["change"]),

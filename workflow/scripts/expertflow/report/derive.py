@@ -1,7 +1,6 @@
-"""Figures that no stage measures but that follow from what was measured.
+"""Derive figures that no stage measures, each a number or the reason for its absence.
 
-Each is a number or the reason why there is none. Nothing is assumed: an unknown peak gives no
-utilisation, and an unknown price no cost.
+Nothing is assumed: an unknown peak gives no utilization, and an unknown price no cost.
 """
 
 import math
@@ -24,14 +23,14 @@ THROWN_AWAY = "work that was thrown away is not timed"
 
 
 class Peak(Record, frozen=True, kw_only=True):
-    """What the card could do at the precision that was used, in dense FLOP/s."""
+    """The card's dense FLOP/s at the precision used."""
 
     flops_per_s: float
     source: str
 
 
 class Times(Record, frozen=True, kw_only=True):
-    """Time spent, with the parts of a step where they can be told, and from what."""
+    """Time spent, with the parts of a step where known, and how they were measured."""
 
     spent: TimeSpent
     split_source: Measured[str]
@@ -39,7 +38,7 @@ class Times(Record, frozen=True, kw_only=True):
 
 
 def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
-    """Divide a count of the run by the seconds that advanced or waited: no saves, no evaluation."""
+    """Divide a count by the seconds spent stepping or waiting, without saves and evaluation."""
     time = training.time
     seconds = time.train_s + time.data_wait_s + (time.h2d_s or 0.0)
     return n / seconds if seconds > 0 else Missing("no training step took measurable time")
@@ -53,9 +52,9 @@ def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
 
 
 def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
-    """Return the peak of the card that ran: the table's, else what a product was measured to reach.
+    """Return the card's peak: from the table, else the speed measured on a matrix product.
 
-    The table counts only if the card that ran is the one that the plan describes.
+    The table counts only if the card that ran is the one that was planned for.
     """
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
     if isinstance(table, Missing) and training.device != "cpu" and measured is not None:
@@ -83,10 +82,10 @@ def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
 
 
 def memory_spilled(inputs: ReportInputs) -> Measured[float]:
-    """Return what torch held beyond anything the card ever held, in bytes.
+    """Return the bytes that torch held beyond the card's highest reading.
 
-    Where the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as
-    the card's; the card's own reading, of all processes together, does not.
+    Where the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as the
+    card's; the card's own reading, over all processes, does not.
     """
     training, used = inputs.training, inputs.monitor.memory_used_bytes
     if training.device == "cpu":
@@ -109,10 +108,7 @@ def utilisation(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
 
 
 def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
-    """Price the wall time of training; storage as in the rate.
-
-    ``billed``: rounded up to whole billing steps, as in the plan.
-    """
+    """Price the wall time of training at the plan's rate; ``billed`` rounds up to billing steps."""
     cost, hours = inputs.plan.cost, inputs.training.time.wall_s / 3600
     if cost.price_usd_per_hour is None:
         return Missing(NO_PRICE)
@@ -129,10 +125,7 @@ def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:
 
 
 def energy_kwh(inputs: ReportInputs) -> Measured[float]:
-    """Return the energy of the cards that trained; of several, that of all visible ones.
-
-    The host's own energy has no counter here.
-    """
+    """Return the energy of the card, or of all visible ones if several trained; not the host's."""
     monitor = inputs.monitor
     name = "energy_all_j" if inputs.training.world_size > 1 else "energy_j"
     energy_j: float | None = getattr(monitor, name)
@@ -142,15 +135,15 @@ def energy_kwh(inputs: ReportInputs) -> Measured[float]:
 
 
 def n_epochs_started(n_epochs: float) -> int:
-    """Count epochs begun: 2.4 epochs are three. A hair over a whole number is rounding."""
+    """Count epochs begun: 2.4 epochs are three; a hair over an integer is rounding error."""
     return max(1, math.ceil(n_epochs - 1e-6))
 
 
 def split_time(training: TrainingRecord) -> Times:
-    """Split the time of the steps; what cannot be told has its reason.
+    """Split the time of the steps; an unknown part has its reason.
 
-    On a CPU the host's stamps time every part. A GPU runs behind the host: there the time of all
-    steps is split as the device's own events split the steps that were sampled.
+    On a CPU, host timestamps time every part. A GPU runs behind the host, so the total is split in
+    the proportions that device events measured on sampled steps.
     """
     time, sampled = training.time, training.sampled_steps
     if training.device == "cpu":
@@ -165,7 +158,7 @@ def split_time(training: TrainingRecord) -> Times:
         why = training.unavailable.get("sampled_steps", "no step was timed on the device")
         return Times(spent=time, split_source=Missing(why), gpu_idle_source=Missing(why))
     spent = _by_shares(time, sampled)
-    # Steps may have been done that a later session or a retry did again.
+    # A later session or a retry may have repeated some steps.
     if training.n_sessions > 1 or training.memory_retries:
         return Times(spent=spent, split_source=SAMPLED, gpu_idle_source=Missing(THROWN_AWAY))
     busy_s = training.n_steps * span_s(sampled) + time.eval_s
@@ -179,7 +172,7 @@ def split_time(training: TrainingRecord) -> Times:
 
 
 def span_s(sampled: SampledSteps) -> float:
-    """Return the mean seconds between the first and last event of a step's parts, added up."""
+    """Return the mean seconds of a sampled step, summed over its parts."""
     return sampled.h2d_s + sampled.forward_s + sampled.backward_s + sampled.optimizer_s
 
 

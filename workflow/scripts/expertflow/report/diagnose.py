@@ -1,8 +1,8 @@
-"""Find what is worth changing, what held the run back, and whether it met the manifest's bars.
+"""Find what is worth changing, what limited the run, and whether it met the manifest's bars.
 
-A rule is a small function of the finished report. It is silent below its evidence, and only time
-that was measured as lost gets a price: ``worth_usd`` is what the run paid for it, the most that a
-fix can save. The priced times are disjoint, so that all of them together cost at most the run.
+A rule is a small function of the finished report. It is silent without enough evidence, and only
+measured losses get a price: ``worth_usd`` is the most that a fix can save. The priced times are
+disjoint, so together they cost at most the run.
 """
 
 import operator
@@ -33,17 +33,17 @@ SURE_FRACTION, VERY_SURE_FRACTION = 0.5, 0.7
 
 
 def find(report: Report) -> tuple[Finding, ...]:
-    """Run all rules; what weighs most comes first, then what cost most."""
+    """Run all rules; return findings by severity, then by cost."""
     rules = (run.lost_times, *learned.RULES, *hardware.RULES, *data.RULES, *run.RULES)
     findings = [finding for rule in rules for finding in rule(report)]
     return tuple(sorted(findings, key=lambda f: (WEIGHT[f.severity], -(f.worth_usd or 0.0))))
 
 
 def bottleneck(report: Report) -> dict[str, Any]:
-    """Name the largest part of wall time, with its evidence.
+    """Return the largest part of wall time, with its evidence.
 
-    Where that is the step itself, the card's counters say what limits it: arithmetic, memory, or
-    the launching of small kernels. Without counters the answer stays ``step``.
+    If that is the step itself, the card's counters tell arithmetic, memory, or kernel launches
+    apart. Without counters the answer stays ``step``.
     """
     shares = e.time_shares(report)
     if not shares:
@@ -64,7 +64,7 @@ def bottleneck(report: Report) -> dict[str, Any]:
 
 
 def _inside_step(report: Report) -> tuple[str | None, list[str]]:
-    """Return what limits a step, null where counters are missing or decide nothing."""
+    """Return what limits a step; null where counters are missing or inconclusive."""
     if report["training_report"]["hardware"]["samples"] < e.MIN_SAMPLES:
         return None, []
     medians = {
@@ -86,11 +86,7 @@ def _inside_step(report: Report) -> tuple[str | None, list[str]]:
 
 
 def accept(report: Report, rules: tuple[AcceptanceRule, ...]) -> tuple[AcceptanceVerdict, ...]:
-    """Judge each bar of the manifest.
-
-    Raises:
-        ConfigError: a path is not in the report, or holds something that cannot be compared.
-    """
+    """Judge each bar; raise ConfigError if its path is not in the report or not comparable."""
     return tuple(_accept_one(report, rule) for rule in rules)
 
 
@@ -110,7 +106,7 @@ def _accept_one(report: Report, rule: AcceptanceRule) -> AcceptanceVerdict:
 
 
 def look_up(report: Report, path: str) -> Any:
-    """Follow a dotted path with optional indices (``a.b[0].c``); ``MISSING`` where it ends."""
+    """Follow a dotted path with optional indices (``a.b[0].c``); ``MISSING`` if not found."""
     value: Any = report
     for key in re.findall(r"[^.\[\]]+", path):
         if isinstance(value, dict) and key in value:

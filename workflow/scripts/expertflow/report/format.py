@@ -1,4 +1,4 @@
-"""Write numbers for people: two or three digits that matter, a unit, and a space that holds."""
+"""Format numbers for people: two or three digits, a unit, and a non-breaking space."""
 
 import re
 from typing import Any
@@ -17,7 +17,7 @@ def count(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Keep three digits and name the power of a thousand.
+    """Return three digits with a suffix for the power of a thousand.
 
     >>> [short(x) for x in (36412, 96_100_000, 812.4)]
     ['36.4k', '96.1M', '812']
@@ -29,7 +29,7 @@ def short(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Write a fraction as a percentage, with a decimal only where it is small.
+    """Format a fraction as a percentage, with a decimal only if it is small.
 
     >>> percent(0.934).replace(NBSP, " "), percent(0.0312).replace(NBSP, " ")
     ('93 %', '3.1 %')
@@ -61,7 +61,7 @@ def loss(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Write dollars: cents, or what is left of them below one.
+    """Format dollars with cents, or with two digits below a cent.
 
     >>> usd(1.864), usd(0.00123)
     ('$1.86', '$0.0012')
@@ -70,7 +70,7 @@ def usd(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds in the unit that keeps the number between 1 and 100.
+    """Format seconds in the unit that keeps the number between 1 and 100.
 
     >>> [duration(x).replace(NBSP, " ") for x in (0.42, 45.04, 2712, 9000)]
     ['0.42 s', '45 s', '45 min', '2.5 h']
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Write seconds in the unit that keeps the number above 1.
+    """Format seconds in the unit that keeps the number above 1.
 
     >>> [short_time(s).replace(NBSP, " ") for s in (2.5, 0.0271, 0.00042)]
     ['2.5 s', '27.1 ms', '420 µs']
@@ -98,7 +98,7 @@ def calls(n_a_step: float) -> str:
 
 
 def usd_rate(value: float) -> str:
-    """Write a price of a unit: two digits below a dollar, since cents are too coarse.
+    """Format a unit price: two digits below a dollar, since cents are too coarse.
 
     >>> usd_rate(0.01904), usd_rate(0.5)
     ('$0.019', '$0.50')
@@ -107,7 +107,7 @@ def usd_rate(value: float) -> str:
 
 
 def factor(value: float) -> str:
-    """Write a ratio of two speeds, in three digits.
+    """Format a ratio of two speeds in three digits.
 
     >>> [factor(x)[1:] for x in (0.0412, 0.834, 1.8312, 12.34)]
     ['0.0412', '0.834', '1.83', '12.3']
@@ -148,7 +148,7 @@ def sentence(text: str) -> str:
 
 
 def hold(text: str) -> str:
-    """Tie numbers to their units in a running text, so that no line breaks between them.
+    """Join numbers to their units, so that no line breaks between them.
 
     >>> hold("95 % of 12 min") == f"95{NBSP}% of 12{NBSP}min"
     True
@@ -167,7 +167,7 @@ def plain(value: Any) -> str:
 
 
 def short_hash(text: str) -> str:
-    """Keep the first digits of a hash, and any other text as it is.
+    """Shorten a hash to its first digits; return any other text unchanged.
 
     >>> short_hash("9d" * 32), short_hash("c0ffee")
     ('9d9d9d9d9d9d9d9d…', 'c0ffee')

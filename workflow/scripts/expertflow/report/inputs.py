@@ -1,4 +1,4 @@
-"""Everything the report is made from, bundled: one record of every stage, and two series."""
+"""Everything the report is made from: one record of every stage, and two time series."""
 
 import json
 from pathlib import Path
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class ReportInputs(Record, frozen=True, kw_only=True):
-    """What ``build_report`` reads, and nothing else. ``samples`` is empty where none was taken.
+    """The inputs of ``build_report``; ``samples`` is empty if the monitor took none.
 
-    ``preflight`` holds the readings that the training job took before it began; no two machines
-    tell the same, so it is kept as it is. ``ablation`` is null where none was asked for.
+    ``preflight`` holds the training job's readings at its start, verbatim, since machines report
+    different ones. ``ablation`` is null unless the configuration asks for one.
     """
 
     spec: ReportSpec
@@ -46,10 +46,9 @@ class ReportInputs(Record, frozen=True, kw_only=True):
 
 
 def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None) -> ReportInputs:
-    """Read all records of an expert's folder, and check that they are about the same expert.
+    """Read all records of an expert's folder.
 
-    Raises:
-        DataError: a record is missing, malformed, or belongs to another expert.
+    Raise DataError if one is missing, malformed, or belongs to another expert.
     """
     read: dict[str, Any] = {
         "steps": read_lines(StepRecord, folder / "steps.jsonl"),
@@ -70,12 +69,9 @@ def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None)
 
 
 def read_lines(cls: type[T], path: Path) -> tuple[T, ...]:
-    r"""Read one record a line.
+    r"""Read one record per line; raise DataError with the line number, or if the file is missing.
 
     Bytes are split on ``\n`` alone: ``str.splitlines`` also breaks at U+2028, legal inside JSON.
-
-    Raises:
-        DataError: the file is missing, or a line is no record; the message has its number.
     """
     try:
         lines = path.read_bytes().split(b"\n")

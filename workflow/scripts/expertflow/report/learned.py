@@ -1,4 +1,4 @@
-"""What the evaluation shows beyond chance, and the verdict: the run in one sentence."""
+"""Decide what the evaluation shows beyond chance, and sum the run up in one sentence."""
 
 import math
 from typing import Any
@@ -14,10 +14,10 @@ Change = dict[str, Any]
 NOT_ASKED = "not_asked"  # the kind of verdict on a question that no model saw
 BETTER, WORSE, NO_CHANGE = "better", "worse", "no measurable change"
 LOSSES = {"held_out_loss": "nats a token", "perplexity": ""}  # lower is better, with their units
-# A 95 % interval reaches 1.96 standard errors; to see a true difference in 80 % of repetitions it
-# must be 1.96 + 0.84 of them (the usual two-sided test at 5 %).
+# A 95 % interval reaches 1.96 standard errors; detecting a true difference in 80 % of repetitions
+# takes 1.96 + 0.84 of them (the usual two-sided test at 5 %).
 SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
-# What the evaluation says, and the sentence for it; unclear where chance alone may have made it.
+# What the evaluation shows and its sentence; unclear where chance alone could explain it.
 Answer = tuple[Learned, str]
 ANSWERS = {"yes": ("good", "Yes."), "no": ("bad", "No."), "unclear": ("mixed", "Not shown.")}
 BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
@@ -33,16 +33,16 @@ def loss_change(evaluation: Evaluation) -> Change | None:
 
 
 def deciding_change(evaluation: Evaluation) -> Change | None:
-    """Return the change that answers for the expert: of its metric, and of the loss if it has none.
+    """Return the change in the task's metric, or in the loss if the task has no metric.
 
-    A task that could not be scored is not answered for by its loss.
+    A task that could not be scored is not judged by its loss.
     """
     is_loss = evaluation["task"] == "held_out_loss"
     return loss_change(evaluation) if is_loss else metric_change(evaluation)
 
 
 def is_chosen_by_loss(report: Report) -> bool:
-    """Return whether the held-out loss decides, and training already chose its weights by it.
+    """Return whether the held-out loss decides and training selected its weights by it.
 
     The lowest of several losses on the same documents is lower by chance too.
     """
@@ -63,9 +63,9 @@ def n_choices(report: Report) -> int:
 
 
 def why_no_baseline(evaluation: Evaluation) -> str | None:
-    """Return why a score has no baseline beside it; null where it has one or asked for none.
+    """Return why a score has no baseline; null if it has one or needs none.
 
-    The record names the setting where it is the manifest that asks for none.
+    Where the manifest turns baselines off, the record names the setting.
     """
     if evaluation["after"]["value_fraction"] is None or best_baseline(evaluation) is not None:
         return None
@@ -74,7 +74,7 @@ def why_no_baseline(evaluation: Evaluation) -> str | None:
 
 
 def best_baseline(evaluation: Evaluation) -> dict[str, Any] | None:
-    """Return the one that scores highest; of equals, the one that the expert beats least surely."""
+    """Return the highest-scoring baseline; in a tie, the one the expert beats least surely."""
     scored = [b for b in evaluation["baselines"] if b["value_fraction"] is not None]
     return max(
         scored,
@@ -99,10 +99,10 @@ def spelled(change: Change) -> str:
 
 
 def n_more_to_see(change: Change) -> int | None:
-    """Estimate how many more questions would show a difference of the size that was measured.
+    """Estimate how many more questions would show a difference of the measured size.
 
-    The standard error is half the interval over 1.96 and shrinks with the root of the number of
-    questions; the answer is for 80 % power. Null where the difference is zero.
+    The standard error is half the interval over 1.96 and shrinks with the square root of the number
+    of questions; the answer is for 80 % power. Null where the difference is zero.
 
     >>> n_more_to_see({"difference": 0.02, "ci95": (-0.02, 0.06), "n": 100})
     718
@@ -122,11 +122,11 @@ def errors(evaluation: Evaluation) -> list[tuple[str, int]]:
 
 
 def verdict(report: Report) -> dict[str, str]:
-    """Answer "did it learn?", with a level for its colour and a sentence that supports it.
+    """Answer "did it learn?", with a level for its color and a supporting sentence.
 
-    A change counts only if its 95 % interval over the same questions leaves zero out, and then
-    only if the expert also beats the best answer without a model. The held-out loss answers for a
-    task without a metric, never for one that could not be scored.
+    A change counts only if its 95 % interval over the same questions excludes zero, and then only
+    if the expert also beats the best answer without a model. The held-out loss decides for a task
+    without a metric, never for one that could not be scored.
     """
     learned, said = _learned(report)
     level, answer = ANSWERS[learned]

@@ -1,4 +1,4 @@
-"""A figure or the reason why there is none, and the plain report that follows from both."""
+"""A figure or the reason for its absence, and the plain report made from both."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -19,7 +19,7 @@ class Missing(Record, frozen=True):
     reason: str
 
 
-# A type checker lets no null pass without its reason; the JSON Schema shows what is written.
+# The type checker rejects a null without a reason; the JSON Schema shows what is written.
 if TYPE_CHECKING:
     Measured = Union[T, Missing]  # noqa: UP007 (an alias with a type variable)
 else:
@@ -33,7 +33,7 @@ def or_missing(value: T | None, reason: str) -> Measured[T]:
 def explain(record: Record, reasons: Mapping[str, str], default: str | None = None) -> Any:
     """Return the fields of another stage's record, its nulls replaced by their reasons.
 
-    A null that has neither a reason nor the default is no gap and stays.
+    A null with neither a reason nor the default is intentional and stays.
     """
     found = {name: getattr(record, name) for name in record.__struct_fields__}
     return {
@@ -43,9 +43,9 @@ def explain(record: Record, reasons: Mapping[str, str], default: str | None = No
 
 
 def doc(text: str, *, of: str | None = None) -> Meta:
-    """Describe a key of the report; ``of`` is its name in the record that it is taken from.
+    """Describe a key of the report; ``of`` is its name in the source record.
 
-    A count may lack the ``n_`` of that name, and a prediction its ``predicted_``.
+    A key may omit the source's ``n_`` or ``predicted_`` without naming ``of``.
     """
     return Meta(description=text, extra={"of": of} if of else None)
 
@@ -67,9 +67,9 @@ def fill(
     default: str | None = None,
     **given: Any,
 ) -> R:
-    """Build a section: what is not given is the field of the first source that has it.
+    """Build a section; a field not given comes from the first source that has it.
 
-    ``why`` has the reasons of nulls by the source's fields, and ``default`` that of all others.
+    ``why`` has reasons for nulls by the source's field; ``default`` is the reason for all others.
     """
     for name, names in _source_names(cls).items():
         if name not in given:
@@ -108,7 +108,7 @@ def settle(value: Any) -> tuple[Any, dict[str, str]]:
 
 
 def null_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Walk JSON values in order and yield the dotted path of each null.
+    """Yield the dotted path of each null in JSON values, in order.
 
     >>> list(null_paths({"a": {"b": None}, "c": [1, None]}))
     ['a.b', 'c[1]']

@@ -1,7 +1,7 @@
-"""Render report.html: one file that needs no network, no script, and no second look at the data.
+"""Render report.html: one self-contained file, without network access or scripts.
 
-Texts from data sets, models and manifests are hostile until escaped: the templates escape all of
-them. Only the charts are trusted; they hold numbers and texts of this package.
+Texts from data sets, models and manifests are untrusted: the templates escape all of them. Only the
+charts are trusted; they hold numbers and texts of this package.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
     provenance, timeline = report["provenance"], data.timeline
     facts = {name: value for name, value in provenance.items() if name not in SHOWN_ELSEWHERE}
     epochs = list(enumerate(report["training_report"]["training"]["epoch_summaries"]))
-    if len(epochs) > N_EPOCHS:  # the middle of many says little
+    if len(epochs) > N_EPOCHS:  # the middle of many epochs adds little
         epochs = [*epochs[:3], *epochs[3 - N_EPOCHS :]]
 
     def cell(path: str, show: str = "plain", blank: str = view.NOT_MEASURED) -> view.Cell:
@@ -68,7 +68,7 @@ def render_page(report: Report, inputs: ReportInputs) -> str:
 
 
 def _middle_out(text: str) -> str:
-    """Shorten a stretch of a decoded document: the ends of a long one say most."""
+    """Shorten a piece of a decoded document by its middle: the ends matter most."""
     half = N_CHARS // 2
     return text if len(text) <= N_CHARS else f"{text[:half]} […] {text[-half:]}"
 
@@ -87,7 +87,7 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 class Box(NamedTuple):
-    """A stage and the records it made, with short hashes; ``n_more`` are not shown."""
+    """A stage and its records with short hashes; ``n_more`` are not shown."""
 
     stage: str
     made: list[dict[str, str]]
@@ -102,10 +102,10 @@ class Row(NamedTuple):
 
 
 def chain_rows(chain: Chain) -> tuple[Row, ...]:
-    """Draw the chain of records as rows of boxes: what stands below was made from what is above.
+    """Draw the chain of records as rows of boxes, each made from those above.
 
-    Documents on the left, the tokenizer and the tokens on the right, both above what packing makes
-    of them. Stages that are not known here come last.
+    Documents on the left, tokenizer and tokens on the right, both above packing. Unknown stages
+    come last.
     """
     columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
     others = {item["stage"] for item in chain} - STAGES.keys()
@@ -116,7 +116,7 @@ def chain_rows(chain: Chain) -> tuple[Row, ...]:
             columns[STAGES[names[0]].side if names[0] in STAGES else ""].append(box)
     left, right, trunk = columns.values()
     placed: list[tuple[Box | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
-    if left and right:  # side by side, both down to the row above packing
+    if left and right:  # side by side, both connected to packing below
         height = max(len(left), len(right))
         sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
         placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]

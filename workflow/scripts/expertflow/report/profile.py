@@ -1,4 +1,4 @@
-"""What a profile says: kernels sorted by what they are for, and the wait that it cost."""
+"""Summarize a profile: kernels grouped by purpose, and the time that profiling cost."""
 
 from collections import defaultdict
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from expertflow.report.records import KernelKind, SortedKernel
 from expertflow.train.records import Kernel, KernelProfile
 
-# Parts of lower-case names and their kinds, in the order in which they are looked for: a kernel of
-# attention is made of matrix products, and one that the compiler fused has all its parts in its
-# name. The loss of training is of matrix products and elementwise kernels and counts as these;
-# under its own name comes what other implementations launch.
+# Lower-case name fragments and their kinds, in order of precedence: an attention kernel consists of
+# matrix products, and a fused kernel has all its parts in its name. The training loss runs as
+# matrix products and elementwise kernels and counts as those; the loss kind catches kernels of
+# other implementations.
 KINDS = (
     ("communication", ("nccl", "c10d::", "gloo:", "all_reduce", "allreduce", "all_gather",
                        "allgather", "reduce_scatter", "fsdp::")),
@@ -36,7 +36,7 @@ Report = dict[str, Any]
 
 
 def kind_of(name: str) -> str:
-    """Name the kind of a kernel.
+    """Return the kind of a kernel.
 
     >>> kind_of("ampere_bf16_s16816gemm_bf16_128x64"), kind_of("aten::embedding")
     ('matmul', 'other')
@@ -54,7 +54,7 @@ def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
 
 
 def by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
-    """Sum a profile up by kind, the longest first; what has no name counts as other."""
+    """Sum a profile by kind, longest first; unnamed time counts as other."""
     groups: defaultdict[str, list[Kernel]] = defaultdict(list)
     for kernel in profile.kernels:
         groups[kind_of(kernel.name)].append(kernel)
@@ -72,7 +72,7 @@ def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> dict[str, 
 
 
 def judged_time(report: Report) -> dict[str, Any]:
-    """Return the parts of wall time without the wait for a profile, which was asked for."""
+    """Return the parts of wall time without the wait for a profile, which the user requested."""
     profile, time = report["profile"], report["time"]
     paused_s = 0.0 if profile is None else profile["pause_s"] or 0.0
     waited_s = min(paused_s, max(0.0, float(time["other_s"])))

@@ -1,4 +1,4 @@
-"""Say what a report was made from: code, inputs, machine. Nothing here decides a result."""
+"""Record what a report was made from: code, inputs, machine. Nothing here affects a result."""
 
 import getpass
 import hashlib
@@ -16,18 +16,17 @@ from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import read_record
 from expertflow.data.records import DatasetManifest, SourceLock
 
-# The command line that Snakemake was started with, as the Snakefile hands it on.
+# The Snakemake command line, passed on by the Snakefile.
 COMMAND = "EXPERTFLOW_COMMAND"
 ROOT = Path(__file__).resolve().parents[4]
 LOCKFILE = ROOT / "envs" / "requirements.lock"
 
 
 def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[str, Any]:
-    """Hash the records in ``results`` and describe code and host; null where something is unknown.
+    """Hash the records in ``results`` and describe code and host; unknown values are null.
 
-    ``asked`` names what asked for stages that are not always there; others may lie there unasked.
-
-    The host's name is hashed: it tells two machines apart and names neither.
+    ``asked`` names the optional stages that were requested; records of others are ignored. The
+    host's name is hashed: the hash distinguishes machines without naming them.
     """
     host = f"{getpass.getuser()}@{platform.node()}"
     records = (stage.record for stage in stages_before("build_report", asked=asked))
@@ -44,11 +43,11 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
 
 
 def list_stages(results: Path, *, asked: Collection[str] = ()) -> list[dict[str, str]]:
-    """List the stages behind a result from the notes beside their records, in their order.
+    """List the stages behind a result, in order, from the notes beside their records.
 
-    Shards that one code made are one entry: the pattern of their records, and the hash of their
-    hashes. A record without a note was not made by the workflow and is left out, and so is one of a
-    source or shard that ``datasets.json`` does not name: an earlier manifest had it.
+    Shards made by one version of the code are one entry: the pattern of their records, and the hash
+    of their hashes. Skipped are records without a note, which the workflow did not make, and those
+    of sources or shards not in ``datasets.json``, left over from an earlier manifest.
     """
     found = []
     sources = _read_sources(results)
@@ -95,7 +94,7 @@ def _notes(results: Path, stage: Stage, sources: Iterable[SourceLock]) -> dict[s
 
 
 def git_commit() -> str | None:
-    """Return the commit of the code, marked when it has local changes; null outside a clone."""
+    """Return the commit of the code, marked if there are local changes; null outside a clone."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

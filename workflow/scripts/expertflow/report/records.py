@@ -1,8 +1,8 @@
-"""report.json, declared once: every key with its type and what it says.
+"""Declare report.json once: every key with its type and description.
 
-From it comes ``workflow/schemas/report.schema.yaml``, and a finished report is checked against it.
-Keys carry their unit, but for paths that readers of older training reports use. ``Measured`` is a
-value or, while the report is built, the reason why there is none.
+``workflow/schemas/report.schema.yaml`` is generated from it, and a finished report is checked
+against it. Keys carry their unit, except paths that readers of older training reports use.
+``Measured`` is a value or, while the report is built, the reason for its absence.
 """
 
 from typing import Annotated, Any, Literal
@@ -52,7 +52,7 @@ class Scored(Record, frozen=True, kw_only=True):
 
 
 class Side(Scored, frozen=True, kw_only=True):
-    """One model, base or expert. The loss is in nats a token."""
+    """One model, base or expert. The loss is in nats per token."""
 
     held_out_loss: Annotated[float, doc("Mean over target tokens.")]
     held_out_loss_ci95: Annotated[Measured[Interval], doc("Bootstrap over documents, 95 %.")]
@@ -82,13 +82,13 @@ class Candidate(Scored, frozen=True, kw_only=True):
 
 
 class PublishedWeights(ev.Published, frozen=True, kw_only=True):
-    """The weights that were evaluated and are exported, and why these."""
+    """The weights that were evaluated and exported, and why these."""
 
     candidates: tuple[Candidate, ...]  # type: ignore[assignment]
 
 
 class Delta(Record, frozen=True, kw_only=True):
-    """After minus before, for bars to point at; the same as in changes."""
+    """After minus before, for acceptance bars to refer to; the same as in changes."""
 
     held_out_loss: Annotated[float, doc("In nats a token; negative is better.")]
     held_out_loss_ci95: Annotated[Measured[Interval], doc("Paired bootstrap over documents.")]
@@ -97,7 +97,7 @@ class Delta(Record, frozen=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """The model before and after training, on documents that it never saw."""
+    """The model before and after training, on held-out documents."""
 
     task: Annotated[str, doc("Which task was scored.")]
     metric: Annotated[Measured[str], doc("Name of the task's metric.")]
@@ -124,7 +124,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
 
 class Bottleneck(Record, frozen=True, kw_only=True):
-    """The largest part of wall time; inside a step, what the card's counters say."""
+    """The largest part of wall time; within a step, according to the card's counters."""
 
     class_: Annotated[
         Literal[
@@ -138,7 +138,7 @@ class Bottleneck(Record, frozen=True, kw_only=True):
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """Something worth changing, with what was seen and where the threshold comes from."""
+    """Something worth changing, with the evidence and the origin of the threshold."""
 
     code: Annotated[str, doc("Name of the rule.")]
     severity: Annotated[Severity, doc("Weight.")]
@@ -151,7 +151,7 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class AcceptanceVerdict(Record, frozen=True, kw_only=True):
-    """``not measured`` where the path holds null."""
+    """The verdict on a bar; ``not measured`` where the path holds null."""
 
     rule: Annotated[str, doc("Path, operator and bar.")]
     verdict: Annotated[Literal["pass", "fail", "not measured"], doc("Outcome.")]
@@ -174,7 +174,7 @@ class SortedKernel(KernelKind, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """What a profiler saw in a few steps."""
+    """Profiler results of a few steps."""
 
     n_steps: Annotated[Positive, doc("Steps that were watched.")]
     first_step: Annotated[Positive, doc("The first of them; they follow each other.")]
@@ -211,7 +211,7 @@ class UsedStaging(Record, frozen=True, kw_only=True):
 
 
 class Staging(Staged, frozen=True, kw_only=True):
-    """Where stage_to_nvme would have rows read from (and weights, under that key), and why."""
+    """Where stage_to_nvme chose to read rows from (and weights, under that key), and why."""
 
     expert: Annotated[str, doc("Name of the expert.")]
     weights: Annotated[Staged, doc("The same of the base model's weights.")]
@@ -219,7 +219,7 @@ class Staging(Staged, frozen=True, kw_only=True):
 
 
 class ChainLink(Record, frozen=True, kw_only=True):
-    """A stage that led here, from the note beside its record."""
+    """A stage of the chain, from the note beside its record."""
 
     stage: Annotated[str, doc("Rule that made the record.")]
     record: Annotated[str, doc("Its place; of many shards, the pattern.")]
@@ -228,7 +228,7 @@ class ChainLink(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
-    """What this report was made from; there may be further keys."""
+    """What this report was made from; further keys are allowed."""
 
     git: Annotated[Measured[str], doc("Commit of the workflow.")]
     lockfile_sha256: Annotated[Measured[str], doc("Hash of the pinned environment.")]
@@ -250,7 +250,7 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """Where the time and the money of a training run went, and what the model learned."""
+    """Where the time and money of a training run went, and what the model learned."""
 
     schema_version: Annotated[Literal[2], doc("Raised when a path changes its meaning.")]
     run: rr.Run

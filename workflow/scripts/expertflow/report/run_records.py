@@ -1,7 +1,4 @@
-"""The sections of report.json on the run: data, settings, training, hardware, time, cost, plan.
-
-``Measured`` is a value or, while the report is built, the reason why there is none.
-"""
+"""The sections of report.json on the run: data, settings, training, hardware, time, cost, plan."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +22,7 @@ Origin = Literal["tokenizer", "manifest", "chatml", "none"]
 
 
 class Run(Record, frozen=True, kw_only=True):
-    """Which run this is."""
+    """The identity of the run."""
 
     id: Annotated[str, doc("Expert and the first digits of the run's fingerprint.")]
     expert: Annotated[str, doc("Name of the expert.")]
@@ -37,7 +34,7 @@ class Run(Record, frozen=True, kw_only=True):
 
 
 class Model(Record, frozen=True, kw_only=True):
-    """The base model, and the arithmetic a token costs."""
+    """The base model, and its FLOPs per token."""
 
     name: Annotated[str, doc("Hub id, directory or builtin name.")]
     kind: Annotated[Literal["builtin", "local", "hub"], doc("Where the base model came from.")]
@@ -53,7 +50,7 @@ class Model(Record, frozen=True, kw_only=True):
 
 
 class Source(DatasetSource, frozen=True, kw_only=True):
-    """A data set, and what became of its documents."""
+    """A data set, and the fate of its documents."""
 
     n_train: Annotated[Count, doc("Documents that are trained on.")]
     n_held_out: Annotated[Count, doc("Documents held out.")]
@@ -96,7 +93,7 @@ class Data(Record, frozen=True, kw_only=True):
 
 
 class TrainingParameters(Record, frozen=True, kw_only=True):
-    """Settings as they were used. Keys without a unit are names of the trainers we know."""
+    """Settings as used. Keys without a unit follow the names of common trainers."""
 
     warmup_steps: Annotated[Count, doc("Steps of rising learning rate.")]
     batch_size: Annotated[Positive, doc("Micro-batch of a device, in rows.")]
@@ -128,7 +125,7 @@ class TrainingParameters(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """The run itself. Losses are in nats a token."""
+    """The training run. Losses are in nats per token."""
 
     steps: Annotated[Count, doc("Optimiser steps done.")]
     planned_steps: Annotated[Count, doc("Optimiser steps planned.")]
@@ -155,7 +152,7 @@ class Training(Record, frozen=True, kw_only=True):
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """The card; null where none was used or the figure is not known."""
+    """The card; null where none was used or the figure is unknown."""
 
     name: Annotated[Measured[str], doc("As the driver names it.")]
     driver: Annotated[Measured[str], doc("Driver version.")]
@@ -182,7 +179,7 @@ class ReferenceBand(Record, frozen=True, kw_only=True):
 
 
 class Hardware(Record, frozen=True, kw_only=True):
-    """The machine, sampled while training ran."""
+    """The machine, sampled during training."""
 
     collection_interval_seconds: Annotated[
         Measured[Annotated[float, Meta(gt=0)]], doc("As configured; null: the monitor chose it.")
@@ -236,14 +233,14 @@ class Hardware(Record, frozen=True, kw_only=True):
 
 
 class TrainingReport(Record, frozen=True, kw_only=True):
-    """What training and the hardware monitor saw."""
+    """Results of training and the hardware monitor."""
 
     training: Training
     hardware: Hardware
 
 
 class Time(tr.TimeSpent, frozen=True, kw_only=True):
-    """Wall time and its parts, which add up to it within 1 %; train_s has parts of its own."""
+    """Wall time and its parts, which add up within 1 %; train_s has parts of its own."""
 
     split_source: Annotated[
         Measured[Literal["stamps", "sampled steps"]],
@@ -253,7 +250,7 @@ class Time(tr.TimeSpent, frozen=True, kw_only=True):
 
 
 class Throughput(Record, frozen=True, kw_only=True):
-    """Speed of the training steps, saves and evaluation left out."""
+    """Speed of the training steps, without saves and evaluation."""
 
     useful_tokens_per_s: Annotated[Measured[Amount], doc("All devices, no padding.")]
     target_tokens_per_s: Annotated[Measured[Amount], doc("Tokens that the loss counts.")]
@@ -288,7 +285,7 @@ class PlanBand(Record, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What was predicted before the run."""
+    """Predictions made before the run."""
 
     hardware: Annotated[str, doc("The hardware that was planned for.")]
     steps: Annotated[Count, doc("Optimiser steps.")]
@@ -320,7 +317,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
 
 class PlanRow(Record, frozen=True, kw_only=True):
-    """A prediction beside the measurement that answers it."""
+    """A prediction beside its measurement."""
 
     quantity: Annotated[str, doc("What is compared.")]
     unit: Annotated[

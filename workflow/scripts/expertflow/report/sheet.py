@@ -11,7 +11,7 @@ from expertflow.core.format import show_hidden
 from expertflow.report import format as f
 
 TEMPLATES = Path(__file__).with_name("templates")
-N_ROWS = 60  # longer tables end with a hint at the JSON beside the page
+N_ROWS = 60  # longer tables end with a reference to the JSON beside the page
 N_CHARS = 1_200
 N_DETAIL_CHARS = 300
 N_NAME_CHARS = 160
@@ -41,7 +41,7 @@ def templates() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page, with the style sheet that all of them carry inside."""
+    """Render a page with its style sheet inline."""
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     written = lambda value, show: getattr(f, show)(value)  # noqa: E731
     return templates().get_template(template).render(

@@ -1,4 +1,4 @@
-"""Print a run in a few lines, from report.json alone: the verdict, the eight figures, the place."""
+"""Print a run in a few lines from report.json: the verdict, eight figures, the location."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ COLOURS = {"good": "green", "mixed": "yellow", "bad": "red"}
 def print_summary(report: Report, *, html_path: Path, console: Console | None = None) -> None:
     console = console or Console()
     rows = summary_rows(report, html_path=html_path)
-    if not console.is_terminal:  # a line a figure, for logs and grep
+    if not console.is_terminal:  # one figure per line, for logs and grep
         for label, text in rows:
             console.print(f"{label:<18} {text}", markup=False, highlight=False, soft_wrap=True)
         return
@@ -30,7 +30,7 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
     table.add_column(overflow="fold")
     for label, text in rows:
         style = f"bold {COLOURS[report['verdict']['level']]}" if label == "verdict" else ""
-        # Text, not str: names from data and manifests must not be read as rich markup
+        # Text, not str: names from data and manifests must not be parsed as rich markup
         table.add_row(label, Text(text, style=style))
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""Turn report.json into what a page or a terminal shows: texts, shares, and reasons for blanks."""
+"""Convert report.json into display values: texts, shares, and reasons for blanks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ Show = Callable[[Any], str]
 
 NOT_MEASURED = "not measured"
 METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}
-# How figures of plan against actual are written, by their unit: names in ``format``.
+# Format of plan-versus-actual figures by unit: names in ``format``.
 SHOWN = {
     "steps": "count", "tokens": "short", "tokens/s": "short", "h": "hours", "usd": "usd",
     "bytes": "size",
@@ -25,7 +25,7 @@ MEMORY_PARTS = (
     ("step_bytes", "Activations and loss, at worst", "purple"),
     ("reserve_bytes", "Allocator and context", "grey"),
 )
-# kind of kernel -> what the page calls it, and its colour
+# kind of kernel -> its name on the page, and its color
 KERNELS = {
     "attention": ("Attention", "purple"),
     "matmul": ("Matrix products", "blue"),
@@ -45,7 +45,7 @@ STAGED = {
 
 
 class Cell(NamedTuple):
-    """A shown value. ``reason`` is set exactly where there is none."""
+    """A displayed value. ``reason`` is set exactly where there is none."""
 
     text: str
     reason: str | None = None
@@ -131,9 +131,9 @@ def _peak(report: Report) -> str:
 
 
 def time_parts(report: Report) -> tuple[Part, ...]:
-    """Split wall time for the bar; the step is split further where its parts were measured.
+    """Split wall time for the bar; the step is split further if its parts were measured.
 
-    Copies that are a part of ``train_s`` are not in it: the two stay apart in the report.
+    Copies that are part of ``train_s`` are left out: the report lists them separately.
     """
     time = report["time"]
     optimizer_s, wall_s = time["optimizer_s"], time["wall_s"]
@@ -294,7 +294,7 @@ def _disk_place(place: dict[str, Any]) -> str:
 
 
 def staging(report: Report) -> list[tuple[str, str]]:
-    """Return (name, text) by what training did; where it noted nothing, by what was planned."""
+    """Return (name, text) by what training did, or by the plan if it noted nothing."""
     section = report["staging"]
     planned, found = {"rows": section, "weights": section["weights"]}, []
     for kind, note in sorted((planned if section["used"] is None else section["used"]).items()):

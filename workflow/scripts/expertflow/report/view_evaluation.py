@@ -1,4 +1,4 @@
-"""What the page says of the evaluation: answers first, then the tables behind them."""
+"""Prepare the evaluation for the page: answers first, then the tables behind them."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ NO_DIFFERENCE = "no measurable difference"
 
 
 class Line(NamedTuple):
-    """One of the answers at the top; ``level`` colours it, empty where nothing is judged."""
+    """One of the answers at the top; ``level`` colors it, empty where nothing is judged."""
 
     label: str
     text: str
@@ -142,7 +142,7 @@ def _judge_text(judge: Report | None) -> str:
 
 
 def _left_out(report: Report) -> list[tuple[str, str]]:
-    """List the parts that are missing against expectation: not those that no one asked for."""
+    """List the parts that are unexpectedly missing, without those that nobody requested."""
     evaluation = report["evaluation"]
     if evaluation["task"] == "held_out_loss":
         return []
