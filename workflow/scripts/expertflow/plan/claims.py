@@ -1,4 +1,4 @@
-"""Hold what a run is said to take against its own arithmetic.
+"""Check the claimed figures of a run against each other and against a plan.
 
 A progress bar's ``46:47`` is minutes and seconds; hours follow from steps and their rate, steps
 from documents, dollars from hours, a total from its parts.
@@ -14,9 +14,9 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 from expertflow.plan.records import Claim, ClaimCheck
 
-# Figures in logs are rounded: within a tenth they agree. Judgement.
+# Figures in logs are rounded: within a tenth they agree. A judgment.
 TOLERANCE = 0.1
-# What a claim may say 0 of; all its other figures are above 0.
+# Claimed figures that may be 0; all others must be positive.
 MAY_BE_ZERO = {
     "usd_per_hour", "usd", "parts_hours", "n_saves_after", "gain_percent", "n_warmup_steps",
     "warmup_ratio", "warmup_steps_min",
@@ -24,7 +24,7 @@ MAY_BE_ZERO = {
 
 
 class Speed(Record, frozen=True, kw_only=True):
-    """What a plan knows of one card: model FLOPs a token, its peak, and its own prediction."""
+    """What a plan knows of one card: model FLOPs per token, its peak, and its predicted speed."""
 
     hardware: str
     flops_per_token: float
@@ -33,11 +33,9 @@ class Speed(Record, frozen=True, kw_only=True):
 
 
 def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple[ClaimCheck, ...]:
-    """Hold each claim against its numbers; a claim without two that can be compared has no check.
+    """Check each claim; one without two comparable numbers has no check.
 
-    Raises:
-        ConfigError: a figure is negative, or 0 where it may not be, or a duration is not of the
-            form 46:47 or 1:46:47.
+    Raise ConfigError for a negative figure, a 0 that is not allowed, or a malformed duration.
     """
     found = []
     for claim in claims:
@@ -69,13 +67,10 @@ def check_figures(claim: Claim) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Return the hours of a duration as a progress bar prints it.
+    """Return the hours of a progress-bar duration; raise ConfigError unless 46:47 or 1:46:47.
 
     >>> parse_duration("1:30:00")
     1.5
-
-    Raises:
-        ConfigError: it is not of the form 46:47 or 1:46:47.
     """
     if not re.fullmatch(r"(\d+:)?[0-5]?\d:[0-5]\d", text):
         raise ConfigError(
@@ -92,10 +87,10 @@ Outcomes = Iterator[tuple[bool, str]]
 
 
 def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
-    """Hold a duration, rates, steps and documents against each other."""
+    """Check a duration, rates, steps and documents against each other."""
     n_steps, rate, tokens = claim.n_steps, claim.steps_per_s, claim.tokens_per_step
     if claim.duration is not None and claim.hours is not None:
-        # Minutes that are read as hours: the oldest way to be sixty times too dear.
+        # Reading minutes as hours is the most common way to be wrong by a factor of sixty.
         shown = parse_duration(claim.duration)
         form = "minutes:seconds" if claim.duration.count(":") == 1 else "hours:minutes:seconds"
         said = f"{claim.duration} on a progress bar is {form}, {time_words(shown)}"
@@ -106,7 +101,7 @@ def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
         said = f"{rate:g} steps a second mean nothing without tokens per step"
         yield False, f"{said}; say how many tokens a step has"
     elif rate is not None and tokens is not None:
-        # A rate of steps compares with nothing before it is one of tokens.
+        # A rate of steps is comparable only once converted to tokens.
         said = f"{rate:g} steps a second of {tokens:,.0f} tokens"
         yield True, f"{said} are {rate * tokens:,.0f} tokens a second"
     if claim.n_documents is not None and claim.batch_size is not None:
@@ -181,7 +176,7 @@ def _check_speed(claim: Claim, hours: float | None, speed: Speed) -> Outcomes:
     if speed.tokens_per_s is not None:
         ratio = per_s / speed.tokens_per_s
         words = f"{per_s:,.0f} tokens a second are {ratio:.2g} times this plan's prediction"
-        # The prior itself is a band of more than two to one.
+        # The prior itself spans more than a factor of two.
         yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: look again")
 
 
@@ -191,7 +186,7 @@ def _outcome(said: str, computed: float, claimed: float, words: str) -> tuple[bo
 
 
 def time_words(hours: float) -> str:
-    """Write hours in the unit that suits them: ``47 minutes``, ``1.9 hours``."""
+    """Format hours in a fitting unit: ``47 minutes``, ``1.9 hours``."""
     if hours >= 2:
         return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
     minutes = hours * 60

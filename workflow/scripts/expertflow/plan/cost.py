@@ -1,13 +1,12 @@
-"""Turn work into hours and hours into dollars, with a band.
+"""Convert work into hours and hours into dollars, with a band.
 
-Until a run on the same card has been measured, the band is what published bf16 training of 1-8B
-dense models reaches: 20 to 45 % of the card's dense peak at the precision that is used. What is
-computed again (gradient checkpointing) is no model FLOP and takes its time all the same, so it is
-the hardware FLOPs that are divided by the speed. Without a known peak there is no estimate, and
-without a price no dollars.
+Without measurements on the same card, the band is what published bf16 training of 1-8B dense models
+reaches: 20 to 45 % of the card's dense peak at the precision used. Recomputation (gradient
+checkpointing) adds no model FLOPs but takes time, so hardware FLOPs are divided by the speed.
+Without a known peak there is no estimate, and without a price no dollars.
 
-A calibration replaces all of that by measured seconds: steps, saves, evaluations, and what happens
-once. Its band is the quartiles of the steps and 5 %.
+A calibration replaces all of that by measured seconds: steps, saves, evaluations, and one-time
+work. Its band is the quartiles of the steps, widened by 5 %.
 """
 
 import math
@@ -20,12 +19,12 @@ from expertflow.plan.claims import Speed, time_words
 from expertflow.plan.records import Calibration, CostPlan, PlanSpec, TrainPlan
 
 MFU_LOW, MFU_MIDDLE, MFU_HIGH = 0.20, 0.30, 0.45
-# What a calibrated prediction may be off by besides the spread of the steps; a target, not a law.
+# Error allowed for a calibrated prediction besides the spread of the steps: a target.
 CALIBRATED_BAND = 0.05
-# Sums of our own figures differ by rounding of floats alone.
+# Sums of our own figures differ only by floating-point rounding.
 EXACT = 1e-6
 
-# Least, middle and most hours; null where nothing is known of them.
+# Low, middle and high hours; null where unknown.
 Band = tuple[float | None, float | None, float | None]
 
 
@@ -41,23 +40,22 @@ class Price(NamedTuple):
 
 
 def billed_hours(hours: float, billing_minutes: float | None) -> float:
-    """Round hours up to whole billing steps, where there are any."""
+    """Round hours up to full billing steps, if there are any."""
     if billing_minutes is None:
         return hours
-    # A hair over a whole number of steps is rounding.
+    # A hair over an integer number of steps is rounding error.
     return math.ceil(hours * 60 / billing_minutes - 1e-9) * billing_minutes / 60
 
 
 def count_evals(plan: TrainPlan) -> int:
-    """Count evaluations: one before the first step, those that are due, one at the end."""
+    """Count evaluations: one before the first step, the scheduled ones, one at the end."""
     return 1 + math.ceil(plan.n_steps / plan.eval_steps)
 
 
 def count_saves(plan: TrainPlan, step_s: float) -> int:
-    """Count saves: those that are due by steps or by time, and one at the end.
+    """Count saves: scheduled by steps or by time, and one at the end.
 
-    Each save, whatever it is due by, sets the clock back: time begins anew with every block of
-    ``save_steps``.
+    Every save resets the clock, so time counts anew within each block of ``save_steps``.
     """
     by_time = math.floor(plan.save_every_minutes * 60 / step_s) + 1
     n_blocks, rest = divmod(plan.n_steps, plan.save_steps)
@@ -70,7 +68,7 @@ def count_best_saves(plan: TrainPlan) -> int:
 
 
 def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> float | None:
-    """Return the card's dense peak at a precision; null where no source gives it."""
+    """Return the card's dense peak at a precision; null where no source lists it."""
     if gpu is None:
         return None
     tf32 = gpu.peak_tf32_flops_per_s if use_tf32 else None
@@ -79,7 +77,7 @@ def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) ->
 
 
 def price_of(spec: PlanSpec, gpu: GpuFacts | None, n_cards: int) -> Price:
-    """Take the user's row for this card: so much a card, and storage once."""
+    """Return the user's price for this card: hourly per card, plus storage once."""
     row = spec.prices.get(gpu.name) if gpu else None
     if row is None:
         return Price()
@@ -103,9 +101,9 @@ def plan_cost(
 ) -> CostPlan:
     """Predict hours and dollars on ``world_size`` cards of one kind.
 
-    Without a calibration the cards are taken to share the work perfectly. ``price_usd_per_hour`` of
-    the result is that of all of them together, so that wall time times price is what the run costs.
-    ``ignored`` says why a calibration that is there does not count.
+    Without a calibration, perfect scaling is assumed. The resulting ``price_usd_per_hour`` covers
+    all cards, so wall time times price is the cost of the run. ``ignored`` says why an existing
+    calibration does not count.
     """
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=spec.use_tf32)
     whole_peak = None if peak is None else peak * spec.world_size
@@ -170,7 +168,7 @@ def _measured_hours(
     saves = n_saves * measured.save_s / 3600
     evals = count_evals(plan) * measured.eval_s / 3600
     startup = measured.startup_s / 3600
-    # Steps that now and then take much longer are in the mean, and in no quartile.
+    # Occasional much slower steps affect the mean but no quartile.
     slow_s = max(measured.step_s_high, measured.step_s_mean)
     seconds = (measured.step_s_low, measured.step_s, slow_s)
     low, steps, high = (plan.n_steps * each / 3600 for each in seconds)
@@ -198,7 +196,7 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
     band = "the lower quartile to that mean" if slow else "the quartiles"
     over = f"{measured.n_timed_steps} steps"
     if measured.n_timings != measured.n_timed_steps:
-        # Whole epochs where those are short; on a card, what lies between two log lines.
+        # Full epochs if those are short; on a card, the steps between two log lines.
         over = f"the means of {measured.n_timings} stretches of {over} in all"
     best = count_best_saves(plan)
     more = f"; up to {best} more saves, of the best so far, are in the high end" if best else ""
@@ -213,10 +211,9 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
 
 
 def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, str]]:
-    """Hold each budget against the prediction; yield its setting, value and what came of it.
+    """Yield setting, value and outcome of each budget.
 
-    Raises:
-        ConfigError: the prediction is above it, or there is none.
+    Raise ConfigError if the prediction exceeds it, or if there is no prediction.
     """
     for key, budget, value, high in (
         ("max_hours", spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
@@ -248,7 +245,7 @@ def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, st
 
 
 def amount_words(key: str, value: float) -> str:
-    """Write what a budget of this name is spent on: ``0.011 hours (40 seconds)``, ``$0.0011``."""
+    """Format an amount of a budget: ``0.011 hours (40 seconds)``, ``$0.0011``."""
     if key == "max_usd":
         return f"${value:.2f}" if value >= 1 else f"${value:.3g}"
     return f"{value:.4g} hours ({time_words(value)})"
@@ -267,11 +264,7 @@ def speed_of(plan: TrainPlan) -> Speed:
 
 
 def check_cost(cost: CostPlan, speed: Speed) -> None:
-    """Hold a plan's own figures against each other, its MFU against its tokens a second.
-
-    Raises:
-        AssertionError: they do not agree, which is a fault of this program.
-    """
+    """Check that a plan's own figures agree; an AssertionError is a bug in this program."""
     parts = (cost.step_hours, cost.save_hours, cost.eval_hours, cost.startup_hours)
     total = sum(part for part in parts if part is not None)
     if cost.predicted_hours is not None and not _is_same(total, cost.predicted_hours):

@@ -1,4 +1,4 @@
-"""A plan in the making: what it is made of, and the reasons so far."""
+"""A plan in the making: its inputs, and the reasons so far."""
 
 from typing import TypeVar
 
@@ -16,10 +16,10 @@ GRADIENT_BYTES = 4
 
 
 class PlanDraft(Struct, kw_only=True):
-    """What the plan is made of, and the reasons collected on the way, by setting.
+    """The inputs of a plan, and the reasons collected so far, by setting.
 
-    ``by_hand``: a resolved plan is resolved again with changes made by hand, where what is asked
-    for is taken and no memory is predicted.
+    ``by_hand``: a resolved plan is resolved again with manual changes; requests are taken as they
+    are, and no memory is predicted.
     """
 
     expert: str
@@ -33,7 +33,7 @@ class PlanDraft(Struct, kw_only=True):
     reasons: dict[str, Reason] = field(default_factory=dict)
 
     def note(self, setting: str, value: T, because: str) -> T:
-        """Note why a setting has its value, instead of an earlier reason; return the value."""
+        """Replace the reason for a setting's value; return the value."""
         self.reasons[setting] = Reason(setting=setting, value=str(value), because=because)
         return value
 
@@ -51,7 +51,7 @@ class PlanDraft(Struct, kw_only=True):
 
     @property
     def n_trainable(self) -> int:
-        """Count the parameters that are trained: by the traced model where shapes are unknown."""
+        """Count trainable parameters, from the traced model if shapes are unknown."""
         lora = self.spec.lora
         if lora is None:
             return self.n_params

@@ -11,20 +11,20 @@
     backward, full       4 (P + H) + 8 A s
     backward, adapters   2 (P + H + D) + 4 R + 8 A s
 
-The head runs on supervised rows only, so H counts by their share. DoRA scales what comes out of the
-frozen weights; with dropout it does so to inputs of its own, which go through them a second time.
-Gradient checkpointing computes the layers again: that is hardware FLOPs (HFU), never model FLOPs
-(MFU). It stops as soon as it has what it needs, so a trained layer's last product is not repeated.
-The embedding lookup is 0. Left out, below 0.5 % together: the norms of DoRA's weights, once a
-micro-batch, and what the lowest layer under an adapter is spared.
-Source: checked in tests against torch's FlopCounterMode.
+The head runs on supervised rows only, so H counts by their share. DoRA scales the output of the
+frozen weights; with dropout the adapter has inputs of its own, which pass through those weights a
+second time. Gradient checkpointing recomputes the layers, which adds to hardware FLOPs (HFU), never
+to model FLOPs (MFU). It stops once it has what it needs, so a trained layer's last product is not
+repeated. The embedding lookup is 0. Left out, below 0.5 % together: the norms of DoRA's weights,
+once per micro-batch, and the work saved in the lowest layer under an adapter. Checked in tests
+against torch's FlopCounterMode.
 """
 
 from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import LoraSpec
 
-# Types of model by their MLP, as transformers builds them.
+# Model types with a gated MLP in transformers.
 GATED_MLP = {"gemma", "granite", "llama", "mistral", "qwen2", "qwen3"}
 PLAIN_MLP = {"gpt_neox", "starcoder2"}
 CONVENTION = (
@@ -35,7 +35,7 @@ CONVENTION = (
 
 
 class FlopsPerToken(Record, frozen=True, kw_only=True):
-    """FLOPs per token without padding: of the model, and as the hardware executes them."""
+    """FLOPs per token without padding: of the model, and as executed by the hardware."""
 
     model: float
     hardware: float
@@ -48,12 +48,12 @@ def linear_weights(facts: ModelFacts) -> int:
 
 
 def mlp_matrices(model_type: str) -> int:
-    """Return the matrices of a layer's MLP; a type that is not known is taken to be gated."""
+    """Return the number of MLP matrices per layer; an unknown type is assumed to be gated."""
     return 2 if model_type in PLAIN_MLP else 3
 
 
 def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
-    """Return what the count of FLOPs takes for granted of a model; empty where all is known."""
+    """Return what the FLOPs count assumes about a model; empty where all is known."""
     doubts = []
     if facts.model_type not in GATED_MLP | PLAIN_MLP:
         doubts.append(f"FLOPs are those of a gated MLP; model type {facts.model_type} is not known")
@@ -111,7 +111,7 @@ def flops_per_token(
     successor is a target.
     """
     p, r = linear_weights(facts), adapter_weights(facts, lora)
-    twice = 0  # frozen weights that inputs under dropout go through once more (D)
+    twice = 0  # frozen weights that dropped-out inputs pass through a second time (D)
     if lora is not None and lora.use_dora and lora.dropout:
         twice = facts.n_layers * sum(n_in * n_out for n_in, n_out in _adapted(facts, lora))
     head = facts.hidden_size * facts.vocab_size * supervised_fraction

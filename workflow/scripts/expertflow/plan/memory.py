@@ -1,16 +1,15 @@
 """Predict peak memory of a training step: from a traced step, or else from the model's shape.
 
-    model       weights as they are held: fp32 where trained, half or NF4 where frozen
-    optimizer   gradients that stay (fp32) and two moments: 8 bytes, or 2 with an 8-bit optimiser
-    step        activations, gradients in flight, copies of autocast, a chunk of the loss
-    reserve     1 GiB and 8 % for the allocator and the CUDA context: a judgement, not calibrated
+    model       weights as stored: fp32 where trained, half or NF4 where frozen
+    optimizer   persistent gradients (fp32) and two moments: 8 bytes, or 2 with 8-bit optimizers
+    step        activations, gradients in flight, autocast copies, a chunk of the loss
+    reserve     1 GiB and 8 % for the allocator and the CUDA context: a judgment, not calibrated
 
-A trace has the bytes of the training's own step without data. The prior's figures per token, layer
-and unit of width are those that the trace gave for Qwen3-0.6B, the highest of 0.6B to 8B
-(docs/memory.md). Both are uncompiled layers; no card has confirmed either yet.
-
-Processes that hold shares of the model divide model and optimizer among them, the step not. What
-each gathers whole for a moment (a layer, the embeddings) is not counted.
+A trace counts the bytes of the real training step without data. The prior's figures per token,
+layer and unit of width come from tracing Qwen3-0.6B, the highest of 0.6B to 8B (docs/memory.md).
+Both are for uncompiled layers; no card has confirmed either yet. Processes that shard the model
+divide model and optimizer among them, but not the step. What each gathers for a moment (a layer,
+the embeddings) is not counted.
 """
 
 from itertools import pairwise
@@ -22,10 +21,10 @@ from expertflow.plan.flops import linear_weights
 from expertflow.plan.records import USABLE_FRACTION, MemoryLine, MemoryParts
 from expertflow.plan.settings import Optim
 
-# Gated-MLP decoders, like those that the figures below were taken on.
+# Gated-MLP decoders, like those that the figures below were measured on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
 LOSS_BYTES_PER_VOCAB = 10.5
-# Rows of a chunk of the loss on a card: more where the head is trained too.
+# Rows of a loss chunk on a card: more where the head is trained too.
 LOSS_CHUNK_ROWS = {True: 1024, False: 256}
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
@@ -41,7 +40,7 @@ class LayerBytes(NamedTuple):
     at_peak: int
 
 
-# Layers of trained fp32 weights hand on fp32; adapters take fp32 copies of their inputs.
+# Layers of trained fp32 weights output fp32; adapters make fp32 copies of their inputs.
 FULL, ADAPTER, DORA = LayerBytes(84, 4, 101), LayerBytes(78, 2, 122), LayerBytes(117, 2, 172)
 
 
@@ -85,7 +84,7 @@ def peak_bytes(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> int |
 
 
 def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> bool | None:
-    """Return whether a micro-batch fits the card; null where nothing can be predicted."""
+    """Return whether a micro-batch fits the card; null without a prediction."""
     total, peak = draft.memory_total_bytes, peak_bytes(draft, micro_batch, checkpoint=checkpoint)
     return None if total is None or peak is None else peak <= USABLE_FRACTION * total
 
@@ -107,7 +106,7 @@ def peak_reason(draft: PlanDraft) -> str:
 
 
 def step_bytes_at(line: MemoryLine, n_tokens: int) -> float:
-    """Return the bytes on the straight line between traced points, or the last such line's end."""
+    """Interpolate between traced points, or extrapolate the last segment."""
     pairs = list(pairwise(zip(line.n_tokens, line.step_bytes, strict=True)))
     holding = (pair for pair in pairs if n_tokens <= pair[1][0])
     (from_tokens, from_bytes), (to_tokens, to_bytes) = next(holding, pairs[-1])
@@ -124,6 +123,6 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
     wide = 2 if precision == "fp32" else 1
     activations = n_tokens * facts.hidden_size * wide * layers
     rows = min(n_tokens * draft.supervised_fraction, LOSS_CHUNK_ROWS[lora is None])
-    # Autocast keeps half copies of trained weights until the forward pass is over.
+    # Autocast keeps half-precision copies of trained weights until the forward pass is over.
     copies = 2 * draft.n_trainable if lora is None and precision != "fp32" else 0
     return activations + copies + rows * LOSS_BYTES_PER_VOCAB * facts.vocab_size

@@ -1,9 +1,9 @@
-"""Choose the micro-batch: by predicted memory, or by the card's size where none is predicted.
+"""Choose the micro-batch by predicted memory, or else by the card's size.
 
-Checkpointed layers are computed twice, about 30 % more work under an adapter, so they stay off if a
-micro-batch that keeps the card busy fits without. If it does not, a micro-batch that is just large
-enough for that is checkpointed: larger ones save little, and the room that they would take is what
-an uncalibrated prediction may lack.
+Checkpointed layers are computed twice, about 30 % more work under an adapter, so checkpointing
+stays off if a micro-batch that keeps the card busy fits without it. Otherwise the smallest such
+micro-batch is checkpointed: larger ones save little, and an uncalibrated prediction may need the
+headroom.
 """
 
 from typing import NoReturn
@@ -16,17 +16,16 @@ from expertflow.plan.memory import is_predicted_to_fit, peak_bytes
 CPU_MICRO_BATCH = 8
 WANTED_GLOBAL_BATCH = 16
 ROWS = (1, 2, 4, 8, 16)
-# Tokens of a micro-batch from which on a card is taken to be busy. A judgement: each token does
-# about one FLOP a byte of half-precision weights, and the cards of the table do 154 to 419 in the
-# time that a byte takes to be read; so reading weights is at most a tenth of the work.
+# Tokens per micro-batch from which a card counts as busy. A judgment: each token does about one
+# FLOP per byte of half-precision weights, and the cards of the table do 154 to 419 in the time it
+# takes to read a byte; so reading weights is at most a tenth of the work.
 BUSY_TOKENS = 4096
 
 
 def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
-    """Choose micro-batch, accumulation, and whether activations are checkpointed.
+    """Return micro-batch, accumulation, and whether activations are checkpointed.
 
-    Raises:
-        HardwareError: one row does not fit the card.
+    Raise HardwareError if one row does not fit the card.
     """
     micro, checkpoint = choose_micro_batch(draft)
     spec = draft.spec
@@ -47,7 +46,7 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
 
 
 def _shared(draft: PlanDraft, micro: int, checkpoint: bool) -> tuple[int, bool]:
-    """Lower an automatic micro-batch so that all processes together take the wanted batch."""
+    """Lower an automatic micro-batch so that all processes together reach the wanted batch."""
     spec = draft.spec
     most = max(1, WANTED_GLOBAL_BATCH // spec.world_size)
     if micro <= most:

@@ -1,7 +1,7 @@
-"""Compare what the same work should take on other hardware, in hours and dollars.
+"""Compare hours and dollars of the same work on other hardware.
 
-The global batch and the method stay; the micro-batch is the largest that is predicted to fit. Cards
-are taken to share the work perfectly, which they do not: the remark says so.
+The global batch and the method stay; the micro-batch is the largest predicted to fit. Perfect
+scaling is assumed, as the remark says.
 """
 
 from typing import Any
@@ -18,15 +18,14 @@ from expertflow.plan.micro_batch import choose_micro_batch
 from expertflow.plan.records import USABLE_FRACTION, HardwareOption, TrainPlan
 from expertflow.plan.switches import choose_parallel
 
-# Compute capability from which on the variable-length attention kernel runs (Ampere).
+# Lowest compute capability that runs the variable-length attention kernel (Ampere).
 KERNEL_MAJOR = 8
 
 
 def compare_options(draft: PlanDraft, plan: TrainPlan) -> tuple[HardwareOption, ...]:
-    """Return the planned hardware and those to compare it with, as the configuration lists them.
+    """Return the planned hardware and the configured alternatives, in their order.
 
-    On a CPU there is nothing to compare: what a model that suits one takes on a card, its peak does
-    not say.
+    Empty on a CPU: a card's peak does not predict the time of a CPU-sized model.
     """
     if plan.gpu is None:
         return ()
@@ -67,7 +66,7 @@ def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
 
 
 def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> HardwareOption:
-    """Lay the work out as the manifest shares it, else in shares of the model."""
+    """Divide the work as the manifest does, or else by sharding the model."""
     reasons = []
     for parallel in dict.fromkeys((draft.spec.parallel, "fsdp")):
         free = {"batch_size": None, "gradient_accumulation_steps": None}
@@ -103,7 +102,7 @@ def _laid_out(
     peak = peak_flops_per_s(gpu, other.precision, use_tf32=spec.use_tf32)
     flops = other.flops(checkpoint=checkpoint).hardware * plan.predicted_tokens
     price = price_of(spec, gpu, n_gpus)
-    # Only one of the two has the attention kernel, which is what was traced.
+    # Only one of the two has the attention kernel that was traced.
     is_odd_trace = bool(other.trace and other.trace.lines) and (
         _has_kernel(plan.gpu) != _has_kernel(gpu)
     )

@@ -1,7 +1,7 @@
-"""Change a resolved plan by hand: its settings, under the names that they have in a manifest.
+"""Change settings of a resolved plan by hand, under their manifest names.
 
-The plan is resolved again by its own rules; what was predicted for the old one is dropped, not
-kept. What a manifest may not ask for is refused here too, and so is what would have no effect.
+The plan is resolved again by its own rules, and predictions for the old one are dropped. What a
+manifest may not ask for is rejected here too, and so are changes without effect.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from expertflow.tokens.records import PackingRecord
 LORA = {f"lora_{setting.name}": setting for setting in list_settings(LoraSpec)}
 DEFAULTS = {setting.name: setting.default for setting in list_settings(Training)}
 LENGTH = {setting.name for setting in list_settings(Training) if "length" in setting.affects}
-# Settings whose reasons quote what the old plan predicted, and what then stands in their place.
+# Settings whose reasons quote predictions of the old plan, and the replacement text.
 QUOTING = ("batch_size", "gradient_checkpointing", "gradient_accumulation_steps", "save_steps")
 TAKEN_OVER = "taken over from the plan that was changed by hand"
 BUDGETS = ("max_hours", "max_usd")
@@ -37,11 +37,7 @@ def flags() -> dict[str, SettingInfo]:
 def override(
     plan: TrainPlan, changes: dict[str, Any], *, packing: PackingRecord, facts: ModelFacts
 ) -> TrainPlan:
-    """Return the plan with some settings changed.
-
-    Raises:
-        ConfigError: settings contradict each other, or one would have no effect.
-    """
+    """Return the changed plan; raise ConfigError for a contradiction or a change without effect."""
     if not changes:
         return plan
     spec = _spec(plan, changes)
@@ -63,7 +59,7 @@ def override(
     price, as_of = plan.cost.price_usd_per_hour, plan.cost.price_as_of
     why = "settings were changed by hand, so nothing is predicted and no budget is held"
     if new.world_size != plan.world_size:
-        # Whether the price was one card's times their number or a machine's is not known here.
+        # It is unknown here whether the price was per card or for the machine.
         price, as_of = None, None
         why += f"; the price was for world_size {plan.world_size} and is dropped"
     return replace(
@@ -82,7 +78,7 @@ def override(
 
 def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
     asked = {name: getattr(plan, name) for name in DEFAULTS}
-    # What followed from the run's length, or from another setting, follows again.
+    # Values derived from the run's length, or from another setting, are derived again.
     asked["save_steps"] = None if plan.save_steps == plan.n_steps else plan.save_steps
     asked["eval_steps"] = None if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps
     asked["attention"] = None if plan.attention == "packed" else plan.attention
@@ -93,7 +89,7 @@ def _spec(plan: TrainPlan, changes: dict[str, Any]) -> PlanSpec:
         asked |= {name: DEFAULTS[name] for name in LENGTH}
     asked |= {name: value for name, value in changes.items() if name not in LORA}
     asked["lora"] = _lora(plan, changes)
-    # The settings of an adapter are one.
+    # The adapter's settings count as one setting.
     given = {"lora" if name in LORA else name for name in changes}
     told: dict[str, Origin] = dict.fromkeys(given, "command line")
     return PlanSpec(**asked, origins={**plan.origins, **told}, hardware=plan.hardware)
@@ -119,7 +115,7 @@ def _reasons(
     old: TrainPlan, new: TrainPlan, drafted: dict[str, Reason], changes: dict[str, Any]
 ) -> tuple[Reason, ...]:
     is_longer = (old.n_steps, old.n_steps_per_epoch) != (new.n_steps, new.n_steps_per_epoch)
-    # Worked out from the length of the run.
+    # Derived from the length of the run.
     counts = ("n_steps", "n_warmup_steps") if is_longer else ()
     reasons = []
     for reason in old.reasons:

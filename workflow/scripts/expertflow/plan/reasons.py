@@ -1,7 +1,7 @@
-"""Reasons for what the plan leaves to time, to the trainer, or to packing, and what was replaced.
+"""Reasons for what the plan leaves to time, the trainer, or packing, and for what was replaced.
 
-A manifest names the hand-run set-up that it replaces in ``system``, as ``"B: repository model, RTX
-2060 6 GB"``. The values are those of their scripts and logs; what none of them says is left out.
+A manifest names the hand-run set-up it replaces in ``system``, as ``"B: repository model, RTX 2060
+6 GB"``. The values are those of its scripts and logs; what they do not state is left out.
 """
 
 from expertflow.plan.claims import time_words, usd_words
@@ -56,7 +56,7 @@ SYSTEMS = {"A": A, "B": B, "C": C, "D": D, "E": E}
 
 
 def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
-    """Return the values of the set-up that ``system`` names, by setting; none for an unknown one.
+    """Return the values of the set-up that ``system`` names, by setting; none if unknown.
 
     >>> source_values("B: repository model", n_steps=66)["n_warmup_steps"]
     '10 = max(10, int(0.1 x 66))'

@@ -1,4 +1,4 @@
-"""What a plan is made from and what it says: settings with reasons, time, money, memory, claims."""
+"""Inputs and output of a plan: settings with reasons, time, money, memory, claims."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from expertflow.plan.settings import Loader, Training
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
-# Where the value of a setting comes from. An overlay is a demo block, or the configuration's file.
+# Where a setting's value comes from. An overlay is a demo block, or the configuration's file.
 Origin = Literal["manifest", "command line", "overlay", "default", "computed", "tuned"]
 ORIGIN_WORDS: dict[Origin, str] = {
     "manifest": "of the manifest",
@@ -21,16 +21,16 @@ ORIGIN_WORDS: dict[Origin, str] = {
     "tuned": "as tuned",
 }
 
-# Of a card's memory, what a prediction may fill; a judgement, as no card has confirmed one.
+# Share of a card's memory that a prediction may fill; a judgment, not confirmed on a card.
 USABLE_FRACTION = 0.92
 
 
 class Claim(Record, frozen=True, kw_only=True):
-    """What somebody says a run takes, in the words of their log; null where nothing is said.
+    """What somebody claims a run takes, in the words of their log; null where nothing is claimed.
 
-    ``duration`` is a text such as ``46:47``; ``gain_percent`` the least of ``hours`` that
-    ``n_saves_after`` in place of ``n_saves`` are said to gain; ``n_warmup_steps`` what
-    ``max(warmup_steps_min, int(warmup_ratio x n_steps))`` is said to give.
+    ``duration`` is a text such as ``46:47``; ``gain_percent`` the least claimed gain in ``hours``
+    from ``n_saves_after`` in place of ``n_saves``; ``n_warmup_steps`` the claimed value of
+    ``max(warmup_steps_min, int(warmup_ratio x n_steps))``.
     """
 
     text: str
@@ -61,12 +61,12 @@ class HardwareChoice(Record, frozen=True, kw_only=True):
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """What a short run of the same plan on the same card took.
+    """Timings of a short run of the same plan on the same card.
 
     ``step_s`` is the median, ``step_s_low`` and ``step_s_high`` are the quartiles of ``n_timings``
-    timed steps, of epochs where these are short, or on a card of stretches between two log lines.
-    ``step_s_mean`` shows steps that took much longer. ``startup_s`` is all that happens once: the
-    start, loading, compiling, what the first steps took longer, writing the model.
+    timings: of steps, of epochs if these are short, or on a card of the steps between two log
+    lines. ``step_s_mean`` shows occasional much slower steps. ``startup_s`` is all one-time work:
+    startup, loading, compiling, slower first steps, writing the model.
     """
 
     expert: str
@@ -87,10 +87,10 @@ class Calibration(Record, frozen=True, kw_only=True):
 
 
 class CostPlan(Record, frozen=True, kw_only=True):
-    """What a run should cost. Hours and dollars are null where speed or price is unknown.
+    """The predicted cost of a run; hours and dollars are null where speed or price is unknown.
 
-    The four parts of the middle prediction add up to ``predicted_hours``; parts that no calibration
-    measured are null. Dollars are those of hours rounded up to ``billing_minutes``.
+    The four parts of the middle prediction add up to ``predicted_hours``; parts without a
+    calibration are null. Dollars are for hours rounded up to ``billing_minutes``.
     """
 
     price_usd_per_hour: float | None = None
@@ -112,7 +112,7 @@ class CostPlan(Record, frozen=True, kw_only=True):
 
 
 class HardwareOption(Record, frozen=True, kw_only=True):
-    """What the same work should take on other hardware; ``usd_per_hour`` is of all its cards."""
+    """The same work on other hardware; ``usd_per_hour`` is for all its cards."""
 
     name: str
     n_gpus: int
@@ -137,7 +137,7 @@ class ClaimCheck(Record, frozen=True, kw_only=True):
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
-    """What the predicted peak consists of; a step is its activations, gradients and loss."""
+    """The parts of the predicted peak; a step is its activations, gradients and loss."""
 
     model_bytes: int
     optimizer_bytes: int
@@ -152,10 +152,10 @@ class MemoryParts(Record, frozen=True, kw_only=True):
 class MemoryLine(Record, frozen=True, kw_only=True):
     """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
 
-    ``step_bytes`` are activations, gradients in flight and the loss at the worst moment, at each of
-    ``n_tokens``, ascending; ``gradient_bytes`` those that stay. The peak bends down only where the
-    loss begins to take more than one chunk; whole rows on both sides of that are among the points,
-    so a straight line between two points is not too low for whole rows.
+    ``step_bytes`` are activations, gradients in flight and the loss at the peak, at each of
+    ``n_tokens``, ascending; ``gradient_bytes`` those that persist. The slope falls only where the
+    loss begins to take more than one chunk; the points include full rows on both sides of that, so
+    linear interpolation never underestimates full rows.
     """
 
     checkpoint_activations: bool
@@ -166,10 +166,10 @@ class MemoryLine(Record, frozen=True, kw_only=True):
 
 
 class MemoryTrace(Record, frozen=True, kw_only=True):
-    """What a step without data or device showed.
+    """Results of tracing a step without data or device.
 
-    ``precision`` is the one that was traced; fp16 takes as many bytes as bf16. Where no step could
-    be traced there are no lines, and ``hindrance`` says why.
+    ``precision`` is the traced one; fp16 takes as many bytes as bf16. If tracing failed there are
+    no lines, and ``hindrance`` says why.
     """
 
     precision: str
@@ -178,9 +178,9 @@ class MemoryTrace(Record, frozen=True, kw_only=True):
 
 
 class ModelFacts(Record, frozen=True, kw_only=True):
-    """Shape of a dense decoder, as its config.json gives it.
+    """Shape of a dense decoder, from its config.json.
 
-    ``n_mlp_matrices`` is 3 where the MLP of a layer is gated, 2 where it is plain.
+    ``n_mlp_matrices`` is 3 per layer for a gated MLP, 2 for a plain one.
     """
 
     n_layers: int
@@ -196,7 +196,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
 
 
 class PlanSpec(Training, frozen=True, kw_only=True):
-    """What a plan is made from; ``origins`` says where settings come from that are no defaults."""
+    """The inputs of a plan; ``origins`` says where settings that are not defaults come from."""
 
     origins: dict[str, Origin] = field(default_factory=dict)
     hardware: str
@@ -208,16 +208,16 @@ class PlanSpec(Training, frozen=True, kw_only=True):
     system: str | None = None
     claims: tuple[Claim, ...] = ()
     compare: tuple[HardwareChoice, ...] = ()
-    # The demo is on the CPU whatever the manifest is for: a budget cannot be held there.
+    # The demo is on the CPU whatever the manifest is for: a budget cannot be enforced there.
     may_drop_budgets: bool = False
 
     def told(self, setting: str) -> str:
-        """Name a setting with its origin: ``save_steps of the manifest``."""
+        """Return a setting with its origin: ``save_steps of the manifest``."""
         return f"{setting} {ORIGIN_WORDS[self.origins.get(setting, 'default')]}"
 
 
 class Reason(Record, frozen=True, kw_only=True):
-    """Why a setting has its value, and which one the set-up that this expert replaces had."""
+    """Why a setting has its value, and its value in the set-up that this expert replaces."""
 
     setting: str
     value: str
@@ -229,14 +229,13 @@ class Reason(Record, frozen=True, kw_only=True):
 class TrainPlan(Training, frozen=True, kw_only=True):
     """A training run: the settings with every ``auto`` resolved, and what follows from them.
 
-    ``dataloader_prefetch_factor`` is 0 if every batch is made when it is asked for. A run that is
-    out of memory goes on with half of its micro-batch if ``may_halve_micro_batch``. ``max_loss`` is
-    null for twice what guessing gives or twice the first step's loss, whichever is more,
-    ``n_threads`` for torch's own number, ``collection_interval_seconds`` for the monitor's.
-
-    ``flops_per_token_*`` leave padding out; the hardware figure adds what checkpointing computes
-    again. ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch,
-    ``without_checkpointing_peak_bytes`` that with all activations kept, where they are not.
+    ``dataloader_prefetch_factor`` is 0 if every batch is made on demand. A run that is out of
+    memory continues with half of its micro-batch if ``may_halve_micro_batch``. Null means, for
+    ``max_loss``, twice the loss of guessing or of the first step, whichever is larger; for
+    ``n_threads``, torch's default; for ``collection_interval_seconds``, the monitor's.
+    ``flops_per_token_*`` leave padding out; the hardware figure includes recomputation by
+    checkpointing. ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch,
+    ``without_checkpointing_peak_bytes`` that with all activations kept, if they are not.
     """
 
     # Settings that are never null here.

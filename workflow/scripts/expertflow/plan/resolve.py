@@ -1,4 +1,4 @@
-"""Resolve every setting of a training run, each with its reason, and predict what it takes.
+"""Resolve every setting of a training run, each with its reason, and predict time and cost.
 
 A pure function of the manifest's settings, the packed rows, the model's shape and a *named* card:
 readings that change from minute to minute belong to the preflight of the training job.
@@ -26,13 +26,10 @@ from expertflow.plan.tuned import Chosen, Tuning
 def plan_training(
     draft: PlanDraft, *, calibration: Calibration | None = None, tuning: Tuning | None = None
 ) -> TrainPlan:
-    """Resolve a run; a trace and a calibration sharpen what it should take, if there are any.
+    """Resolve a run, using a trace, a calibration, or a tuning of the same run if there is one.
 
-    ``tuning`` is taken over where it is of this run.
-
-    Raises:
-        ConfigError: settings cannot be had together, or the budget is exceeded.
-        HardwareError: a micro-batch of one row does not fit the card.
+    Raise ConfigError for contradictory settings or an exceeded budget, HardwareError if a
+    micro-batch of one row does not fit the card.
     """
     draft = replace(draft, reasons={})
     plan, chosen = resolve_settings(draft), None
@@ -77,7 +74,7 @@ def _with_tuning(
     if attention is not None and attention != plan.attention:
         trace = tuning.trace(attention)
     again = replace(draft, spec=chosen.spec, trace=trace, reasons={})
-    # As the manifest's own spec has it: its micro-batch is still automatic, or not.
+    # The manifest decides whether its micro-batch is automatic, not the tuned spec.
     plan = replace(resolve_settings(again), may_halve_micro_batch=plan.may_halve_micro_batch)
     draft.reasons = again.reasons
     draft.note("tuned", draft.spec.tuned, "counts where the manifest leaves a setting open")
@@ -117,7 +114,7 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
         "save_steps": spec.save_steps or steps,
         "eval_steps": spec.eval_steps or per_epoch,
     }
-    # What is no setting of the plan's is told as it is, such as the length of rows.
+    # Settings that the plan does not resolve, such as the row length, are passed through.
     origins = spec.origins | {
         name: spec.origins.get(name, "default") if value == getattr(spec, name) else "computed"
         for name, value in resolved.items()

@@ -1,4 +1,4 @@
-"""The settings of a training run: each one declared here, and nowhere else."""
+"""The settings of a training run, each declared only here."""
 
 from typing import Annotated, Literal
 
@@ -38,7 +38,7 @@ class LoraSpec(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """Settings that ``plan_training`` resolves: null is ``auto``, or nothing asked for."""
+    """Settings that ``plan_training`` resolves: null is ``auto``, or not requested."""
 
     method: Annotated[Method, Setting("What is trained.", BOTH)] = "lora"
     lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", BOTH)] = LoraSpec()
@@ -248,7 +248,7 @@ class Training(Record, frozen=True, kw_only=True):
 
 
 class TrainingSection(Training, frozen=True, kw_only=True):
-    """The section ``training`` of a manifest: what other rules than ``plan_training`` read, too."""
+    """The section ``training`` of a manifest, including settings read by other rules."""
 
     max_seq_length: Annotated[
         int | None,

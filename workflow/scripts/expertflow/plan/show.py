@@ -1,4 +1,4 @@
-"""Lay a plan out as text: settings with reasons, memory, cost, other hardware, claims."""
+"""Format a plan as text: settings with reasons, memory, cost, other hardware, claims."""
 
 import itertools
 import textwrap
@@ -123,7 +123,7 @@ def claim_line(check: ClaimCheck) -> str:
 
 
 def options_table(plan: TrainPlan) -> str:
-    """Lay the options out as text, the quickest and the cheapest marked; empty without any."""
+    """Return the options as a table, the quickest and the cheapest marked; empty without any."""
     if not plan.options:
         return ""
     head = ("hardware", "fits", "rows", "time", "$/h", "dollars", "remark")
@@ -138,7 +138,7 @@ def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[s
     marks = []
     for key, word in (("hours", "quickest"), ("usd", "cheapest")):
         known = [o for o in options if o.fits is not False and getattr(o, key) is not None]
-        # One alone is no comparison. Of equals, fewer cards: sharing is never perfect.
+        # A single option is no comparison. In a tie, fewer cards win: scaling is never perfect.
         best = min(known, key=lambda o: (round(getattr(o, key), 9), o.n_gpus), default=None)
         if len(known) > 1 and option is best:
             marks.append(word)

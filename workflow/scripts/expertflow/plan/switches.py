@@ -1,6 +1,6 @@
 """Choose steps, warm-up, precision, attention, processes and the loader, each with its reason.
 
-Settings that are fine alone and wrong together are refused.
+Settings that are fine alone and wrong together are rejected.
 """
 
 import math
@@ -13,11 +13,7 @@ from expertflow.plan.settings import Loader, Training
 
 
 def check_settings(training: Training, name: Callable[[str], str]) -> None:
-    """Refuse contradictions; ``name`` turns a setting into what the user knows it by.
-
-    Raises:
-        ConfigError: names the settings and the fix.
-    """
+    """Raise ConfigError for contradictory settings; ``name`` returns the name shown to users."""
     for setting, problem in _contradictions(training):
         raise ConfigError(f"{name(setting)} {problem}")
 
@@ -52,7 +48,7 @@ def _contradictions(training: Training) -> Iterator[tuple[str, str]]:
 
 
 def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
-    """List the packages that these settings need besides the usual ones, and what to do instead."""
+    """Yield the extra packages that these settings need, and what to do without them."""
     if training.method == "qlora" or training.optim == "adamw_8bit":
         yield (
             "bitsandbytes",
@@ -66,9 +62,9 @@ def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
 def choose_precision(
     spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
 ) -> tuple[Precision, str]:
-    """Resolve what products are computed in: what was asked for, where the card has it.
+    """Resolve the compute precision: as requested if the card supports it.
 
-    A CPU trains in half precision only where that is asked for ``by_hand``.
+    A CPU trains in half precision only if that is requested ``by_hand``.
     """
     if gpu is None and not by_hand:
         return "fp32", "the CPU trains in full precision"
@@ -90,11 +86,7 @@ def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
 
 
 def choose_attention(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[Attention, str]:
-    """Resolve the attention route.
-
-    Raises:
-        ConfigError: the kernel that is insisted on does not run on a CPU.
-    """
+    """Resolve the attention route; raise ConfigError if a required kernel cannot run on a CPU."""
     if spec.attention == "varlen" and gpu is None:
         raise ConfigError("training.attention varlen needs a CUDA card; use auto, or sdpa")
     if spec.attention is not None:
@@ -121,10 +113,9 @@ def choose_compile(
 
 
 def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[str, str]:
-    """Return what the processes share; ``name`` is what the user knows the setting by.
+    """Return what the processes share; raise ConfigError for sharding 4-bit weights.
 
-    Raises:
-        ConfigError: 4-bit weights cannot be shared out.
+    ``name`` is the setting's user-facing name.
     """
     if spec.world_size == 1:
         return "none", "world_size is 1"
@@ -135,7 +126,7 @@ def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[st
 
 
 def choose_loader(spec: PlanSpec, packing: str) -> dict[str, tuple[object, str]]:
-    """Resolve what brings batches: one thread, unless workers are asked for where they help."""
+    """Resolve how batches are loaded: one thread, or workers if requested where they help."""
     wanted = spec.dataloader_num_workers
     kind: Loader = "thread"
     why = "one thread: no dataloader_num_workers are asked for"

@@ -1,4 +1,4 @@
-"""What a calibration or a search holds for, and what a plan takes over of the latter."""
+"""Where a calibration or a search applies, and what a plan adopts from a search."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -9,12 +9,12 @@ from expertflow.core.records import Record
 from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
 from expertflow.plan.settings import Loader
 
-# What is less apart than this is a tie.
+# Smaller differences than this are a tie.
 TIE_FRACTION = 0.02
 
 
 class TunedSettings(Record, frozen=True, kw_only=True):
-    """What was searched. All choices have the same global batch, so they learn the same."""
+    """The settings searched. All choices have the same global batch, so they learn the same."""
 
     batch_size: int
     gradient_accumulation_steps: int
@@ -27,7 +27,7 @@ class TunedSettings(Record, frozen=True, kw_only=True):
 
 
 class TuningTrial(Record, frozen=True, kw_only=True):
-    """One choice of settings, and what became of it; times are null unless steps were timed."""
+    """One choice of settings and its outcome; times are null unless steps were timed."""
 
     settings: TunedSettings
     outcome: Literal["measured", "given up", "left out", "out of memory", "failed"]
@@ -41,11 +41,11 @@ class TuningTrial(Record, frozen=True, kw_only=True):
 
 
 class TuningRecord(Record, frozen=True, kw_only=True):
-    """tuning.json. ``key`` names what it holds for: card, model, method, row length, batch.
+    """tuning.json. ``key`` names where it applies: card, model, method, row length, batch.
 
-    ``best`` is null where nothing could be run. ``gain`` is how many times the speed of
-    ``default``, the plan's own choice, the best has, in turns at the end; null where too few turns
-    were timed, then with the default as the best, or where the default could not be run.
+    ``best`` is null if nothing could be run. ``gain`` is the speed of the best relative to
+    ``default``, the plan's own choice, timed in turns at the end. It is null if too few turns were
+    timed (the default is then the best) or if the default could not be run.
     """
 
     expert: str
@@ -67,7 +67,7 @@ class TuningRecord(Record, frozen=True, kw_only=True):
     was_cached: bool
 
 
-# Settings of a search, as manifests name them.
+# Settings of a search, by their manifest names.
 SEARCHED = TunedSettings.__struct_fields__
 
 
@@ -75,7 +75,7 @@ class Tuning(Record, frozen=True, kw_only=True):
     """A search's record, and what it takes to plan by it.
 
     ``cpu`` names this machine's processor, if it matters; ``trace`` traces a step with another
-    route of attention.
+    attention route.
     """
 
     record: TuningRecord
@@ -84,7 +84,7 @@ class Tuning(Record, frozen=True, kw_only=True):
 
 
 class Chosen(Record, frozen=True, kw_only=True):
-    """Settings of a plan with those of a search in the place of what was left open."""
+    """Settings of a plan, open ones filled in from a search."""
 
     spec: PlanSpec
     because: str
@@ -93,9 +93,9 @@ class Chosen(Record, frozen=True, kw_only=True):
 
 
 def explain_tuned(reason: Reason, chosen: Chosen) -> Reason:
-    """Return the reason of a setting, which says so where a search decided on it."""
+    """Return a setting's reason, rewritten if a search decided or disagreed."""
     if reason.setting in chosen.free:
-        # Behind the micro-batch stands what memory is predicted for it.
+        # The micro-batch's reason ends with its predicted memory.
         _, mark, sizes = reason.because.partition("; ")
         rest = f"{mark}{sizes}" if reason.setting == "batch_size" else ""
         return replace(reason, because=f"tuned: {chosen.because}{rest}")
@@ -119,9 +119,9 @@ def calibration_key(plan: TrainPlan, model_type: str) -> str:
 
 
 def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | None) -> str:
-    """Name what a search holds for, in words that can be compared.
+    """Return a comparable text key for where a search applies.
 
-    ``plan`` is as it would be without a search; ``cpu`` names the processor, null where unknown.
+    ``plan`` is the one without a search; ``cpu`` names the processor, null if unknown.
     """
     lora, more = plan.lora, ""
     if lora is not None:
@@ -135,7 +135,7 @@ def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | Non
         f"label smoothing {plan.label_smoothing_factor:g}",
         "deterministic kernels" if plan.deterministic else "any kernels",
     )
-    # A name may hold what separates.
+    # A name may contain the separator.
     return "; ".join(part.replace(";", ",") for part in parts)
 
 
@@ -157,7 +157,7 @@ def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
 
 
 def usable(calibration: Calibration | None, key: str) -> tuple[Calibration | None, str | None]:
-    """Return the calibration where it is of this plan, else null and why it is left out."""
+    """Return the calibration if it belongs to this plan, else null and the reason."""
     if calibration is None or calibration.key == key:
         return calibration, None
     other, _ = _first_difference(calibration.key, key)
@@ -169,9 +169,10 @@ def settings_of(plan: TrainPlan) -> TunedSettings:
 
 
 def free_settings(spec: PlanSpec) -> frozenset[str]:
-    """Name the settings of a search that a manifest leaves open.
+    """Return the searched settings that a manifest leaves open.
 
-    Micro-batch and accumulation are one choice, as their product is kept: either of them names it.
+    Micro-batch and accumulation are one choice, as their product is fixed: setting either names
+    both.
     """
     together = {"batch_size": "gradient_accumulation_steps", "loader": "dataloader_num_workers"}
     names = {name for name in SEARCHED if getattr(spec, name) is None} - {*together.values()}
@@ -227,7 +228,7 @@ def _picked(
 
 
 def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
-    """Return what was chosen of how many, and how much faster it is: by the pairs if it is best."""
+    """Return what was chosen of how many, and its speedup, from paired turns if it is the best."""
     place = "fastest" if found == record.best else "fastest that agrees with the manifest"
     if found == default == record.best and record.gain is None:
         place = "the default, as too few pairs of it and a faster trial were timed to be certain,"
@@ -246,7 +247,7 @@ def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings)
 
 
 def _overruled(record: TuningRecord, found: TunedSettings, free: frozenset[str]) -> dict[str, str]:
-    """Return why settings of the manifest stay where another value was faster in the search."""
+    """Return why manifest settings stay although another value was faster in the search."""
     rates = _rates(record)
     fastest = max(rates, key=lambda settings: rates[settings], default=None)
     if fastest is None or (ratio := _ratio(record, fastest)) is None:
