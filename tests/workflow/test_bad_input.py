@@ -55,12 +55,6 @@ def test_a_source_that_cannot_be_used(fresh: Workspace, text: str | None, said: 
         assert len(rejects.read_text().splitlines()) == 5
 
 
-def test_a_model_directory_that_holds_no_model(fresh: Workspace) -> None:
-    (fresh.root / "empty").mkdir()
-    fresh.write_manifest("tiny", {**manifest(), "model": "empty"})
-    assert "empty: no tokenizer.json" in last_line(fresh)
-
-
 def test_what_cannot_be_downloaded(fresh: Workspace) -> None:
     value = {**manifest(), "model": "nobody/nothing"}
     value["sources"][0] |= {"name": "h", "kind": "hub", "id": "nobody/nothing"}
@@ -68,7 +62,7 @@ def test_what_cannot_be_downloaded(fresh: Workspace) -> None:
     fresh.write_manifest("other", {**manifest(), "model": "nobody/nothing"})
     fresh.write_manifest("tiny", value)
     line = fresh.refused("results/other/model.json", HF_HUB_OFFLINE="1")
-    assert "model nobody/nothing: neither a directory" in line
+    assert "model is 'nobody/nothing': neither a folder here nor in the cache" in line
     line = fresh.refused("results/tiny/datasets.json", HF_HUB_OFFLINE="1")
     assert "error: source h: data set nobody/nothing" in line
 

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 from support import ROOT
 
+from expertflow.config.expert import check_writable
+from expertflow.core.errors import ConfigError
+
 pytestmark = pytest.mark.chain
 MANIFEST = """\
 description: Answers questions in one word.
@@ -112,3 +115,10 @@ def test_a_fault_is_one_line(ends: list[tuple[int, str]], i: int) -> None:
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert code != 0 and len(lines) == 1 and "Traceback" not in said, said
     assert FAULTS[i].line in lines[0]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    with pytest.raises(ConfigError, match="results: is no folder; correct its permissions"):
+        check_writable(tmp_path / "results" / "mine")
+    check_writable(tmp_path / "state" / "mine")
