@@ -69,7 +69,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "comment": (edited("tokens/packing.py", "class Filled(", "# rows\nclass Filled("), set()),
     "docstring": (edited("tokens/packing.py", '"""', '"""Rows: '), set()),
     "packing": (edit_packing, PACK),
-    "report": (edited("report/verdict.py", "def ", NEW_CODE), REPORT),
+    "report": (edited("report/build.py", "def ", NEW_CODE), REPORT),
     "page style": (edited("report/templates/style.css", "{", " {"), REPORT),
     "learning rate": (changed("training.learning_rate", 2e-3), TRAIN),
     "acceptance": (changed("acceptance", [ACCEPTANCE]), REPORT),
