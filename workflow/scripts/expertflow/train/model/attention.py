@@ -1,8 +1,8 @@
-"""Attention that keeps the documents of a packed row apart.
+"""Attention within the documents of a packed row.
 
-Our own is registered with transformers under a name that has no mask function, so that it builds no
-mask and passes our keyword arguments through. Missing lengths are an error, never full attention.
-The kernels of transformers are there to compare with; they get a mask.
+Ours is registered with transformers under a name without a mask function, so it builds no mask and
+passes our keyword arguments through. Missing lengths are an error, never full attention. The
+kernels of transformers, for comparison, get a mask.
 
 Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
@@ -23,19 +23,19 @@ from expertflow.core.records import Record
 
 FLEX = "flex_attention"
 NAME = "packed"
-# What transformers calls the routes of a plan; the rest is called alike.
+# Plan routes that transformers calls by another name.
 IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
-# Oldest cards that the variable-length kernel runs on (Ampere).
+# Oldest GPUs that the variable-length kernel supports (Ampere).
 KERNEL_CAPABILITY = (8, 0)
-# The only ones for which torch has FlashAttention-3 (Hopper).
+# The only GPUs for which torch has FlashAttention-3 (Hopper).
 FLASH_3_CAPABILITY = (9, 0)
 HALF = (torch.bfloat16, torch.float16)
-# What some families add to the scores; a kernel that takes no notice would train another model.
+# Some families add these to the scores; a kernel that ignored them would train another model.
 REFUSED = ("softcap", "s_aux", "position_bias")
 
 
 class Kernel(Record, frozen=True, kw_only=True):
-    """Torch's variable-length kernel, with the keywords that this release of it takes."""
+    """Torch's variable-length kernel, with the keywords that this release takes."""
 
     call: Callable[..., Any]
     keywords: frozenset[str]
@@ -74,12 +74,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each document; return values as [B, L, H, D].
 
-    ``cu_seq_lens_q`` drives torch's variable-length kernel, ``document_bounds`` (the same figures,
+    ``cu_seq_lens_q`` selects torch's variable-length kernel, ``document_bounds`` (the same values,
     on the host) one SDPA call per document. Both may end in bounds of empty documents. With a
-    sliding window, query i sees the keys j with i - j < window.
+    sliding window, query i sees keys j with i - j < window.
 
     Raises:
-        TrainingError: there are no document lengths, or the model asks for what neither does.
+        TrainingError: no document lengths, or the model needs an unsupported feature.
     """
     name = type(module).__name__
     for other in REFUSED:
@@ -106,7 +106,7 @@ def attend(
     return _attend_documents(heads, document_bounds, scaling, window, dropout), None
 
 
-# A loop over lengths that differ from batch to batch: compiled, it would be compiled for each.
+# The lengths differ from batch to batch, so compiling the loop would recompile it each time.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend_documents(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -140,14 +140,14 @@ def _attend_documents(
 
 
 def needs_own_heads(query: torch.Tensor) -> bool:
-    # CUDA's memory-efficient attention refuses shared ones, and what is left keeps N x N scores.
+    # CUDA's memory-efficient attention rejects shared heads; the fallback materializes N x N
+    # scores.
     return query.is_cuda
 
 
 def _repeated(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Repeat keys and values, [L, K, D], for query heads that share them."""
     n_times = query.shape[1] // key.shape[1]
     if n_times == 1:
         return key, value
@@ -163,10 +163,10 @@ def _attend_varlen(
 ) -> torch.Tensor:
     """Run the variable-length kernel over all rows as one list of documents.
 
-    It is not causal unless told: a window of (-1, 0), or a flag in releases without windows.
+    Causal attention must be requested: a window of (-1, 0), or a flag in releases without windows.
     """
     batch, n_heads, length, width = heads[0].shape
-    # Under autocast the norms of Qwen3 leave queries and keys in fp32, which the kernel refuses.
+    # Under autocast, Qwen3's norms leave queries and keys in fp32, which the kernel rejects.
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
     known = KERNEL.keywords
@@ -237,9 +237,9 @@ def check_flex(device: torch.device) -> None:
 
 
 def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Return the mask that a kernel of transformers needs, one for each kind of layer if it varies.
+    """Return the mask for a transformers kernel, or one per kind of layer if they differ.
 
-    ``attention`` is transformers' name of the kernel, ``config`` that of the text model.
+    ``attention`` is transformers' kernel name, ``config`` the text model's.
     """
     make: Callable[[torch.Tensor, int | None], Any]
     if attention == FLEX:
@@ -253,7 +253,7 @@ def masks(attention: str, config: Any, position_ids_BL: torch.Tensor, dtype: tor
     if "sliding_attention" in kinds:
         windows = {"full_attention": None, "sliding_attention": window}
         return {kind: make(position_ids_BL, windows[kind]) for kind in sorted(kinds)}
-    # Families that do not tell their layers apart have the window in all of them.
+    # Families that do not distinguish layers use the window in all of them.
     return make(position_ids_BL, None if kinds else window)
 
 
@@ -262,9 +262,9 @@ def layer_kinds(config: Any) -> frozenset[str]:
 
 
 def document_mask(position_ids_BL: torch.Tensor, window: int | None = None) -> torch.Tensor:
-    """Return the [B, 1, L, L] mask that is true where a query may look at a key.
+    """Return the [B, 1, L, L] mask, true where a query may see a key.
 
-    A position starts a document where it is 0.
+    A document starts at each position 0.
     """
     document_BL = (position_ids_BL == 0).cumsum(dim=1)
     same_BLL = document_BL[:, :, None] == document_BL[:, None, :]
@@ -273,7 +273,7 @@ def document_mask(position_ids_BL: torch.Tensor, window: int | None = None) -> t
 
 
 def causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return the [L, L] mask that is true where a query may look at a key of its document."""
+    """Return the [L, L] mask of one document, true where a query may see a key."""
     mask_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return mask_LL if window is None else mask_LL.triu(1 - window)
 

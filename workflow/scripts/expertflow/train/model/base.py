@@ -1,4 +1,4 @@
-"""Put a base model on disk: from the hub, a directory, or made on the spot."""
+"""Prepare a base model on disk: from the hub, a directory, or built in."""
 
 import json
 import math
@@ -14,22 +14,22 @@ from expertflow.tokens.records import TOKENIZER_FILES, TokenizerRecord
 from expertflow.train.records import ModelRecord, ModelSpec
 
 TINY_QWEN3 = "builtin:tiny-qwen3"
-# Most licences ask that their text travels with what they cover.
+# Most licenses must be distributed with what they cover.
 LICENCE_FILES = (
     "LICEN[CS]E*", "[Ll]icen[cs]e*", "NOTICE*", "COPYING*", "USE_POLICY*"
 )  # fmt: skip
-# Of a hub model's files, those that are read or handed on.
+# Files of a hub model that are read or passed on.
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *LICENCE_FILES)
 
 
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> ModelRecord:
-    """Make the base model readable from one directory, its tokenizer included.
+    """Prepare a base model, with tokenizer, to be read from one directory.
 
-    Weights of hub and local models stay where they are.
+    Weights of hub and local models stay in place.
 
     Raises:
-        TrainingError: the model cannot be read, or its tokenizer is not the one that was prepared.
-        DataError: it cannot be found.
+        TrainingError: unreadable model, or not the tokenizer that was prepared.
+        DataError: the model cannot be found.
     """
     revision = spec.revision
     kind: Literal["builtin", "local", "hub"]
@@ -70,13 +70,13 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the files of a model's weights, in their order; repeats in another form are left out."""
+    """List a model's weight files in order, without duplicates in another format."""
     files = sorted(directory.glob("*.safetensors"))
     return [file for file in files if not file.name.startswith("consolidated")]
 
 
 def wanted_files(directory: Path) -> list[Path]:
-    """List what is read or handed on of a model's folder, in the order of the names."""
+    """List the files of a model's folder to read or pass on, sorted by name."""
     files = {file for pattern in WANTED_FILES for file in directory.glob(pattern)}
     weights = set(weight_files(directory))
     return sorted(
@@ -91,7 +91,6 @@ def hash_weights(directory: Path) -> str:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """Read a dense decoder's shape from its config.json."""
     path = directory / "config.json"
     if not path.is_file():
         raise TrainingError(f"{directory}: no config.json; give a model directory or a hub id")
@@ -115,7 +114,7 @@ def read_facts(directory: Path) -> ModelFacts:
 
 
 def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> None:
-    """Write random weights, a pure function of shape and seed, beside the tokenizer."""
+    """Write the tokenizer and random weights, a pure function of shape and seed."""
     if spec.model != TINY_QWEN3:
         raise TrainingError(f"model {spec.model!r} is not known; the builtin one is {TINY_QWEN3}")
     import torch
@@ -141,7 +140,7 @@ def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> 
 
 
 def _count_parameters(path: Path, *, tied: bool) -> int:
-    """Count a file's parameters; a tied head that is stored again counts once, as embedding."""
+    """Count a file's parameters; a stored tied head counts once, as embedding."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:

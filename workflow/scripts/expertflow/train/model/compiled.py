@@ -1,4 +1,4 @@
-"""Compile a model layer by layer: the same layer many times over is compiled once."""
+"""Compile a model layer by layer, so that identical layers compile once."""
 
 import importlib.util
 import os
@@ -12,20 +12,19 @@ from expertflow.core.errors import TrainingError
 from expertflow.train.model import attention
 from expertflow.train.model.packed import causal_lm, decoder_layers
 
-# Kinds of layer, by training and evaluation, by full and last micro-batch, by the few numbers of
-# documents that bounds are padded to: beyond so many graphs torch would run a layer uncompiled and
-# only warn.
+# Kinds of layer x training or evaluation x full or last micro-batch x padded document counts.
+# Beyond this many graphs torch runs a layer uncompiled and only warns.
 MAX_GRAPHS = 32
-# What torch asks, since 2.13, before it draws four random numbers of a kernel at once.
+# Since 2.13, torch asks this before it draws four random numbers of a kernel at once.
 FOUR_AT_ONCE = "_can_use_4x_random"
-# Tells kernels that were compiled without that from others, among those that are kept on the disk.
+# Distinguishes kernels compiled without that in the on-disk cache.
 ONE_BY_ONE = "random numbers one by one"
 
 
 def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor") -> str:
-    """Compile each decoder layer in place for the shapes it meets; describe what was done.
+    """Compile each decoder layer in place; describe what was done.
 
-    Attention that loops over documents splits the graph of its layer, which checkpointing forbids.
+    Attention that loops over documents breaks its layer's graph, which checkpointing forbids.
     """
     lm = causal_lm(model)
     layers = decoder_layers(lm)
@@ -43,7 +42,7 @@ def compile_layers(model: Any, *, dtype: torch.dtype, backend: str = "inductor")
         _check_tools(device)
         _draw_one_by_one()
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
-    # Layers are graphs of their own already; DDP's optimiser would cut them again at its buckets.
+    # Layers are separate graphs already; DDP's optimizer would split them again at its buckets.
     torch._dynamo.config.optimize_ddp = False
     for layer in layers:
         layer.compile(dynamic=False, backend=backend)
@@ -65,10 +64,10 @@ def _check_tools(device: torch.device) -> None:
 
 
 def _try_a_kernel(device: torch.device) -> None:
-    """Build and run the smallest kernel: it needs a C compiler and Python's headers."""
+    """Build and run the smallest kernel; it needs a C compiler and Python's headers."""
     try:
         torch.compile(lambda x: -x)(torch.zeros(1, device=device))
-    # Which of them depends on where it fails: in the compiler, in triton, in the linker.
+    # Depends on where it fails: in the compiler, in triton, in the linker.
     except (RuntimeError, OSError, ImportError, AssertionError, SubprocessError) as error:
         raise TrainingError(
             "training.torch_compile: no kernel can be built here"
@@ -78,10 +77,10 @@ def _try_a_kernel(device: torch.device) -> None:
 
 
 def _draw_one_by_one() -> None:
-    """Make each random number of a kernel depend on the seed and on its place, and nothing else.
+    """Make each random number of a kernel depend only on the seed and its position.
 
-    Drawn four at once it depends on the kernel's shape too (pytorch issue 198333): a checkpointed
-    layer, computed again by other kernels, would get another mask of dropout without an error.
+    Drawn four at once, they also depend on the kernel's shape (pytorch issue 198333): a
+    checkpointed layer, recomputed by other kernels, would silently get another dropout mask.
     """
     from torch._inductor.codegen.triton import TritonOverrides
 

@@ -1,8 +1,8 @@
-"""Load models: for training, for scoring, and for the export; for QLoRA on a base in 4 bits.
+"""Load models for training, scoring and export, including QLoRA on a 4-bit base.
 
-In 4 bits (NF4, double quantised) the base is frozen; embeddings and head stay in the plan's
-precision, as the loss reads the head itself. bitsandbytes is an extra, imported only where method
-qlora asks for it.
+In 4 bits (NF4, double quantized) the base is frozen; embeddings and head stay in the plan's
+precision, as the loss reads the head itself. bitsandbytes is an optional extra, imported only for
+qlora.
 """
 
 import json
@@ -33,13 +33,13 @@ def load_base(
     quantised: bool = False,
     device: torch.device = CPU,
 ) -> PreTrainedModel:
-    """Load a model from a directory: safetensors only, no code from outside.
+    """Load a model from a directory: safetensors only, no remote code.
 
     ``attention_name`` is a route of the plan. A ``quantised`` model is in 4 bits, computes in
-    ``dtype`` and lies on ``device``; any other lies on the CPU.
+    ``dtype`` and is on ``device``; any other is on the CPU.
 
     Raises:
-        TrainingError: it cannot be loaded, is quantised already, or bitsandbytes is missing.
+        TrainingError: loading failed, the model is quantized already, or bitsandbytes is missing.
     """
     attention.register()
     options = _four_bit_options(dtype, device) if quantised else {}
@@ -65,11 +65,11 @@ def load_base(
             " directory"
         ) from error
     if quantised:
-        # On CPUs with AVX512-BF16, bitsandbytes packs the weights anew at the first forward pass
-        # without gradients, rounds their scales to bf16, and from then on passes no gradient
-        # through the layer: an evaluation would spoil the training after it. Instead torch
-        # multiplies by the dequantised weights, as on every other CPU, and what bitsandbytes says
-        # there of the package ``kernels`` is of no account.
+        # On CPUs with AVX512-BF16, bitsandbytes repacks the weights at the first forward pass
+        # without gradients, rounds their scales to bf16, and then passes no gradient through the
+        # layer: an evaluation would break the training after it. Instead torch multiplies by the
+        # dequantized weights, as on every other CPU; ignore what bitsandbytes says there about the
+        # package ``kernels``.
         for layer in quantised_layers(model).values():
             layer.support_avx512bf16_for_cpu = False
     return model
@@ -105,7 +105,7 @@ def quantised_layers(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
-    """Wrap a model with a trainable LoRA or DoRA adapter in fp32; the base is frozen."""
+    """Wrap a model with a trainable LoRA or DoRA adapter in fp32; freeze the base."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -126,7 +126,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
 
 
 def name_base(checkpoint: Path, model: ModelRecord) -> None:
-    """Let an adapter name a hub model by its id and commit, as who loads it elsewhere would."""
+    """Record a hub model's id and commit as the adapter's base, so it loads elsewhere."""
     path = checkpoint / ADAPTER_FILE
     if model.kind != "hub" or not path.is_file():
         return
@@ -138,25 +138,26 @@ def name_base(checkpoint: Path, model: ModelRecord) -> None:
 def load_for_training(
     plan: TrainPlan, model: ModelRecord, device: torch.device, *, weights: Path | None = None
 ) -> Any:
-    """Load the base, frozen under an adapter or trained as a whole, on ``device``.
+    """Load the base on ``device``: frozen under an adapter, or fully trained.
 
-    ``weights`` is a copy of the model to read; what is saved names the model, and not the copy.
+    ``weights`` is a copy of the model to read; saved files still name the model.
     """
     quantised = plan.method == "qlora"
     net: Any = load_base(
         str(weights or model.path),
-        # Trained weights stay in fp32 and are cast by autocast; a frozen base can be held in half.
+        # Trained weights stay in fp32 and are cast by autocast; a frozen base may be in half
+        # precision.
         dtype=torch.float32 if plan.method == "full" else DTYPES[plan.precision],
         attention_name=plan.attention,
         quantised=quantised,
         device=device,
     )
     net.name_or_path = net.config.name_or_path = model.path
-    # peft's own preparation for 4 bits also casts the rest of the base to fp32, which would double
-    # the memory of the embeddings; the norms compute in fp32 as it is.
+    # peft's own preparation for 4 bits also casts the rest of the base to fp32, doubling the memory
+    # of the embeddings; the norms compute in fp32 anyway.
     if plan.gradient_checkpointing:
         try:
-            # Only the inputs of layers are kept; embeddings ask for gradients, frozen or not.
+            # Keeps only the inputs of layers; embeddings require gradients even if frozen.
             net.activation_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
             raise TrainingError(
@@ -193,7 +194,7 @@ def load_trained(
     quantised: bool = False,
     device: torch.device = CPU,
 ) -> Any:
-    """Load what training published, a whole model or an adapter on its base; null: the base."""
+    """Load a published model or adapter on its base; null ``checkpoint`` means the base."""
     if checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file():
         return load_base(str(checkpoint), dtype=dtype, attention_name=attention_name)
     model = load_base(
@@ -211,10 +212,10 @@ def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
 def load_for_scoring(
     checkpoint: Path | None, *, model: ModelRecord, plan: TrainPlan, weights: Path | None = None
 ) -> Any:
-    """Load the base model (null ``checkpoint``) or the trained one, where the plan trains.
+    """Load the base model (null ``checkpoint``) or the trained one on the training device.
 
-    A base that is trained on in 4 bits is scored in 4 bits before training as well, so that the
-    difference is what training did.
+    A base trained in 4 bits is also scored in 4 bits before training, so that the difference is due
+    to training alone.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
     quantised = plan.method == "qlora"
@@ -232,7 +233,7 @@ def load_for_scoring(
 def load_for_export(
     checkpoint: Path, *, base: str, method: str, precision: str, attention_name: str
 ) -> Any:
-    """Load the trained model on the CPU, computing in fp32, on the same 4-bit codes under qlora."""
+    """Load the trained model on the CPU in fp32, with the same 4-bit codes under qlora."""
     quantised = method == "qlora"
     net = load_trained(
         checkpoint,
@@ -242,7 +243,7 @@ def load_for_export(
         quantised=quantised,
     )
     if quantised:
-        # On the same 4-bit codes, so that a comparison is not lost in rounding.
+        # With the same 4-bit codes, a comparison is not lost in rounding.
         for parameter in net.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
@@ -253,9 +254,9 @@ def load_for_export(
 
 
 def mergeable(model: Any, checkpoint: Path) -> Any:
-    """Return the adapter on a base it can be merged into without loss.
+    """Return the adapter on a base into which it merges without loss.
 
-    One that was trained on 4 bits fits the base as the 4 bits hold it, errors and all.
+    If trained on 4 bits, that is the dequantized base, quantization errors included.
     """
     return _with_adapter(_dequantise(model.unload()), checkpoint) if is_quantised(model) else model
 

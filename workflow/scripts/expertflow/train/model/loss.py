@@ -1,12 +1,11 @@
 """Cross-entropy over supervised tokens only, in chunks whose logits are never kept.
 
-The rows of the hidden states whose successor is a target are selected *before* the head. Losses are
-sums: the caller divides by the number of targets of the whole global batch.
+Hidden states that predict a target are selected *before* the head. Losses are sums: the caller
+divides by the number of targets in the global batch.
 
-Each chunk takes the gradient of its logits on to the hidden states and the head at once: three
-products with the head instead of four, two where the head is frozen. Torch's own fused operation
-sums the loss in the type of the hidden states, wrong in the third digit in bf16, and knows no label
-smoothing.
+Each chunk propagates its logits' gradient to the hidden states and the head at once: three products
+with the head instead of four, two if the head is frozen. Torch's own fused operation sums the loss
+in the type of the hidden states, wrong in the third digit in bf16, and has no label smoothing.
 
 Shapes: B rows, L tokens, H width, T targets, C targets of a chunk, V vocabulary.
 """
@@ -19,8 +18,8 @@ from torch.nn import functional
 from expertflow.tokens.packing import IGNORE
 
 CHUNK = 256
-# On a card every chunk reads and writes the whole gradient of a trained head, which larger ones
-# do less often.
+# On a GPU every chunk reads and writes the full gradient of a trained head; larger chunks do so
+# less often.
 CHUNK_OF_TRAINED_HEAD = 1024
 
 
@@ -34,7 +33,7 @@ def summed_loss(
 ) -> torch.Tensor:
     """Sum the cross-entropy in nats over all targets, as a float32 scalar.
 
-    The products are done in the type of autocast, if it is on. The backward pass can be run once.
+    Products use autocast's type if it is on. The backward pass can run only once.
     """
     positions_T, targets_T = targets_of(labels_BL, n_targets)
     hidden_TH = hidden_BLH.flatten(0, 1).index_select(0, positions_T)
@@ -48,7 +47,7 @@ def summed_loss(
 def targets_of(labels_BL: torch.Tensor, n_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the flat positions that predict a target, and the targets, both [T].
 
-    The host knows how many there are, so a device is not asked, which would stall its queue.
+    The host passes their number, since asking the device would stall its queue.
     """
     shifted_N = functional.pad(labels_BL[:, 1:], (0, 1), value=IGNORE).flatten()
     positions_T = torch.nonzero_static(shifted_N != IGNORE, size=n_targets)[:, 0]
@@ -69,13 +68,13 @@ def loss_route(head_VH: torch.Tensor, *, label_smoothing: float = 0.0) -> str:
 
 
 def product_dtype(device: torch.device, own: torch.dtype) -> torch.dtype:
-    """Return the type in which products are done: that of autocast, or the weights' own."""
+    """Return the type of products: autocast's, or the weights' own."""
     kind = device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The summed loss; its gradients are made in the forward pass and scaled in the backward."""
+    """The summed loss; gradients are computed in the forward pass and scaled in the backward."""
 
     @staticmethod
     def forward(
@@ -103,7 +102,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     to_hidden[part] = gradient_CV @ weight_VH
                 if to_head is not None:
                     _add_product(to_head, gradient_CV.T, rows_CH)
-                # Before the next logits are made, not after: the peak is a chunk, not two.
+                # Freed before the next logits are made, so that the peak is one chunk, not two.
                 del logits_CV, gradient_CV
         ctx.gradients = to_hidden, None if to_head is None else to_head.to(head_VH.dtype)
         return loss
@@ -119,7 +118,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _loss_to_gradient(
     logits_CV: torch.Tensor, targets_C1: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    """Return the loss of some logits, and turn them in place into its gradient.
+    """Return the loss of some logits, and replace them in place by its gradient.
 
     With smoothing e a target is 1 - e on its token and e / V on every token.
     """
@@ -132,7 +131,7 @@ def _loss_to_gradient(
     logits_CV /= sums_C1
     if smoothing:
         logits_CV -= smoothing / logits_CV.shape[1]
-    # One place a row, so this is the same in every run, which a scattered addition need not be.
+    # One index per row makes this deterministic, unlike a scattered addition.
     logits_CV.scatter_(1, targets_C1, logits_CV.gather(1, targets_C1) - (1 - smoothing))
     return loss_C1.sum()
 

@@ -1,4 +1,4 @@
-"""The loss of packed rows under a model, of a batch or of all rows held out."""
+"""The loss of a model on packed rows: one batch, or all held-out rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,25 +15,25 @@ from expertflow.train.feed.order import micro_batch_rows
 from expertflow.train.model import attention
 from expertflow.train.model.loss import product_dtype, summed_loss
 
-# Numbers of documents that are told apart: few shapes to compile for, and few empty documents.
+# Document counts are rounded up to this: few shapes to compile for, few empty documents.
 DOCUMENTS_STEP = 128
 
 
 class PackedLoss(torch.nn.Module):
-    """A model with its loss: what is called in a step, and wrapped for several processes."""
+    """A model with its loss: the module that a step calls and that distributed wrappers wrap."""
 
     def __init__(self, model: Any, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
-        # A module starts out training, whatever it is given.
+        # A new module is in training mode, whatever it wraps.
         self.train(model.training)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Sum the loss of one micro-batch over its targets, as a float32 scalar.
 
-        The head is applied by the loss, on supervised rows only, so it must be a plain linear map.
-        Labels are smoothed in training only.
+        The loss applies the head to supervised rows only, so it must be a plain linear map. Labels
+        are smoothed in training only.
         """
         lm = causal_lm(self.model)
         labels = batch.labels_BL.to(next(lm.parameters()).device, non_blocking=True)
@@ -56,7 +56,7 @@ def decoder_layers(lm: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Run all of the model but its head: [B, L, H]."""
+    """Run the model without its head; return [B, L, H]."""
     device = next(lm.parameters()).device
     positions = batch.position_ids_BL.to(device, non_blocking=True)
     out = lm.base_model(
@@ -70,7 +70,7 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def head_weight(lm: PreTrainedModel) -> torch.Tensor:
-    """Return the matrix of the head, [V, H]; refuse a head that is more than a matrix."""
+    """Return the head's matrix, [V, H]; refuse a head that is more than a matrix."""
     head = lm.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise TrainingError(
@@ -97,10 +97,10 @@ def document_kwargs(lm: PreTrainedModel, batch: Batch, positions: torch.Tensor) 
 
 
 def padded_bounds(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Return the bounds of documents in one of a few shapes, for the compiler.
+    """Return document bounds in one of a few shapes, for the compiler.
 
-    Empty documents follow, up to a multiple of ``DOCUMENTS_STEP`` or to the most that a batch can
-    hold: the kernel's backward pass has memory and blocks for them too.
+    Empty documents pad them to a multiple of ``DOCUMENTS_STEP`` or to the most that a batch can
+    hold, no further: the kernel's backward pass spends memory and blocks on them too.
     """
     n_documents, end = len(batch.cu_seqlens) - 1, batch.input_ids_BL.numel()
     n_rounded = -(-n_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
@@ -122,8 +122,8 @@ def held_out_loss(
 ) -> tuple[float, int]:
     """Return the mean loss in nats per target over all rows, and the number of targets.
 
-    ``loss`` is a ``PackedLoss``, wrapped or not. Several processes share the micro-batches and
-    ``add_up`` sums over them; all of them run equally many, since a sharded model needs them all.
+    ``loss`` is a ``PackedLoss``, wrapped or not. Processes share the micro-batches and ``add_up``
+    sums over them; all run equally many, as a sharded model requires.
     """
     training = loss.training
     loss.eval()
@@ -131,7 +131,7 @@ def held_out_loss(
     buffers = Buffers(micro_batch_size, rows.length)
     total = torch.zeros((), dtype=torch.float64, device=next(loss.parameters()).device)
     n_targets = 0
-    # Longest first: rows that are cut to the longest of their batch then share it with their like.
+    # Longest first, so that rows cut to the longest of their batch share it with similar ones.
     n_rows = len(rows)
     chosen = np.argsort(-collator.n_tokens_N, kind="stable") if collator.cuts else np.arange(n_rows)
     parts = list(micro_batch_rows(chosen, micro_batch_size))

@@ -1,8 +1,8 @@
-"""Try a loaded model before its first step: it must be trained as its own code computes it.
+"""Check before the first step that a model is trained as its own code computes it.
 
-The trainer applies the head itself, to supervised rows only, and gives every layer the bounds of
-documents. A family that caps its logits, carries a state across documents, or does not ask for the
-registered attention would train without an error, as another model.
+The trainer applies the head itself, to supervised rows only, and gives every layer the document
+bounds. A family that caps its logits, carries a state across documents, or does not use the
+registered attention would silently train as another model.
 
 Shapes: B rows, L tokens a row, N tokens of a document, H width, V vocabulary.
 """
@@ -32,12 +32,12 @@ from expertflow.train.model.packed import (
 # Two rows of two documents; the second row is padded.
 LENGTHS = [[9, 15], [17, 6]]
 LENGTH = 24
-# Largest logits of the probe: beyond any cap in use, which hardly changes small ones.
+# Largest logits of the probe: above any cap in use, since caps hardly change small logits.
 PROBE_LOGIT = 200.0
 KINDS = frozenset({"full_attention", "sliding_attention"})
-# Allowed differences by RMS, relative to the model's own. The head is the same product twice. In
-# half precision two kernels of attention drift apart from layer to layer, while a leak between
-# documents moves the states of a trained model by about as much as they are.
+# Allowed RMS differences, relative to the model's own. The head is the same product twice. In half
+# precision two attention kernels diverge from layer to layer, while a leak between documents moves
+# a trained model's states by about their own size.
 HEAD_TOLERANCE = 0.01
 TOLERANCES = {torch.float32: 0.01}
 HALF_TOLERANCE = 0.1
@@ -45,12 +45,12 @@ HALF_TOLERANCE = 0.1
 
 @torch.no_grad()
 def check_model(loss: PackedLoss) -> str:
-    """Compare head and attention with the model's own forward pass; return how far they are apart.
+    """Compare head and attention with the model's own forward pass; return the differences.
 
-    Run it under the autocast of training and before the model is compiled or wrapped.
+    Run it under training's autocast, before the model is compiled or wrapped.
 
     Raises:
-        TrainingError: training would not be of this model, or not of one document at a time.
+        TrainingError: training would be of another model, or mix documents.
     """
     lm = causal_lm(loss.model)
     family, device = lm.config.model_type, next(lm.parameters()).device
@@ -78,7 +78,7 @@ def check_model(loss: PackedLoss) -> str:
 
 
 def _head_difference(lm: PreTrainedModel) -> float:
-    """Compare the logits of the model with those of the head, on made-up hidden states."""
+    """Compare logits of the model and of its head matrix on made-up hidden states."""
     weight_VH = head_weight(lm)
     probe_NH = torch.randn(4, weight_VH.shape[1], generator=torch.Generator().manual_seed(0))
     probe_NH = probe_NH.to(weight_VH.device, weight_VH.dtype)
@@ -99,7 +99,7 @@ def _head_difference(lm: PreTrainedModel) -> float:
 
 
 def _document_difference(lm: PreTrainedModel) -> float:
-    """Compare packed documents with each alone in the model's own attention; the worst counts."""
+    """Compare packed documents with each alone in the model's own attention; return the worst."""
     n_ids = lm.get_input_embeddings().weight.shape[0]
     ids = (np.arange(2 * LENGTH) * 7919 + 1) % n_ids
     rows = packed_rows(ids.reshape(2, LENGTH).astype(np.int32), LENGTHS, [[], []])
@@ -117,7 +117,7 @@ def _document_difference(lm: PreTrainedModel) -> float:
         for start, end in pairwise(batch.cu_seqlens.tolist()):
             alone = lm.base_model(input_ids=ids_N[None, start:end], use_cache=False)
             found = _difference(packed_NH[start:end], alone.last_hidden_state[0])
-            # Not max(), to which a NaN may be less than anything.
+            # Not max(), which may drop a NaN.
             worst = worst if found <= worst else found
     return worst
 

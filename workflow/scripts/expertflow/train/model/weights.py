@@ -1,6 +1,6 @@
-"""The trained parameters of a model: read, put back, checked, and named by a hash.
+"""The trained parameters of a model: read, restored, checked, and hashed.
 
-A parameter may be sharded over processes (``fully_shard``): what leaves here is the whole tensor.
+A parameter may be sharded over processes (``fully_shard``); these functions return full tensors.
 Gathering is a collective: every rank calls, in the same order.
 """
 
@@ -18,12 +18,12 @@ Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
-    """Return the trained parameters by name; a tied one is there once."""
+    """Return the trained parameters by name; a tied one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor on its device. It shares memory unless it was sharded."""
+    """Return a full tensor on its device, sharing memory unless it was sharded."""
     tensor = tensor.detach()
     whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.contiguous()
@@ -32,7 +32,7 @@ def gathered(tensor: torch.Tensor) -> torch.Tensor:
 def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return whole.to(like.device, copy=True)
-    # Every rank has the whole, so nothing is sent.
+    # Every rank has the full tensor, so nothing is sent.
     shards = distribute_tensor(
         whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None
     )
@@ -41,7 +41,7 @@ def distributed(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
-    """Return the trained parameters by name, whole, one after the other through ``copy``."""
+    """Return the full trained parameters by name, one after the other through ``copy``."""
     return {name: copy(gathered(p)) for name, p in trained_parameters(model).items()}
 
 
@@ -66,7 +66,7 @@ def _words(tensor: torch.Tensor) -> str:
 
 
 def first_not_finite(model: Any) -> str | None:
-    """Name the first trained parameter that holds a NaN or an infinity, on every rank the same."""
+    """Return the first trained parameter with a NaN or infinity, the same on every rank."""
     parameters = trained_parameters(model)
     if not parameters:
         return None
@@ -87,7 +87,7 @@ def _extremes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def weights_sha256(model: Any) -> str:
-    """Hash all trained parameters, bit by bit, in the order of their names."""
+    """Hash all trained parameters bit by bit, in the order of their names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(trained_parameters(model).items()):
         digest.update(name.encode())

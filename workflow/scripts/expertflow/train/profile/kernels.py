@@ -1,7 +1,4 @@
-"""Read what torch's profiler saw: launches summed up by name, and the trace as a file.
-
-What a name stands for is for the report to say.
-"""
+"""Read the torch profiler's results: launches summed by name, and the trace as a file."""
 
 import gzip
 import os
@@ -17,17 +14,17 @@ from expertflow.core.records import Record
 from expertflow.train.records import Kernel
 from expertflow.train.run import one_line
 
-# What is drawn on the device's time line over the kernels that it stands for.
+# Prefixes of annotations on the device's time line above the kernels.
 ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
-# Names that are written down, and letters of one: compiled code may have a kernel for each shape.
+# Names recorded, and characters per name; compiled code may have a kernel per shape.
 N_KERNELS, N_CHARS = 1_000, 1_000
-# A viewer in a browser takes in about so much, and training waits while it is written.
+# About the most that a browser's viewer loads; training also waits while it is written.
 MAX_TRACE_BYTES = 1 << 30
 HOST = b'"host_name"'
 
 
 class Span(Record, frozen=True, kw_only=True):
-    """One launch of a kernel. ``self_us`` is its time without that of what it calls."""
+    """One launch of a kernel. ``self_us`` is its time without nested calls."""
 
     name: str
     start_us: float
@@ -36,7 +33,7 @@ class Span(Record, frozen=True, kw_only=True):
 
 
 def busy_us(spans: Iterable[tuple[float, float]]) -> float:
-    """Add up the time in which any of some spans runs.
+    """Return the time in which any of some spans runs.
 
     >>> busy_us([(0, 2), (1, 3), (5, 6)])
     4.0
@@ -65,11 +62,11 @@ def spans_of(profiler: profile, *, cuda: bool) -> list[Span]:
 
 
 def device_spans(profiler: profile, device: str = "CUDA") -> list[Span]:
-    """Return what ran on a device from the profiler's list: its tree takes kilobytes an event."""
+    """Return a device's spans from the profiler's list; its tree takes kilobytes per event."""
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     if results is None:
         return []
-    # Names and times are the tree's: C++ in words, and counted from the start of the profile,
+    # Names and times as in the tree: demangled C++, and counted from the start of the profile,
     # since a float of microseconds since 1970 would be off by a quarter of one.
     names, zero_ns, spans = StringTable(), results.trace_start_ns(), []
     for event in results.events():
@@ -107,7 +104,7 @@ def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
             )
         with replacing(path) as partial, partial.open("wb") as raw, plain.open("rb") as source:
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-                # Machine and place are no business of whoever looks at kernels.
+                # Host name and paths do not concern a reader of kernels.
                 lines = (line for line in source if not line.lstrip().startswith(HOST))
                 packed.writelines(line.replace(str(plain).encode(), b"trace") for line in lines)
         return path.stat().st_size, None

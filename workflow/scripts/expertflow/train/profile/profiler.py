@@ -1,4 +1,4 @@
-"""Watch some steps of a run with torch's profiler: a table of kernels, and a trace to look at."""
+"""Profile some steps of a run with torch's profiler: a table of kernels and a trace."""
 
 import logging
 import time
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 PROFILE, KERNELS, TRACE = "profile", "kernels.json", "trace.json.gz"
 NOT_ASKED = "training.profile_steps is 0"
-# Stands in a state while steps are watched: who is killed then is not killed by it for ever.
+# Stored in a state while steps are profiled, so that a process killed by profiling is not killed
+# again on every resume.
 BEGUN = (
     "it was begun, and did not end: the process was killed while steps were watched or read, maybe"
     " for want of memory"
@@ -40,9 +41,9 @@ AFTERWARDS = (
     "it was asked for after this training was finished, which is not done again for it; to train"
     " again with it, rm -r its folder in state/ and run with --forcerun train_expert"
 )
-# Steps of a session after which all is compiled, and memory is laid out.
+# Steps of a session after which everything is compiled and memory is allocated.
 N_WARM = 10
-# A micro-batch of a large model is some ten thousand events, kilobytes each until they are read.
+# A large model's micro-batch has some ten thousand events, kilobytes each until they are read.
 MAX_MICRO_BATCHES = 16
 NO_NEIGHBOURS = "no other step than the first one of the session came before"
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
@@ -54,11 +55,11 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 def choose_window(plan: TrainPlan, first: int) -> Window | None:
-    """Choose the steps to watch in a session that begins at step ``first``; null: it is too short.
+    """Choose the steps to profile from step ``first`` on; null: the session is too short.
 
-    The first ones after ``N_WARM`` steps, or earlier in a short session, among which none is timed
-    on the device, and between which nothing is saved or evaluated; else such as are not timed; else
-    the first. A session's first step, which compiles, is never among them.
+    In order of preference: the first ones after ``N_WARM`` steps, or earlier in a short session,
+    with no step timed on the device and no save or evaluation between them; the first without timed
+    steps; the first. A session's first step, which compiles, is never among them.
     """
     n_left = plan.n_steps - first
     n_steps = min(_n_allowed(plan), n_left - 1)
@@ -96,9 +97,9 @@ def _is_quiet(plan: TrainPlan, steps: range) -> bool:
 
 
 class StepProfiler:
-    """Watches steps of a run once, in its first process; a state that has a profile keeps it.
+    """Profiles some steps of a run once, in rank 0; a state with a profile keeps it.
 
-    Nothing of a profiler that fails, or is broken off, reaches the run.
+    A profiler that fails or is interrupted does not affect the run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -110,12 +111,12 @@ class StepProfiler:
         if self._is_wanted():
             self._window = choose_window(run.plan, self._first)
             if self._window is not None:
-                # No other measurement is to fall on these steps.
+                # No other measurement may fall on these steps.
                 run.timer.left_out = self._window.steps
 
     def __enter__(self) -> Self:
         if self._run.processes.is_first:
-            # What a session that was killed left half-written.
+            # Left half-written by a killed session.
             try:
                 for partial in self._folder.glob(".*.partial"):
                     remove(partial)
@@ -146,7 +147,7 @@ class StepProfiler:
             self._pause_s = time.perf_counter() - start_s
 
     def end(self) -> None:
-        """Call after each step, before anything else that is due."""
+        """Call after each step, before all other step hooks."""
         window, profiler = self._window, self._profiler
         if window is None or profiler is None or self._run.progress.step < window.steps.stop:
             return
@@ -240,9 +241,9 @@ class StepProfiler:
         )
 
     def _drop(self, profiler: profile, broken_by: BaseException | None) -> None:
-        """Stop the profiler and forget what it saw: the run was broken off amid the steps.
+        """Stop the profiler and discard its data: the run stopped amid the steps.
 
-        The next session watches anew, unless memory ran out, which watching may have caused.
+        The next session profiles anew, unless memory ran out, which profiling may have caused.
         """
         self._profiler = None
         try:
@@ -259,7 +260,7 @@ class StepProfiler:
             log.warning("the next session will not watch either: %s", error)
 
     def _fail(self, reason: str) -> None:
-        """Write it at once: a session that goes on from here later is not to fail the same way."""
+        """Record the failure at once, so that a resumed session does not repeat it."""
         log.warning("no profile: %s", reason)
         self._reason = reason
         self._write_reason(reason)
@@ -288,7 +289,7 @@ class StepProfiler:
         return True
 
     def _stepped_s(self) -> float:
-        """Return the run's seconds of stepping so far, when the device is done with them."""
+        """Return the run's seconds of stepping so far, after waiting for the device."""
         clock, device = self._run.clock, self._run.device
         if device.type == "cuda":
             with clock.part("steps"):
@@ -297,7 +298,7 @@ class StepProfiler:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Book a block apart from the steps, and from what these share between two fetches."""
+        """Book a block separately from the steps and from their shared time between fetches."""
         start_s = time.perf_counter()
         try:
             with self._run.clock.part("other"):

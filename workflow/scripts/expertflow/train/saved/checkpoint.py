@@ -1,11 +1,10 @@
-"""Save and restore the state of a run: trained weights, optimizer, random numbers, progress.
+"""Save and restore a run: trained weights, optimizer, random numbers, progress.
 
-A checkpoint is a directory of tensors and JSON that appears by one rename, after everything in it
-was flushed. All in it is whole and by name, so any number of processes can resume it.
+A checkpoint is a directory of tensors and JSON that appears by one rename, after all its files were
+flushed. Full tensors by name let any number of processes resume it.
 
-They are written beside the training, one at a time: the trainer takes a snapshot (``take``) and
-hands it to a ``Saver``, whose ``wait`` it calls before the next, so that the host holds one of
-them.
+Checkpoints are written in the background, one at a time: the trainer takes a snapshot (``take``),
+hands it to a ``Saver``, and calls its ``wait`` before the next, so that the host holds only one.
 """
 
 import json
@@ -46,7 +45,7 @@ from expertflow.train.saved.checkpoint_files import (
 
 log = logging.getLogger(__name__)
 
-# Pinned blocks are rounded up to powers of two and stay for the run, so only small ones are used.
+# Pinned blocks are rounded up to powers of two and live as long as the run, so use only small ones.
 PINNED_BYTES = 16 << 20
 RANDOM = "random/"
 POLL_S = 0.5
@@ -76,10 +75,7 @@ def take(
     """Copy the state after ``progress["step"]`` finished steps into host memory. A collective.
 
     Only rank 0 gets it. ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of
-    these very weights.
-
-    Raises:
-        NotFinite: a trained parameter is not.
+    these weights. Raises NotFinite if a trained parameter is not finite.
     """
     step: int = progress["step"]
     if (name := first_not_finite(model)) is not None:
@@ -89,7 +85,7 @@ def take(
         )
     several = dist.is_initialized()
     writes = not several or dist.get_rank() == 0
-    # Ranks that do not write let go of a gathered tensor at once.
+    # Ranks that do not write free a gathered tensor at once.
     copy = _host_copy if writes else (lambda _: torch.empty(0))
     device = next(model.parameters()).device
     weights = trainable_state(model, copy)
@@ -105,7 +101,7 @@ def take(
         torch.cuda.synchronize(device)
     if not writes:
         return None
-    # By way of JSON: a copy that later changes to the run's lists do not reach.
+    # A round trip through JSON gives a copy unaffected by later changes to the run's lists.
     kept = json.loads(json.dumps({**progress, OURS: ours}))
     return Snapshot(step=step, weights=weights, optimizer=tensors, progress=kept)
 
@@ -122,7 +118,7 @@ def write(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
     target = directory_of(state, snapshot.step)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The steps up to this one: after a power cut they could not be written again.
+        # Flush the steps up to this one: after a power cut they could not be written again.
         for lines in state.glob("*.jsonl"):
             sync(lines)
         sync_directory(state)
@@ -160,10 +156,8 @@ def restore(
 ) -> dict[str, Any]:
     """Load a checkpoint into model, optimizer and random generators; return its progress.
 
-    Under another number of processes or on another device random numbers start anew.
-
-    Raises:
-        TrainingError: the files are damaged, or belong to another model or optimizer.
+    With another number of processes or on another device, random numbers start anew. Raises
+    TrainingError if files are damaged or belong to another model or optimizer.
     """
     restore_weights(directory, model=model)
     ours = read_record(directory)[OURS]
@@ -196,12 +190,9 @@ def restore_weights(directory: Path, *, model: Any) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the states of torch's, Python's and the device's generator, one row a rank.
-
-    A collective.
-    """
+    """Return torch's, Python's and the device's generator states, one row a rank. A collective."""
     _, internal, gauss = random.getstate()
-    # 32-bit integers, which float64 holds exactly.
+    # 32-bit integers, which float64 represents exactly.
     numbers = [*internal, math.nan if gauss is None else gauss]
     own = {"torch": torch.get_rng_state(), "python": torch.tensor(numbers, dtype=torch.float64)}
     if device.type == "cuda":
@@ -229,10 +220,9 @@ def _set_random_states(states: dict[str, torch.Tensor], *, rank: int, device: to
 def agree_on(
     own: Path | None, state: Path, processes: Processes, *, within_s: float = SEEN_WITHIN_S
 ) -> Path | None:
-    """Return rank 0's checkpoint, waited for where a shared file system lags. A collective.
+    """Return rank 0's checkpoint, waiting if a shared file system lags. A collective.
 
-    Raises:
-        TrainingError: this process does not see the checkpoint, or not whole.
+    Raises TrainingError if this process does not see the complete checkpoint.
     """
     if processes.world_size == 1:
         return own
@@ -248,13 +238,13 @@ def agree_on(
                 f" {found}; see that all nodes share the folder, and run again"
             )
         time.sleep(POLL_S)
-        # A folder that is listed is asked for anew, where one that was missed is remembered.
+        # Listing a folder refreshes it; a missed entry stays cached as missing.
         list(state.glob("checkpoints/*"))
     return directory
 
 
 def check_same_step(step: int, processes: Processes) -> None:
-    """Refuse to go on from different steps. A collective."""
+    """Refuse to resume from different steps. A collective."""
     steps = [step for (step,) in processes.of_all(step)]
     if len(set(steps)) > 1:
         raise TrainingError(
@@ -299,7 +289,7 @@ class Saver:
         try:
             if error is None:
                 self.wait()
-            # The block's own error is the one to see; the thread's is logged.
+            # Raise the block's own error; only log the thread's.
             elif self._writing is not None and (failure := self._writing.exception()):
                 log.error("the last checkpoint was not written: %s", failure)
         finally:

@@ -1,7 +1,4 @@
-"""The files of checkpoints: which are whole, the newest, the best.
-
-Needs no torch, so that what copies a state elsewhere can ask, too.
-"""
+"""Find the complete, the newest and the best checkpoints; needs no torch."""
 
 import json
 import logging
@@ -15,7 +12,7 @@ from expertflow.staging.store import hash_files
 log = logging.getLogger(__name__)
 
 WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.safetensors", "progress.json"
-# The one key of progress.json that is not the run's own.
+# The one key of progress.json that does not come from the run.
 OURS = "checkpoint"
 
 
@@ -34,7 +31,7 @@ def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: 
         if (found := path.stat().st_size) != size:
             return f"{name} has {found} bytes and was written with {size}"
     if contents:
-        # A state of before hashes were kept has none.
+        # States older than the hashes have none.
         digests = wanted.get("xxh3", {})
         for name, digest in hash_files(directory, list(digests)).items():
             if digest != digests[name]:
@@ -45,7 +42,7 @@ def difference(directory: Path, wanted: dict[str, dict[str, Any]], *, contents: 
 def damage(directory: Path, *, contents: bool = False) -> str | None:
     """Return what is wrong with a checkpoint's files, if anything.
 
-    A power cut may leave files of the right size and full of zeros, which only ``contents`` finds.
+    A power cut may leave zero-filled files of the right size, which only ``contents`` finds.
     """
     try:
         wanted = read_record(directory)[OURS]
@@ -94,7 +91,7 @@ def n_bytes(directory: Path) -> int:
 
 
 def last_seen_s(state: Path) -> float:
-    """Return the run's clock where its last session left a checkpoint or a sample."""
+    """Return the run's clock at the last checkpoint or sample of its last session."""
     times = [0.0]
     if saved := complete(state):
         times.append(read_progress(saved[-1])["clock"]["wall"])
@@ -113,14 +110,14 @@ def prune(state: Path, keep: int) -> None:
 
 
 def hide(path: Path) -> None:
-    """Rename a checkpoint away; a kill while it is removed then leaves no half of it."""
+    """Rename a checkpoint away, so that a kill during its removal leaves no half of it."""
     path.rename(path.with_name(f".{path.name}.{time.monotonic_ns()}.old.partial"))
 
 
 def remove_partials(state: Path) -> None:
-    """Remove what killed savers left, and what a power cut damaged; the caller holds the lock.
+    """Remove leftovers of killed savers and files damaged by a power cut; requires the lock.
 
-    The newest checkpoint and the best one are read to the byte, since a session goes by them.
+    The newest and the best checkpoint are verified to the byte, since a session relies on them.
     """
     whole: set[Path] = set()
     for choose in (newest, best):

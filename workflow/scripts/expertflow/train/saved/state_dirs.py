@@ -1,4 +1,4 @@
-"""Directories of training states: one trainer at a time, and removing old ones."""
+"""Lock directories of training states, and list those to remove."""
 
 import logging
 import socket
@@ -15,7 +15,7 @@ from expertflow.core.records import read_part
 log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
-# A trainer on another machine that was told to stop has a step and a checkpoint to finish.
+# A stopping trainer on another machine has a step and a checkpoint to finish.
 ELSEWHERE_S = 600.0
 POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
@@ -24,14 +24,12 @@ POLL_S, TOLD_EVERY_S = 0.5, 60.0
 def locked(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
     """Hold the state directory for one trainer; the lock dies with its process.
 
-    A killed Snakemake leaves its trainer running. One on this machine is waited for, since what it
-    saves is worth more than a refusal; one elsewhere for ``elsewhere_s``, as it may be cut off.
-
-    Raises:
-        TrainingError: a trainer on another machine still holds it.
+    A killed Snakemake leaves its trainer running. Wait for one on this machine, since its results
+    are worth more than a refusal; for one elsewhere only ``elsewhere_s``, as it may be cut off.
+    Raises TrainingError if a trainer on another machine still holds it.
     """
     state.mkdir(parents=True, exist_ok=True)
-    # Not "w": what its holder wrote into it has to stay.
+    # Not "w", which would erase what its holder wrote.
     with (state / LOCK_FILE).open("a+", encoding="utf-8") as stream:
         _wait(stream, state, elsewhere_s)
         sign(stream)
@@ -59,12 +57,12 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
 
 
 def prunable(results: Path, state: Path) -> list[Path]:
-    """List the states that can go: not published by their expert, and not in use.
+    """List removable states: not published by their expert, and not in use.
 
-    An unfinished state may be a run that is to be resumed, so the newest of them stays.
+    An unfinished state may be resumed, so the newest one stays.
     """
     found: list[Path] = []
-    # Beside the states lie a store of tokens and a guard's notes, which other rules look after.
+    # The store of tokens and a guard's notes beside the states have other rules.
     experts = (path for path in state.glob("[!.]*") if path.is_dir())
     for expert in sorted(experts):
         record = results / expert.name / "training.json"

@@ -1,7 +1,7 @@
-"""Run a step without data or device and see how many bytes are alive at its worst moment.
+"""Run a training step without data or device and find its peak of live bytes.
 
-It is the training's own step. A model is traced with two and with three layers and extended: in
-each phase, one layer more adds the same bytes at every moment that can be the worst.
+A model is traced with two and with three layers and extrapolated: in each phase, one more layer
+adds the same bytes at every moment that can be the peak.
 """
 
 import weakref
@@ -30,18 +30,18 @@ from expertflow.train.trace.model import (
     sample_batch,
 )
 
-# Layers that are traced; a model that has no more is traced as it is.
+# Layers that are traced; a model with no more is traced as it is.
 FEWEST_LAYERS = 2
-# Rows that are traced where the micro-batch is free. A given one is traced in place of the middle,
-# and at least twice of it in place of the last. Besides these, both sides of where the loss begins
-# to take more than one chunk: from there on its logits take no more bytes.
+# Rows traced if the micro-batch is free. A given one replaces the middle value, and at least twice
+# it the last. Both sides of the point where the loss starts to need more than one chunk are traced
+# too: beyond it the logits take no more bytes.
 ROWS = (1, 4, 16)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts each storage once, from the operation that makes it to its end, views included.
+    """Counts each storage once, from creation to its end, views included.
 
-    What a kernel needs within itself is not seen. ``peaks``: most bytes alive, by phase.
+    Memory that a kernel needs internally is not seen. ``peaks``: most bytes alive, by phase.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def trace_memory(
     sequence_length_tokens: int,
     supervised_fraction: float,
 ) -> MemoryTrace:
-    """Trace a step with and without checkpointing, at some micro-batches; or say why not."""
+    """Trace a step with and without checkpointing at some micro-batches, or explain why not."""
     given = spec.batch_size
     few = ROWS if given is None else (1, given, max(ROWS[-1], 2 * given))
     lines = []
@@ -114,7 +114,7 @@ def trace_memory(
 
 
 def import_code(base: Path, *, adapter: bool) -> None:
-    # The mapping imports a class when it is asked for.
+    # The mapping imports a class on access.
     MODEL_FOR_CAUSAL_LM_MAPPING.get(type(read_config(base)), None)
     if adapter:
         import peft  # noqa: F401
@@ -150,7 +150,7 @@ def traced_run(
 def whole_model(
     run: TracedRun, n_rows: int, length: int, *, checkpoint: bool
 ) -> tuple[int, int, int]:
-    """Return the bytes of model, gradients and the rest of a step, with all layers."""
+    """Return bytes of the model, the gradients and the rest of a step, with all layers."""
     n_layers = run.config.num_hidden_layers
     if n_layers <= FEWEST_LAYERS + 1:
         model, gradients, phases = trace(run, n_layers, n_rows, length, checkpoint=checkpoint)
@@ -170,7 +170,7 @@ def whole_model(
 def trace(
     run: TracedRun, n_layers: int, n_rows: int, length: int, *, checkpoint: bool
 ) -> tuple[int, int, dict[str, int]]:
-    """Trace a step without data: bytes of model and gradients, and of each phase beyond them."""
+    """Trace a step; return bytes of model and gradients, and of each phase beyond them."""
     net = build(run, n_layers=n_layers, checkpoint=checkpoint)
     with as_on_card(run):
         materialise(net, fake=True)
@@ -180,7 +180,7 @@ def trace(
 def follow_step(
     net: Any, run: TracedRun, n_rows: int, length: int
 ) -> tuple[int, int, dict[str, int]]:
-    """Run a micro-batch forward and backward and follow its bytes, by phase.
+    """Run a micro-batch forward and backward and track its bytes by phase.
 
     Phases are ``forward``, with the loss; the backward pass of the loss and the ``top`` layer; the
     ``middle``; and that of the ``bottom`` layer and the embeddings.

@@ -1,8 +1,7 @@
-"""Build the model of a run without its weights, as it will be on a card, and a batch for it.
+"""Build a run's model without weights, as it will be on a GPU, and a batch for it.
 
-Tensors have shapes and storages but no data (torch's fake tensors). They pose as the CPU's; what a
-card does otherwise is put in by hand: the variable-length kernel, dropout, LayerNorm, the rows of a
-chunk of the loss, 4-bit products.
+Fake tensors have shapes and storages but no data, and pose as the CPU's. GPU behavior is emulated:
+the variable-length kernel, dropout, LayerNorm, the rows of a loss chunk, 4-bit products.
 """
 
 import copy
@@ -27,14 +26,14 @@ from expertflow.train.model import attention, loss
 from expertflow.train.model.load import add_adapter
 from expertflow.train.model.packed import decoder_layers
 
-# Codes of half a byte; a byte of scale for 64 weights, and four bytes more for 256 such scales.
+# Codes of half a byte; a scale byte per 64 weights, and four more bytes per 256 such scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 class TracedRun(Record, frozen=True, kw_only=True):
-    """What of a run decides the bytes of a step.
+    """The parts of a run that decide a step's bytes.
 
-    ``kernel``: whether the card has the variable-length kernel; else documents go one by one.
+    ``kernel``: the GPU has the variable-length kernel; else documents go one by one.
     """
 
     config: Any
@@ -85,7 +84,7 @@ def build(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
         if type(module) in AS_ON_CARD:
             module.__class__ = AS_ON_CARD[type(module)]
         if run.method == "qlora":
-            # Adapters on 4-bit layers leave the type of their inputs to autocast; peft's name.
+            # Adapters on 4-bit layers leave their inputs' type to autocast; the name is peft's.
             module.cast_input_dtype_enabled = False
     return net.train()
 
@@ -143,7 +142,7 @@ def _shortened(config: Any, n_layers: int) -> Any:
 
 
 def _one_by_one() -> attention.Kernel:
-    """Stand for one memory-efficient SDPA call a document, with heads ungrouped."""
+    """Stand for one memory-efficient SDPA call per document, with heads ungrouped."""
 
     def call(*args: Any, window_size: Any = None, scale: Any = None) -> torch.Tensor:
         out: Any = varlen.varlen_attn(*args, window_size=window_size, scale=scale)
@@ -154,7 +153,7 @@ def _one_by_one() -> attention.Kernel:
 
 
 class _FusedDropout(torch.nn.Dropout):
-    """Dropout as CUDA does it: what is kept for the backward pass is a byte an element."""
+    """Dropout as on CUDA: it keeps one byte per element for the backward pass."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:
@@ -163,7 +162,7 @@ class _FusedDropout(torch.nn.Dropout):
 
 
 class _WideLayerNorm(torch.nn.LayerNorm):
-    """LayerNorm as CUDA's autocast does it: in fp32."""
+    """LayerNorm in fp32, as under CUDA's autocast."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, bias = (None if t is None else t.float() for t in (self.weight, self.bias))
@@ -178,7 +177,7 @@ AS_ON_CARD: dict[type, type] = {
 
 
 class _FourBitProduct(torch.autograd.Function):
-    """A product with dequantised weights, which are made again for the backward pass."""
+    """A product with dequantized weights, recomputed for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -192,7 +191,7 @@ class _FourBitProduct(torch.autograd.Function):
 
 
 class _FourBitLinear(torch.nn.Linear):
-    """A linear layer whose weights are 4-bit codes; ``weight`` has a shape and no storage."""
+    """A linear layer with 4-bit weights; ``weight`` has a shape and no storage."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         dtype = torch.get_autocast_dtype("cpu")
