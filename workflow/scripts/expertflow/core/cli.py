@@ -1,4 +1,4 @@
-"""What scripts share: arguments, one line for an error, one sidecar for an output."""
+"""Shared by all scripts: arguments, one-line errors, and sidecars of outputs."""
 
 import argparse
 import errno
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Stage(argparse.Namespace):
-    """The arguments of a stage's script: its spec and the records it reads, and paths."""
+    """The arguments of a stage's script: its spec, input records, and paths."""
 
     def pick(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -31,14 +31,10 @@ class Stage(argparse.Namespace):
 
 
 def stage(description: str | None, spec: Any, /, **flags: Any) -> Stage:
-    """Parse the arguments of a stage's script.
+    """Parse the arguments of a stage's script; ConfigError or DataError if a file is unreadable.
 
-    A flag is declared by the class of the record that it names (``[cls]``: one or more), by the
-    help of a path that has to be given, or by the keywords of ``add_argument``. ``spec`` is the
-    class of the stage's settings.
-
-    Raises:
-        ConfigError, DataError: the spec or a record cannot be read.
+    A flag is declared by its record's class (``[cls]``: one or more), the help text of a required
+    path, or keywords of ``add_argument``. ``spec`` is the class of the stage's settings.
     """
     parser = stage_parser(description)
     classes = {}
@@ -65,9 +61,9 @@ def stage(description: str | None, spec: Any, /, **flags: Any) -> Stage:
 
 
 def stage_parser(description: str | None, *, by_hand: bool = False) -> argparse.ArgumentParser:
-    """Make the argument parser of a stage's script: every stage has a spec and a code digest.
+    """Make a stage's argument parser; every stage has a spec and a code digest.
 
-    What may be run ``by_hand`` does without a spec.
+    A script that may run ``by_hand`` needs no spec.
     """
     result = parser(description)
     result.add_argument(
@@ -93,10 +89,7 @@ class _Without(MetaPathFinder):
 
 
 def without_pandas() -> None:
-    """Keep pyarrow from importing pandas, as it does with the first array that it makes.
-
-    That takes 0.25 s and 50 MB, and the jobs that call this have no use for it.
-    """
+    """Stop pyarrow from importing pandas with its first array: 0.25 s and 50 MB for nothing."""
     sys.meta_path.insert(0, _Without("pandas"))
 
 
@@ -114,11 +107,12 @@ def run(
 ) -> NoReturn:
     """Run a script's main function; turn a user's error into one line on stderr and exit code 1.
 
-    ``by_bus``: CUDA counts cards as the driver does, unless the user's environment says otherwise.
-    ``interrupted`` says what comes of a run that a signal stopped; its exit code is 143.
+    ``by_bus``: CUDA counts GPUs as the driver does, unless the environment says otherwise.
+    ``interrupted`` tells what to do after a signal; the exit code is then 143.
     """
     if by_bus:
-        # Else it counts by speed, and the card watched is not the one in use. Before CUDA starts.
+        # By default CUDA orders by speed, and the monitor would watch another GPU. Set before CUDA
+        # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -137,7 +131,7 @@ def run(
 
 
 def write_sidecar(output: Path, *, spec: str, code: str) -> None:
-    """Note beside an output what it was made from, so that a copy can be verified anywhere."""
+    """Record beside an output what it was made from, so that a copy can be verified anywhere."""
     sidecar: dict[str, Any] = {
         "rule": Path(sys.argv[0]).stem,
         "output": output.name,

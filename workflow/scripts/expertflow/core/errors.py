@@ -1,20 +1,19 @@
-"""Every error a user can cause, in one tree.
+"""All errors that a user can cause, in one tree.
 
     ExpertflowError
-    ├── ConfigError       a manifest, the command line, or two settings that contradict each other
+    ├── ConfigError       a manifest, the command line, or contradictory settings
     ├── DataError         a source, a record, a split, or a packed row
     ├── HardwareError     a device, memory, a disk
     ├── TrainingError     a model, a checkpoint, a loss that is not finite
     └── EvaluationError   a task, a prediction, a scorer
 
-A message names the thing (key, or file and line), its value, and what to do about it. Scripts print
-it as one line on stderr and exit with 1; anything outside this tree is a bug and keeps its
-traceback.
+A message states the thing (key, or file and line), its value, and the fix. Scripts print it as one
+line on stderr and exit with 1; anything else is a bug and keeps its traceback.
 """
 
 
 class ExpertflowError(Exception):
-    """Base of all errors that end in one line for the user."""
+    """Base of all errors reported to the user in one line."""
 
 
 class ConfigError(ExpertflowError):
@@ -22,7 +21,7 @@ class ConfigError(ExpertflowError):
 
 
 class DataError(ExpertflowError):
-    """A source, a record or a stage's data cannot be used as it is."""
+    """A source, a record or a stage's data is unusable."""
 
 
 class HardwareError(ExpertflowError):
@@ -30,12 +29,12 @@ class HardwareError(ExpertflowError):
 
 
 class TrainingError(ExpertflowError):
-    """Training cannot start, go on, or be resumed."""
+    """Training cannot start, continue, or be resumed."""
 
 
 class EvaluationError(ExpertflowError):
-    """A model cannot be scored as the manifest asks."""
+    """A model cannot be scored as the manifest requires."""
 
 
 class Interrupted(Exception):
-    """A signal asked a run to stop; what can be resumed is saved."""
+    """A signal stopped a run; everything needed to resume is saved."""

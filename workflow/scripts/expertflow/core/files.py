@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and name their content by hash."""
+"""Write files completely or not at all, and hash their content."""
 
 import contextlib
 import hashlib
@@ -14,14 +14,14 @@ CHUNK_BYTES = 1 << 20
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise to the one text that equal values share: sorted keys, no blanks, no NaN."""
+    """Serialize equal values to equal text: sorted keys, no blanks, no NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
 
 
 def sha256_text(text: str) -> str:
-    """Hash a text as UTF-8. Lone surrogates are legal in JSON strings, so they are let through."""
+    """Hash text as UTF-8, including lone surrogates, which are legal in JSON strings."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -44,15 +44,15 @@ def sha256_directory(path: Path) -> str:
 
 
 def sidecar_of(output: Path) -> Path:
-    """Return where the note lies that says what an output was made from."""
+    """Return the path of the sidecar that records what an output was made from."""
     return output.with_name(f".{output.name}.fingerprint")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it over ``path`` only if the block succeeds.
+    """Yield a temporary path beside ``path``; rename it to ``path`` only if the block succeeds.
 
-    Works for files and for directories. After a failure nothing is left of the temporary.
+    Works for files and directories. A failure leaves nothing behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -74,7 +74,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_text_if_changed(path: Path, text: str) -> bool:
-    """Write only when the content differs, so that an unchanged file keeps its time stamp."""
+    """Write only if the content differs, so that an unchanged file keeps its time stamp."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
     write_text(path, text)
@@ -82,7 +82,7 @@ def write_text_if_changed(path: Path, text: str) -> bool:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a log of JSON objects, one a line; a line that a crash cut short is left out."""
+    """Read a log of JSON objects, one per line, without lines truncated by a crash."""
     values = []
     for line in path.read_bytes().split(b"\n"):
         with contextlib.suppress(ValueError):
@@ -98,7 +98,7 @@ def remove(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it where the two places are on different file systems."""
+    """Hard-link a file, or copy it across file systems."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -107,14 +107,14 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def link_or_copy_tree(source: Path, target: Path) -> None:
-    """Lay out a directory again under another name, sharing the bytes where that is possible."""
+    """Recreate a directory under another name with hard links where possible."""
     for path in sorted(source.rglob("*")):
         if path.is_file():
             link_or_copy(path, target / path.relative_to(source))
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or every file below a directory, to the disk."""
+    """Flush a file, or every file below a directory, to disk."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

@@ -1,4 +1,4 @@
-"""Write sizes of memory and of disks, and texts from outside, for people to read."""
+"""Format memory and disk sizes, and untrusted text, for people."""
 
 import re
 
@@ -10,7 +10,7 @@ _HIDDEN = re.compile(
 
 
 def gb(n_bytes: float, digits: int = 1) -> str:
-    """Write bytes in decimal gigabytes, as card and disk makers do.
+    """Format bytes in decimal gigabytes, as GPU and disk makers do.
 
     >>> gb(24e9), gb(1_234_000_000, 2)
     ('24.0 GB', '1.23 GB')
@@ -19,7 +19,7 @@ def gb(n_bytes: float, digits: int = 1) -> str:
 
 
 def gib(n_bytes: float, digits: int = 1) -> str:
-    """Write bytes in binary gigabytes, as allocators count.
+    """Format bytes in binary gigabytes, as allocators count.
 
     >>> gib(3 << 29)
     '1.5 GiB'
@@ -28,7 +28,7 @@ def gib(n_bytes: float, digits: int = 1) -> str:
 
 
 def show_hidden(text: str) -> str:
-    r"""Replace control characters and direction marks by their code points; white space stays.
+    r"""Replace control characters and direction marks by code points; keep white space.
 
     >>> show_hidden("a\u202eb")
     'a<U+202E>b'

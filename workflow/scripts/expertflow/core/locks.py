@@ -1,4 +1,4 @@
-"""Locks on files, which die with their process, and file systems that have none."""
+"""File locks that die with their process, and file systems without locks."""
 
 import errno
 import fcntl
@@ -12,18 +12,16 @@ from typing import IO, Any, Literal
 log = logging.getLogger(__name__)
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-# Below a working directory: a lock for each expert, held by the run that makes it.
+# Below a working directory: a lock per expert, held by the run that makes it.
 EXPERT_LOCKS = Path(".snakemake", "expertflow")
 Outcome = Literal["taken", "held", "no locks"]
 
 
 def flock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
-    """Lock an open file until it is closed; return False if another one holds it.
+    """Lock an open file until it is closed; return False if another process holds it.
 
-    ``wait`` for that one; a ``shared`` lock is held together with others of its kind.
-
-    Raises:
-        OSError: the file system has no locks, for one.
+    ``wait`` blocks until it is free; ``shared`` locks can be held together. Raises OSError, for
+    example if the file system has no locks.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -34,10 +32,7 @@ def flock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
 
 
 def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
-    """Lock an open file until it is closed, unless another one holds it; ``wait`` for that one.
-
-    Where the file system has no locks, that is logged, and what follows is the caller's choice.
-    """
+    """Like ``flock``, but log a file system without locks and leave the decision to the caller."""
     try:
         return "taken" if flock(stream, wait=wait) else "held"
     except OSError as error:
@@ -51,14 +46,14 @@ def try_lock(stream: IO[Any], *, wait: bool = False) -> Outcome:
 
 
 def sign(stream: IO[str], **more: Any) -> None:
-    """Write into a lock's file who holds it; opened to read and append."""
+    """Write the holder into a lock's file, which must be open for reading and appending."""
     stream.truncate(0)
     stream.write(json.dumps({**more, "host": socket.gethostname(), "pid": os.getpid()}) + "\n")
     stream.flush()
 
 
 def holder(stream: IO[str]) -> dict[str, Any]:
-    """Read who holds a lock, or held it last; nothing where nobody has signed."""
+    """Return the current or last holder of a lock; empty if nobody signed it."""
     stream.seek(0)
     try:
         found: dict[str, Any] = json.loads(stream.read())

@@ -1,4 +1,4 @@
-"""Run commands so that nothing of them is left: not at a signal, a limit or the caller's death."""
+"""Run commands that leave nothing behind after a signal, a limit or the caller's death."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Snakemake ends its jobs at an interrupt; at a SIGTERM it would wait for them.
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 10.0
-# What a kill does not end by then waits for a disk or a driver, and may do so for ever.
+# A process still alive this long after a kill waits for a disk or a driver, perhaps forever.
 KILLED_S = 5.0
 POLL_S = 0.1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -28,12 +28,9 @@ class Stopped(Exception):
 def run_stoppable(
     command: Sequence[str], *, keep_open: Sequence[int] = (), patience_s: float = PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own and give what it said.
+    """Run a command in a new session; return its result.
 
-    ``keep_open`` are files that it inherits.
-
-    Raises:
-        SystemExit: a signal asked to stop; nothing of the command is left.
+    It inherits the files ``keep_open``. Raises SystemExit at a signal, after the command has ended.
     """
     with noted_signals() as came:
         try:
@@ -54,12 +51,10 @@ def run_until(
     patience_s: float = PATIENCE_S,
     signals: Sequence[signal.Signals] = STOPS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own, from any thread, while its caller wants it.
+    """Run a command in a new session, from any thread, until its caller gives up.
 
-    ``given`` is its stdin, ``keep_open`` are files that it inherits, ``signals`` ask it to end.
-
-    Raises:
-        Stopped: ``is_unwanted`` turned true; nothing of the command is left.
+    ``given`` is its stdin, ``keep_open`` are inherited files, ``signals`` ask it to end. Raises
+    Stopped once ``is_unwanted`` is true and the command has ended.
     """
     with (
         tempfile.TemporaryFile("w+") as stdin,
@@ -90,9 +85,9 @@ def run_until(
 
 @contextlib.contextmanager
 def noted_signals(*, ignorable: Sequence[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
-    """Note signals to stop instead of dying of them.
+    """Record stop signals instead of dying from them.
 
-    Those of ``ignorable`` that the caller has ignored stay so, as SIGHUP under nohup.
+    Signals of ``ignorable`` that the caller ignores stay ignored, as SIGHUP under nohup.
     """
     came: list[int] = []
 
@@ -120,22 +115,22 @@ def stop_group(
     patience_s: float,
     signals: Sequence[signal.Signals] = STOPS,
 ) -> None:
-    """End a session's leader: ask by one signal after the other, then kill what is left of it."""
+    """End a session's leader by one signal after the other, then kill the rest of its group."""
     for number in signals:
         _signal_all(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=patience_s)
             break
-    # What its leader has left behind, or all of it.
+    # Whatever the leader has left behind.
     _signal_all(process, signal.SIGKILL)
-    # What was killed may still be writing; its ends of the pipes are closed when it is gone.
+    # Killed processes may still be writing; their pipes close when they are gone.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=patience_s)
     process.wait()
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a group, with all of it; wait a little, since some cannot end."""
+    """Kill a process group by its leader; wait only briefly, since some processes cannot end."""
     with contextlib.suppress(PermissionError):
         _signal_all(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -148,12 +143,12 @@ def _signal_all(process: subprocess.Popen[Any], number: signal.Signals) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the parent of this process ends; on Linux only."""
+    """Ask the kernel for a SIGTERM when this process's parent ends; Linux only."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's descendants leave behind; on Linux only."""
+    """Become the parent of processes orphaned by descendants; Linux only."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,4 +1,4 @@
-"""Say on standard output how far a long job is; short ones stay silent."""
+"""Print the progress of long jobs; short ones stay silent."""
 
 import time
 

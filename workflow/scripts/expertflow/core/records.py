@@ -1,7 +1,7 @@
-"""Records: what one stage tells the next, as JSON that is read back exactly.
+"""Records: typed JSON passed from one stage to the next.
 
-An unknown key, a missing key or a value of the wrong type is an error that names the file and the
-key, never a silent default.
+An unknown key, a missing key or a wrong type is an error that names file and key, never a silent
+default.
 """
 
 import json
@@ -32,31 +32,19 @@ def to_json(value: Any) -> Any:
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Write a record as indented JSON, complete or not at all.
-
-    Raises:
-        ValueError: a number is NaN or infinite.
-    """
+    """Write a record as indented JSON, atomically; ValueError if a number is NaN or infinite."""
     text = json.dumps(to_json(record), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
 def read_record(cls: type[T], path: Path) -> T:
-    """Read the record that an earlier stage wrote.
-
-    Raises:
-        DataError: the file is missing, is no JSON, or does not have exactly the fields of ``cls``.
-    """
+    """Read a stage's record; DataError unless it is JSON with exactly the fields of ``cls``."""
     record: T = from_json(cls, _read(path), where=str(path))
     return record
 
 
 def read_part(cls: type[T], path: Path, key: str) -> T:
-    """Read one key of a record, without knowing the rest of it.
-
-    Raises:
-        DataError: the record is missing, is no JSON, does not have the key, or not of this form.
-    """
+    """Read one key of a record, ignoring the rest; DataError if missing or malformed."""
     record = _read(path)
     if not isinstance(record, dict) or key not in record:
         raise DataError(f"{path}: key {key!r} is missing; run the stage that writes it")
@@ -74,7 +62,7 @@ def _read(path: Path) -> Any:
 
 
 def from_json(cls: Any, value: Any, *, where: str = "value") -> Any:
-    """Build ``cls`` from JSON values, checking every key and type on the way.
+    """Build ``cls`` from JSON values, checking every key and type.
 
     >>> from_json(tuple[int, ...], [1, 2])
     (1, 2)

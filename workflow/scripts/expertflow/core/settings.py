@@ -1,8 +1,8 @@
-"""Declare a setting once, as a field of a struct; its schema, its flag and what it affects follow.
+"""Declare a setting once, as a struct field; derive its schema, flag and effects.
 
     learning_rate: Annotated[float, Setting("Peak learning rate.", WEIGHTS, gt=0)] = 2e-4
 
-A field that may be null is written ``auto`` in a manifest where the setting says so, else null.
+A nullable field is written ``auto`` in a manifest if the setting says so, else null.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ import msgspec
 from msgspec.structs import fields, replace
 
 AUTO = "auto"
-# What another value changes: the weights, how long a step takes, how many steps there are or in
-# which of them the rate rises and falls, how many processes share them, or what is written down.
+# What a setting affects: the weights, the time per step, the number of steps, the shape of the
+# learning-rate schedule, the number of processes, or only what is logged.
 Affected = Literal["weights", "speed", "length", "schedule", "processes", "log"]
 WEIGHTS: tuple[Affected, ...] = ("weights",)
 SPEED: tuple[Affected, ...] = ("speed",)
@@ -34,7 +34,7 @@ SCHEDULE: tuple[Affected, ...] = ("schedule",)
 LOG: tuple[Affected, ...] = ("weights", "log")
 PROCESSES: tuple[Affected, ...] = ("speed", "processes")
 NOTHING: tuple[Affected, ...] = ()
-# Names that JSON Schema has for the bounds of msgspec.
+# JSON Schema's names of msgspec's bounds.
 BOUNDS = {
     "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum",
 }  # fmt: skip
@@ -44,10 +44,10 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 
 
 class SettingInfo(NamedTuple):
-    """A declared setting. ``kind`` is its type without null, ``schema`` that of its value.
+    """A declared setting. ``kind`` is its type without null, ``schema`` its value's schema.
 
-    ``plain_schema`` is that of a value that is neither null nor ``auto``, as a flag's. ``neutral``
-    is what a run for timing takes, where the setting changes no time.
+    ``plain_schema`` excludes null and ``auto``, as for a flag. ``neutral`` is the value in a timing
+    run, if the setting does not affect time.
     """
 
     name: str
@@ -72,19 +72,18 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     const: Any = None,
     **bounds: float,
 ) -> msgspec.Meta:
-    """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as msgspec names them.
+    """Declare a setting; ``bounds`` are ge, gt, le, lt and min_length, as in msgspec.
 
-    They go into the schema: msgspec itself takes none for a value that may be null.
-
-    ``auto``: null is written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``:
-    what a run for timing takes instead of the default. ``const``: the one value that is accepted.
+    Bounds go into the schema, since msgspec allows none on a nullable value. ``auto``: null is
+    written ``auto``. ``by_hand``: the trainer has a flag for it. ``neutral``: replaces the default
+    in a timing run. ``const``: the only accepted value.
     """
     extra = {"affects": affects, "auto": auto, "by_hand": by_hand, "neutral": neutral}
     return msgspec.Meta(description=text, extra={**extra, "const": const, "bounds": bounds})
 
 
 def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
-    """List the declared settings of a struct in their order; its other fields are left out."""
+    """List the declared settings of a struct in order, without its other fields."""
     hints = get_type_hints(cls, include_extras=True)
     defaults = {field.encode_name: field for field in fields(cls)}
     for name, hint in hints.items():
@@ -116,16 +115,16 @@ def json_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def without_auto(value: Any) -> Any:
-    """Return null for ``auto``, in all of an object."""
+    """Replace ``auto`` by null throughout an object."""
     if isinstance(value, dict):
         return {key: without_auto(item) for key, item in value.items()}
     return None if value == AUTO else value
 
 
 def neutralize(spec: Spec, *, length: bool = False) -> Spec:
-    """Return the settings with those that change no time as every run for timing has them.
+    """Return the settings with those that do not affect time at their neutral values.
 
-    ``length``: those that say how long the run is, too.
+    ``length``: also neutralize those that set how long the run is.
     """
     kept = {"speed", "processes"} | (set() if length else {"length"})
     settings = list_settings(type(spec))

@@ -1,21 +1,17 @@
-"""Parse JSON from outside: what programs read differently, or what crashes one, is an error."""
+"""Parse untrusted JSON; ambiguous or crash-inducing input is an error."""
 
 import json
 import math
 from typing import Any, NoReturn
 
-# Deeper values would exhaust Python's stack sooner or later, depending on who reads them.
+# Deeper values would exhaust Python's stack in some reader.
 MAX_DEPTH = 64
 # The largest power of ten that is also a float: beyond it, comparing with a float overflows.
 MAX_INTEGER_DIGITS = 308
 
 
 def parse_json(text: str) -> Any:
-    """Parse strictly: NaN, Infinity, a key given twice and values beyond the limits are errors.
-
-    Raises:
-        ValueError: says what is wrong; every kind of hostile text ends here, none in a crash.
-    """
+    """Parse strictly; ValueError for NaN, Infinity, a repeated key and values beyond the limits."""
     try:
         value = json.loads(
             text,

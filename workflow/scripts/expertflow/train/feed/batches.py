@@ -1,6 +1,6 @@
-"""Make batches from packed rows, in numpy and in int32.
+"""Make batches from packed rows, in numpy and int32.
 
-Labels, position ids and document bounds are derived here and stored nowhere.
+Labels, position ids and document bounds are derived here and never stored.
 
 Shapes: N rows in all, B rows of a batch or of several, L tokens a row, P batches.
 """
@@ -20,15 +20,15 @@ from expertflow.tokens.packing import IGNORE, count_targets
 from expertflow.tokens.ragged import Ragged, offsets_of
 from expertflow.train.feed.order import Rows
 
-# Rows of one document are cut to a multiple of this, which keeps matrix products on fast paths.
+# Rows of one document are cut to a multiple of this, to keep matrix products on fast paths.
 MULTIPLE = 8
-# Rows whose targets are counted at a time, so that a large data set needs little memory.
+# Rows whose targets are counted at a time, to limit memory on large data sets.
 COUNTED_ROWS = 1 << 16
-# Rows of a micro-batch up to which the most documents it can hold are known exactly.
+# Micro-batch rows up to which the maximum number of documents is computed exactly.
 MAX_BATCH_ROWS = 1 << 10
-# Views that buffers remember, as making one takes longer than to fill a short one.
+# Cached views; making one takes longer than filling a short one.
 MAX_VIEWS = 64
-# Of a batch, what lies on the device as [B, L], and the bounds.
+# A batch's [B, L] tensors on the device, and the bounds.
 TENSORS = ("input_ids_BL", "position_ids_BL", "labels_BL", "cu_seqlens")
 Ints = NDArray[np.integer]
 
@@ -37,7 +37,7 @@ class Batch(Record, frozen=True, kw_only=True):
     """One micro-batch on the host, in int32.
 
     ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
-    documents and paddings; no batch of so many rows has more than ``max_documents`` of them.
+    documents and paddings, ``max_documents`` at most in any batch of so many rows.
     """
 
     input_ids_BL: torch.Tensor
@@ -55,7 +55,7 @@ class Batch(Record, frozen=True, kw_only=True):
         return self.input_ids_BL.numel() - self.n_tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as one tensor, since each one that is sent by a worker costs a connection."""
+        """Pickle as one tensor, since each tensor sent by a worker costs a connection."""
         whole = torch.cat([getattr(self, name).reshape(-1) for name in TENSORS])
         rest = {name: value for name, value in asdict(self).items() if name not in TENSORS}
         return _received, (whole, rest)
@@ -74,7 +74,7 @@ def _received(whole: torch.Tensor, rest: dict[str, Any]) -> Batch:
 
 
 class Buffers:
-    """Memory for some micro-batches, filled again and again; pinned if a GPU is to read it."""
+    """Reusable memory for some micro-batches, pinned if a GPU reads it."""
 
     def __init__(
         self, n_rows: int, length: int, *, n_batches: int = 1, pinned: bool = False
@@ -96,11 +96,11 @@ class Buffers:
 
 
 class Collator:
-    """Makes micro-batches from packed rows; what does not depend on the batch is counted once.
+    """Makes micro-batches from packed rows; batch-independent counts are made once.
 
-    Padding is one more document at the end of its row, so that shapes stay fixed; its labels are
-    ignored, as are the first tokens of documents. Where all rows hold one document each, padding
-    beyond the longest of a batch is cut off.
+    Padding is one more document at the end of its row, so shapes stay fixed; its labels are
+    ignored, as are documents' first tokens. If all rows hold one document each, padding beyond the
+    longest of a batch is cut off.
     """
 
     def __init__(self, rows: PackedRows) -> None:
@@ -113,13 +113,13 @@ class Collator:
     def batch(self, chosen: Rows, buffers: Buffers | None = None) -> Batch:
         return self.batches([chosen], buffers)[0]
 
-    # What torch's DataLoader asks a data set: here, a micro-batch by its rows.
+    # DataLoader calls this with a micro-batch's rows.
     __getitem__ = batch
 
     def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
-        """Build a micro-batch of each part, in one go, as most of the cost is in calls.
+        """Build a micro-batch per part together, since most of the cost is in calls.
 
-        With ``buffers``, they hold until the buffers are filled again.
+        With ``buffers``, the result is valid until they are filled again.
         """
         if buffers is None:
             n_rows = max(map(len, parts))
@@ -143,7 +143,7 @@ class Collator:
         n_targets = np.add.reduceat(n_targets_B, first_rows_P).tolist()
         made = []
         for i, (part, length) in enumerate(zip(parts, lengths_P.tolist(), strict=True)):
-            # Bounds count from 0 in every batch, so each has one more than documents and paddings.
+            # Bounds count from 0 in every batch: one more than documents and paddings.
             first, last = at[i] + i, at[i + 1] + i + 1
             np.subtract(bounds[at[i] : at[i + 1] + 1], starts[i], out=buffers.bounds[first:last])
             ids_BL, positions_BL, labels_BL = buffers.tensors(starts[i], len(part), length)
@@ -191,7 +191,7 @@ class Collator:
 
 
 def targets_per_row(rows: PackedRows) -> NDArray[np.int64]:
-    """Count the targets of every row, [N]: supervised tokens that are not first of a document."""
+    """Count the targets of every row, [N]: supervised tokens not first in a document."""
     counts = np.zeros(len(rows), np.int64)
     for start in range(0, len(rows), COUNTED_ROWS):
         part = np.arange(start, min(start + COUNTED_ROWS, len(rows)))
@@ -208,21 +208,18 @@ def _max_documents(rows: PackedRows, n_tokens_N: NDArray[np.integer]) -> list[in
 
 
 def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.integer]) -> Ints:
-    """List the lengths of the documents of some rows, each row's padding, if any, after them."""
+    """Return the document lengths of some rows, each row's padding, if any, after them."""
     first = documents.offsets[chosen]
     n = documents.offsets[1:][chosen] - first + 1
     ends = np.cumsum(n)
-    # One place more than a row has documents; what stands there is of the next row.
+    # One place more than a row has documents; its value belongs to the next row.
     lengths = documents.values.take(_places(first, n, ends), mode="clip")
     lengths[ends - 1] = padding_B
     return lengths[lengths > 0]
 
 
 def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
-    """Return what caps the ids of some rows to labels: IGNORE, or more than any id.
-
-    Ids are not negative and IGNORE is, so the smaller one is the label.
-    """
+    """Return a cap that turns ids into labels by minimum: IGNORE, or more than any id."""
     first = spans.offsets[chosen]
     n = spans.offsets[1:][chosen] - first
     ends, row_ends = np.cumsum(n), np.cumsum(length_B)
@@ -231,20 +228,20 @@ def _label_cap(spans: Ragged, chosen: Rows, length_B: Ints) -> Ints:
     inner = edges[1:-1]
     spans.values.take(_places(first, n, ends), mode="clip", out=inner)
     inner += np.repeat((row_ends - length_B).astype(np.int32), n)
-    # Stretches that are not supervised and stretches that are take turns.
+    # Unsupervised and supervised spans alternate.
     n_runs = len(edges) - 1
     return np.repeat(_tables(n_runs)[1][:n_runs], edges[1:] - edges[:-1])
 
 
 def _places(first: Ints, n: Ints, ends: Ints) -> Ints:
-    """List the places of runs: ``n`` from each ``first`` on; ``ends`` are the sums of ``n``."""
+    """Return the indexes of runs: ``n`` from each ``first`` on; ``ends`` are the sums of ``n``."""
     places = np.repeat(first - ends + n, n)
     places += _tables(len(places))[0][: len(places)]
     return places
 
 
 def _tables(n: int) -> tuple[Ints, Ints]:
-    """Return 0, 1, 2 ..., and IGNORE and the highest number in turns; ``n`` of each, or more."""
+    """Return at least ``n`` of 0, 1, 2, ... and of IGNORE and the highest number alternating."""
     return _tables_of_bits(n.bit_length())
 
 

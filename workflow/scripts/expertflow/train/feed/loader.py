@@ -1,7 +1,7 @@
-"""Bring micro-batches to the trainer ahead of time: by one thread, or by worker processes.
+"""Prefetch micro-batches by one thread or by worker processes.
 
-What a batch holds is a pure function of the feed and the step, whatever loads it. A batch is valid
-until the next one is asked for.
+A batch is a pure function of the feed and the step, whatever loads it, and valid until the next one
+is requested.
 """
 
 import signal
@@ -31,7 +31,7 @@ class BaseFeed(Struct, kw_only=True):
     rank: int = 0
 
     def step_rows(self, step: int) -> tuple[Collator, Rows]:
-        """Return the rows of a step over all ranks, and the collator that knows them."""
+        """Return the rows of a step over all ranks, and their collator."""
         raise NotImplementedError
 
     def n_targets(self, step: int) -> int:
@@ -43,10 +43,10 @@ class BaseFeed(Struct, kw_only=True):
         return int(collator.n_tokens_N[rows].sum())
 
     def micro_batches(self, step: int) -> list[Rows]:
-        """Return the rows of a step's micro-batches on this rank: as many as on every other.
+        """Return the rows of a step's micro-batches on this rank, equally many on every rank.
 
-        Where an epoch's last step leaves a rank fewer, or none, it runs one of the step's rows
-        again, which does not count.
+        If an epoch's last step leaves a rank fewer, it repeats one of the step's rows with weight
+        0.
         """
         rows = self.step_rows(step)[1]
         own = list(micro_batch_rows(rows[self.rank :: self.world_size], self.micro_batch_size))
@@ -55,7 +55,7 @@ class BaseFeed(Struct, kw_only=True):
     def weights(self, step: int) -> list[float]:
         """Return each micro-batch's loss weight on this rank: 1, or 0 for filler."""
         rows = self.step_rows(step)[1]
-        # The first rank is given rows first, so none has more.
+        # Rows are dealt from the first rank on, so no rank has more than it.
         n_own, n_most = (
             -(-len(rows[rank :: self.world_size]) // self.micro_batch_size)
             for rank in (self.rank, 0)
@@ -110,9 +110,9 @@ def load_batches(
 
 
 class BufferGroup:
-    """Buffers of some micro-batches that are filled and given back together.
+    """Buffers of some micro-batches, filled and released together.
 
-    A GPU copies from them later than asked: an event behind all that was queued says when it has.
+    A GPU copies from them later; an event behind all queued copies signals when they are done.
     """
 
     def __init__(self, feed: Feed, n_batches: int, device: torch.device) -> None:
@@ -137,9 +137,9 @@ class BufferGroup:
 class ThreadLoader(Iterator[Batch]):
     """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
 
-    Groups of buffers take turns: the thread fills one while the trainer works off the other, and
-    the device, which runs behind, a third. ``device_wait_s`` is how long the trainer waited for the
-    device to be done with a group: it is short of nothing then.
+    Three groups of buffers rotate: for the thread, the trainer, and the device, which runs behind.
+    ``device_wait_s``: how long the trainer waited for the device to finish a group, which is not
+    waiting for data.
     """
 
     def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
@@ -174,7 +174,7 @@ class ThreadLoader(Iterator[Batch]):
                 self._free.put(group)
                 continue
             if before is not None:
-                # The device has all of this group still to do, so it does not idle meanwhile.
+                # The device still has this group to process, so it does not idle meanwhile.
                 start = time.perf_counter()
                 before.wait()
                 self.device_wait_s += time.perf_counter() - start
@@ -222,9 +222,10 @@ def _by_workers(
         persistent_workers=plan.dataloader_persistent_workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_trainer,
-        # A fork shares the mapped rows; another start would send a copy of them.
+        # A fork shares the mapped rows; other start methods would send a copy.
         multiprocessing_context="fork" if workers else None,
-        # Its own, for the loader draws from it: dropout must not depend on what loads the batches.
+        # A separate generator, since the loader draws from it: dropout must not depend on the
+        # loader.
         generator=torch.Generator(),
     )
     made: Any = None
@@ -234,6 +235,6 @@ def _by_workers(
             yield from made
             epoch.step = epoch.end
     finally:
-        # Without this they would live on with the traceback of an error, which holds the iterator.
+        # Otherwise they would stay alive with an error's traceback, which holds the iterator.
         if workers and made is not None:
             made._shutdown_workers()

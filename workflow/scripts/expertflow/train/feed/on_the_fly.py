@@ -1,4 +1,4 @@
-"""Feed a run with documents that are tokenised in its own time, where packed rows are missing."""
+"""Feed a run with documents tokenized during training, without packed rows."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Documents(Record, frozen=True, kw_only=True):
             dataloader_prefetch_factor=0,
             dataloader_persistent_workers=False,
             eval_steps=per_epoch if plan.eval_steps == plan.n_steps_per_epoch else plan.eval_steps,
-            # Rows are of many lengths, and in the order of their numbers.
+            # Rows vary in length and come in numerical order.
             torch_compile=False,
             group_by_length=False,
         )

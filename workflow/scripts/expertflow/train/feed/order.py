@@ -1,6 +1,6 @@
-"""Which rows every step takes: a pure function of (seed, epoch, step, world size, rank).
+"""The rows of every step: a pure function of (seed, epoch, step, world size, rank).
 
-There is no sampler state to save: after a resume, step 41 sees the rows it would have seen anyway.
+With no sampler state to save, a resumed run sees the same rows at every step.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 Rows = NDArray[np.integer]
-# Global batches of rows that are sorted by length together.
+# Global batches of rows sorted by length together.
 MEGA_BATCHES = 50
 
 
 class RowOrder(Struct, kw_only=True):
-    """Which rows every step takes. With ``lengths_N`` rows of similar length share a step."""
+    """The rows of every step. With ``lengths_N``, rows of similar length share a step."""
 
     n_rows: int
     global_batch: int
@@ -25,19 +25,19 @@ class RowOrder(Struct, kw_only=True):
     _made: dict[int, Rows] = field(default_factory=dict)
 
     def rows_of_step(self, step: int) -> Rows:
-        """Return the rows of an optimizer step over all ranks; an epoch's last may have fewer."""
+        """Return an optimizer step's rows over all ranks; an epoch's last may have fewer."""
         epoch, index = divmod(step, -(-self.n_rows // self.global_batch))
         return self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
 
     def sha256_of_step(self, step: int) -> str:
-        """Hash the rows of a step, to tell whether a resumed run has the same order."""
+        """Hash the rows of a step, to verify that a resumed run has the same order."""
         rows: Rows = self.rows_of_step(step).astype("<i8")
         return hashlib.sha256(rows.tobytes()).hexdigest()
 
     def rows_of_epoch(self, epoch: int) -> Rows:
         """Return all rows in the order of an epoch.
 
-        Two epochs are kept: the loader may be in the next one while the trainer asks about this.
+        Caches two epochs, as the loader may be one ahead of the trainer.
         """
         made = self._made.get(epoch)
         if made is None:
@@ -45,7 +45,7 @@ class RowOrder(Struct, kw_only=True):
             order: Rows = rng.permutation(self.n_rows)
             if self.lengths_N is not None:
                 order = self._grouped(order, rng)
-            # Trainer and loader may both be here: neither alters what the other one reads.
+            # Trainer and loader may both be here; neither alters what the other reads.
             near = {k: v for k, v in self._made.items() if abs(k - epoch) == 1}
             self._made = {**near, epoch: order}
             made = order
@@ -54,7 +54,7 @@ class RowOrder(Struct, kw_only=True):
     def _grouped(self, order: Rows, rng: np.random.Generator) -> Rows:
         """Sort by length within mega-batches, then shuffle the full global batches.
 
-        The mega-batches keep epochs different; the shuffle keeps length out of the order of steps.
+        Mega-batches make epochs differ; the shuffle makes step order independent of length.
         """
         assert self.lengths_N is not None
         mega_batch = np.arange(self.n_rows) // (self.global_batch * MEGA_BATCHES)
