@@ -1,4 +1,4 @@
-"""Snakemake finds this package by its name; ``logger: [expertflow]`` of a profile turns it on."""
+"""Snakemake finds this package by its name; ``logger: [expertflow]`` in a profile enables it."""
 
 from snakemake_logger_plugin_expertflow.handler import LogHandler
 

@@ -1,8 +1,8 @@
-"""Listen to a dry run, and end it with what its trainings should take.
+"""End a dry run with a cost forecast per training.
 
-Snakemake hands every job that would run to its loggers: rule, wildcards and resources. The rule
-``train_expert`` puts its forecast into a resource, so all that is done here is to collect and lay
-out. A real run is left alone.
+Snakemake passes every job that would run to its loggers: rule, wildcards and resources.
+``train_expert`` has its forecast in a resource, so this only collects and prints. Real runs are
+ignored.
 """
 
 import logging
@@ -13,7 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakemake_logger_plugin_expertflow.table import TRAIN, Plan, print_table
 
-# What Snakemake says last, without an event of its own. A run that ``sys.exit`` ends says neither.
+# Snakemake's last messages, which have no event. A run ended by ``sys.exit`` has neither.
 LAST_WORDS = ("This was a dry-run", "Nothing to be done")
 QUIET = "Leave out --quiet to see what the trainings should take."
 
@@ -29,7 +29,7 @@ class LogHandler(LogHandlerBase):
         self._is_closed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a job that would run, or that the run came to an error; all else is left alone."""
+        """Record a job that would run, or that the run failed; ignore everything else."""
         event = getattr(record, "event", None)
         if event is None:
             self._has_ended |= record.getMessage().startswith(LAST_WORDS)
@@ -46,7 +46,7 @@ class LogHandler(LogHandlerBase):
             self._has_failed = True
 
     def close(self) -> None:
-        """Print the table, once, as the last thing of a dry run that came to its end."""
+        """Print the table, once, at the end of a completed dry run."""
         if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
             self._print()
         self._is_closed = True
@@ -55,7 +55,7 @@ class LogHandler(LogHandlerBase):
     def _print(self) -> None:
         stream = sys.stdout if self.common_settings.stdout else sys.stderr
         is_hidden = self._n_trainings and not self._plan.forecasts
-        # Under --quiet Snakemake counts the jobs, tells no more of them, and has no last words.
+        # Under --quiet Snakemake reports only job counts, and no last message.
         if is_hidden and (self._has_ended or self.common_settings.quiet):
             print(f"\n{QUIET}", file=stream)
         elif self._has_ended:
@@ -63,25 +63,23 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self) -> bool:
-        """Say no: Snakemake would drop its own log for a plugin that takes the stream over."""
+        """Return false: if true, Snakemake would not write its own log to the stream."""
         return False
 
     @property
     def writes_to_file(self) -> bool:
-        """Say no."""
         return False
 
     @property
     def has_filter(self) -> bool:
-        """Say yes: the default filter hides jobs under ``--quiet rules``, and they count here."""
+        """Return true: the default filter hides jobs under ``--quiet rules``, which count here."""
         return True
 
     @property
     def has_formatter(self) -> bool:
-        """Say yes: no record is formatted."""
+        """Return true: no record is formatted."""
         return True
 
     @property
     def needs_rulegraph(self) -> bool:
-        """Say no."""
         return False

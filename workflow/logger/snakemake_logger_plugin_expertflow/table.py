@@ -1,4 +1,4 @@
-"""The table: an expert a line, what would run, what its training should take, and how we know."""
+"""The table: per expert, what would run, the forecast of its training, and its basis."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ NOTHING = "Nothing to train."
 HEADER = ("expert", "jobs", "hours", "dollars", "on", "basis")
 UNKNOWN = "unknown"
 TRAIN = "train_expert"
-# A figure stands on a record. Where the same run makes that record again, it is one of before.
+# A forecast rests on a record. If this run rebuilds that record, the forecast is from the old one.
 MADE_BY = {
     "plan": "plan_training",
     "calibrated plan": "plan_training",
@@ -29,7 +29,6 @@ class Row:
     basis: str
 
     def cells(self) -> tuple[str, ...]:
-        """Give the line as texts, in the order of the header."""
         return (
             self.expert,
             str(self.n_jobs),
@@ -42,13 +41,13 @@ class Row:
 
 @dataclass(slots=True)
 class Plan:
-    """What would run: the rules of each expert's jobs, and the forecast of its training."""
+    """Pending work: the rules of each expert's jobs, and the forecast of its training."""
 
     rules: dict[str, list[str]] = field(default_factory=dict)
     forecasts: dict[str, str] = field(default_factory=dict)
 
     def add(self, *, rule: Any, wildcards: Any, resources: Any) -> None:
-        """Take in a job as Snakemake reports it; what belongs to no expert is not listed."""
+        """Add a job as reported by Snakemake; jobs that belong to no expert are ignored."""
         expert = wildcards.get("expert") if isinstance(wildcards, dict) else None
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
@@ -57,7 +56,7 @@ class Plan:
             self.forecasts[expert] = str(getattr(resources, "forecast", ""))
 
     def rows(self) -> list[Row]:
-        """Give a line for each expert that would be trained, in the order of their names."""
+        """Return a row per expert to train, sorted by name."""
         return [
             _row(expert, self.rules[expert], self.forecasts[expert])
             for expert in sorted(self.forecasts)
@@ -81,7 +80,7 @@ def total(texts: list[str]) -> str:
 
 
 def print_table(plan: Plan, stream: TextIO, *, colour: bool) -> None:
-    """Write the table; on a terminal it is fitted to the width, elsewhere one line an expert."""
+    """Print the table: fitted to the width of a terminal, or one plain line per expert."""
     rows = plan.rows()
     if not rows:
         print(f"\n{NOTHING}", file=stream)
@@ -116,7 +115,7 @@ def _row(expert: str, rules: list[str], forecast: str) -> Row:
 
 
 def _number(value: float) -> str:
-    """Write two significant digits, without an exponent.
+    """Format two significant digits, without an exponent.
 
     >>> _number(0.123), _number(4.56), _number(123.4)
     ('0.12', '4.6', '123')
@@ -137,7 +136,7 @@ def _print_plain(lines: list[tuple[str, ...]], stream: TextIO) -> None:
 def _print_rich(
     lines: list[tuple[str, ...]], stream: TextIO, *, colour: bool, has_total: bool
 ) -> None:
-    # Imported here: every start of Snakemake loads this package, and few print a table.
+    # Imported here: every start of Snakemake loads this package, but few print a table.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

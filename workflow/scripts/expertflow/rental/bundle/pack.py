@@ -1,7 +1,7 @@
-"""Collect what a bundle or an outcome holds.
+"""Collect the contents of a bundle or an outcome.
 
-A bundle has all that is read from staging to the report. An outcome is what a GPU machine hands
-back: results, records and logs, laid out where a run would put them.
+A bundle has all that staging, training and the report read. An outcome is what a GPU machine
+returns: results, records and logs, laid out where a run would put them.
 """
 
 import hashlib
@@ -55,13 +55,13 @@ from expertflow.train.model.base import wanted_files, weight_files
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
-# Of an outcome.
+# In an outcome.
 RECORDS = ("*.json", "*.jsonl", "*.html", ".*.fingerprint")
 STAGING = "staging.json"
 
 
 def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
-    """Raise DataError if something is missing, or is not what the records say."""
+    """Collect a bundle; raise DataError if something is missing or disagrees with its records."""
     results = Path("results", spec.expert)
     lock = read_record(ExpertLock, results / "sources.lock.json")
     model = read_record(ModelRecord, results / "model.json")
@@ -134,7 +134,7 @@ def _artefact_items(results: Path, spec: BundleSpec) -> Items:
 
 
 def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> Items:
-    """Return tokenizer and settings of a hub or local model, and its weights if asked for."""
+    """Return tokenizer and settings of a hub or local model, and its weights if requested."""
     folder, record = Path(model.path), results / "model.json"
     if not (weights := set(weight_files(folder))):
         raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
@@ -159,7 +159,7 @@ def _json_text(value: object) -> bytes:
 
 def _provenance_text(spec: BundleSpec, items: Items) -> bytes:
     records = read_provenance(spec.expert, items)
-    # The user's files are not there and not asked for.
+    # The user's files are absent and unused.
     names: dict[str, str | None] = dict.fromkeys(spec.content)
     if spec.tuned is not None:
         names[str(Path(spec.tuned).expanduser())] = own_tuning(spec.expert)
@@ -187,7 +187,7 @@ def _check_recorded(
             raise DataError(f"{file}: is not what {record} says; delete {record} and run again")
     folder, record = results / MODEL, results / "model.json"
     weights = sorted(n for n in found if Path(n).parent == folder and n.endswith(".safetensors"))
-    # Weights that are not packed are checked by who opens the bundle.
+    # Weights that are not packed are checked when the bundle is opened.
     if weights and sha256_json([found[name] for name in weights]) != model.weights_sha256:
         raise DataError(f"{folder}: is not what {record} says; delete {record} and run again")
 
@@ -209,7 +209,7 @@ def _recorded_hashes(
 
 
 def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
-    """Raise DataError if no bundle was opened here, or there is no report yet."""
+    """Collect an outcome; raise DataError without an opened bundle or a report."""
     results = Path("results", expert)
     if not (results / OPENED).is_file():
         raise DataError(f"{results}: no bundle was opened here; run open_bundle.py first")
@@ -245,14 +245,14 @@ def _result_files(results: Path) -> list[Path]:
 
 
 def _staged_at_home(results: Path, spec: BundleSpec, records: Provenance) -> Items:
-    """Have Snakemake find at home the staging settings that the bundle was made with.
+    """Restore the staging settings of the bundle's origin in Snakemake's records.
 
-    This machine's ``scratch`` decides no result; with it home would stage and train again.
+    This machine's ``scratch`` affects no result; with it the origin would stage and train again.
     """
     settings = (read_record(StagingRecord, results / STAGING).spec, spec.staging)
     used, at_home = (canonical_json(to_json(each)) for each in settings)
     if record := records.get(f"{results}/{STAGING}"):
-        # Snakemake keeps params as they are written in Python.
+        # Snakemake stores params as Python literals.
         params = [repr(at_home) if p == repr(used) else p for p in record["params"] or ()]
         record["params"] = sorted(params)
     return _changed_sidecar(results / STAGING, spec_sha256=sha256_text(at_home))

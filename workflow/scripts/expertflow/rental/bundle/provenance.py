@@ -1,7 +1,7 @@
 """Carry Snakemake's own records of outputs from one working directory to another.
 
-Without them Snakemake takes over what is there and no longer sees that settings or code changed
-since. Times, process and environment differ between runs and machines, and stay behind.
+Without them Snakemake accepts existing files and misses later changes of settings or code. Times,
+process and environment differ between runs and machines, and are not carried.
 """
 
 import json
@@ -23,7 +23,7 @@ Provenance = dict[str, dict[str, Any]]
 
 
 class JobRecord(Record, frozen=True, kw_only=True):
-    """The part of a record of Snakemake's that is carried, by its names there."""
+    """The carried part of a Snakemake record, under Snakemake's names."""
 
     rule: str | None = None
     input: tuple[str, ...] | None = None
@@ -35,12 +35,12 @@ class JobRecord(Record, frozen=True, kw_only=True):
 
 
 def read_provenance(expert: str, outputs: Collection[str]) -> Provenance:
-    """Return Snakemake's records, by output, of the jobs that made files or folders of theirs."""
+    """Return the records of every job behind the wanted outputs, by output."""
     wanted = {*outputs, *(str(parent) for name in outputs for parent in Path(name).parents)}
     found: Provenance = {}
     for path in sorted(METADATA.rglob("*")):
         if path.is_file():
-            # A long name is cut into folders that begin with @.
+            # Snakemake splits a long name into folders that begin with @.
             name = "".join(part.removeprefix("@") for part in path.relative_to(METADATA).parts)
             try:
                 key = urlsafe_b64decode(name).decode()
@@ -76,7 +76,7 @@ def adapt_inputs(
 
 
 def write_provenance(directory: Path, text: bytes, *, expert: str, time_s: float) -> None:
-    """Tell Snakemake how an expert's outputs were made; raise DataError for odd records."""
+    """Write an expert's records for Snakemake; raise DataError for malformed ones."""
     # Its layout is not documented, so its own class writes it.
     from snakemake.persistence import MetadataRecord  # type: ignore[import-untyped]
     from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]

@@ -17,11 +17,11 @@ FORMAT = 2
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
 PROVENANCE = f"{CARRIED}/provenance.json"
-# Not below it: records name these folders, also where the bundle no longer counts.
+# Not below CARRIED: records name these folders, even once the bundle no longer counts.
 MODEL, TOKENIZER = "base_model", "tokenizer"
-# The file by which Snakemake tells the time of a folder that a rule made.
+# The file in which Snakemake keeps the timestamp of a rule's output folder.
 TIMESTAMP = ".snakemake_timestamp"
-# Of an outcome: the folders that are made after the plan.
+# In an outcome: the folders made after the plan.
 FOLDERS = {
     path.rstrip("/")
     for stage in CHAIN
@@ -33,7 +33,7 @@ REPORT, ABLATION = "report.json", "ablation"
 
 
 class SettingsFile(Record, frozen=True, kw_only=True):
-    """A file of settings, as it was when the bundle was asked for; in a bundle, below results/."""
+    """A settings file as it was when the bundle was requested; in a bundle, below results/."""
 
     path: str
     sha256: str
@@ -42,12 +42,12 @@ class SettingsFile(Record, frozen=True, kw_only=True):
 class BundleSpec(Record, frozen=True, kw_only=True):
     """Settings of ``make_bundle``.
 
-    ``config`` holds the keys of the configuration that decide what was made, ``told`` what of the
-    training settings the command line said. ``files`` are manifest, cards and prices by their name
-    in the bundle. ``content`` hashes the user's own files by their path in the manifest.
-    ``artefacts`` are the files that scoring reads, ``own_artefacts`` the user's among them.
-    ``tuned`` is the tuning behind the plan as the manifest names it; ``staging`` belongs to this
-    machine; ``code`` is the digest of every rule and of the generators.
+    ``config`` holds the configuration keys that decide results, ``told`` the training settings from
+    the command line. ``files`` are manifest, cards and prices by their name in the bundle.
+    ``content`` hashes the user's own files by their path in the manifest. ``artefacts`` are the
+    files that scoring reads, including the user's ``own_artefacts``. ``tuned`` is the tuning behind
+    the plan as the manifest names it; ``staging`` belongs to this machine; ``code`` is the digest
+    of every rule and of the generators.
     """
 
     expert: str
@@ -65,7 +65,7 @@ class BundleSpec(Record, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> list[str]:
-        """The keys of the configuration that ask for more stages than all experts have."""
+        """Return the configuration keys that request optional stages."""
         return [key for key, value in self.config.items() if value is True]
 
 
@@ -78,7 +78,7 @@ class Member(Record, frozen=True, kw_only=True):
 class BundleIndex(Record, frozen=True, kw_only=True):
     """The first member: all others in their order; settings and lock of a bundle.
 
-    ``brought`` names the members of an outcome that came with the bundle it was made from.
+    ``brought`` names the members of an outcome that came with its bundle.
     """
 
     format: int = FORMAT
@@ -92,10 +92,10 @@ class BundleIndex(Record, frozen=True, kw_only=True):
 
 
 class Opened(Record, frozen=True, kw_only=True):
-    """The record of an opened bundle, which counts as long as it is there.
+    """The record of an opened bundle, which counts as long as this record exists.
 
-    ``settings_here`` hashes this machine's manifest when the bundle was opened, if it had one:
-    edited since, it counts again. ``other_code`` are rules of which this machine has other code.
+    ``settings_here`` hashes this machine's manifest at the time, if it had one: an edited manifest
+    takes precedence again. ``other_code`` are rules whose code differs on this machine.
     """
 
     index: BundleIndex

@@ -1,8 +1,8 @@
-"""Write and read a bundle: a tar of which every byte follows from its index.
+"""Write and read a bundle: a tar in which every byte follows from its index.
 
-The index comes first, so that a reader knows each header before it reads it. A tar that is not
-exactly the one that the index describes is refused: a changed byte anywhere, a link, a device, a
-name that leads elsewhere, anything before, between or after. Any tar program can unpack it.
+The index comes first, so a reader knows each header before reading it. A tar that differs from its
+index is rejected: a changed byte, a link, a device, a path outside, extra data anywhere. Any tar
+program can unpack it.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex, Member
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
 MAX_INDEX_BYTES, MAX_LEVELS = 256 << 20, 40
-# Most file systems take names of 255 bytes; a path also has a working directory before it.
+# Most file systems limit names to 255 bytes; a path also has a working directory before it.
 MAX_PART_BYTES, MAX_NAME_BYTES = 255, 1024
 AGAIN = "copy or make the bundle again"
 
-# Files to pack by the names of their members, or bytes that are made on the way.
+# Files to pack by member name, or bytes made on the fly.
 Items = dict[str, Path | bytes]
 
 
@@ -35,7 +35,7 @@ def describe(items: Items) -> tuple[Member, ...]:
 
 
 def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
-    """Write a bundle; raise DataError if a file changed since, or has a name that none takes."""
+    """Write a bundle; raise DataError if a file has changed, or its name is not portable."""
     _check_names(index, path)
     value = to_json(index)
     sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
@@ -50,7 +50,7 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
 
 
 def read_index(path: Path) -> BundleIndex:
-    """Read a bundle's index; raise DataError if this is none, or its index was changed."""
+    """Read a bundle's index; raise DataError if it is missing or was changed."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; correct the path")
     with path.open("rb") as stream:
@@ -183,7 +183,7 @@ def _check_names(index: BundleIndex, path: Path) -> None:
         )
     if names != sorted(set(names)) or any(member.n_bytes < 0 for member in index.members):
         raise DataError(f"{path}: its members are out of order or repeated; {AGAIN}")
-    # A file system that ignores case or spelling would write one over the other.
+    # A file system that ignores case or Unicode form would overwrite one with the other.
     plain = {unicodedata.normalize("NFKC", name).casefold() for name in names}
     folders = {str(parent) for name in plain for parent in PurePosixPath(name).parents}
     if len(plain) != len(names) or plain & folders:

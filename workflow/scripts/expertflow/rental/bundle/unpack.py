@@ -33,7 +33,7 @@ from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
 SPACE_RESERVE = 1.02
-# An outcome of other rows or of another plan is not of these results.
+# An outcome with other rows or another plan does not belong to these results.
 DECISIVE = ("packing.json", "plan.json")
 
 
@@ -47,14 +47,12 @@ def open_bundle(
     settings_here: str | None = None,
     other_code: tuple[str, ...] = (),
 ) -> bool:
-    """Lay a bundle's expert out in a working directory; return false where it was open already.
+    """Lay a bundle's expert out in a working directory; return false if it was open already.
 
-    ``index`` was read from the bundle, ``model`` is a folder with weights.
-
-    Raises:
-        ConfigError: other results are there and may not be dropped, or a run makes the expert.
-        DataError: the bundle or the base model is not what it should be.
-        HardwareError: the disk is too small, or cannot be written to.
+    ``index`` was read from the bundle; ``model`` is a folder with weights. Raise ConfigError if
+    other results are there and may not be dropped, or a run is making the expert; DataError if
+    bundle or base model are not as recorded; HardwareError if the disk is too small or not
+    writable.
     """
     if index.kind != "bundle":
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
@@ -87,10 +85,10 @@ def open_bundle(
 def land_outcome(
     outcome: Path, index: BundleIndex, directory: Path, *, may_replace: bool = False
 ) -> None:
-    """Lay an outcome, of which the index was read, out in a working directory.
+    """Lay out an outcome, whose index was read; raise the errors of ``open_bundle``.
 
-    What came to the GPU machine with its bundle is only laid out where it is missing. The report
-    comes last; stopped half-way, the same command finishes it. Raises as ``open_bundle``.
+    What came with the bundle is only laid out where it is missing. The report comes last; after an
+    interruption, the same command finishes the job.
     """
     if index.kind != "outcome":
         raise DataError(f"{outcome}: is a {index.kind}; open it without --outcome")
@@ -112,7 +110,7 @@ def land_outcome(
 
 @contextlib.contextmanager
 def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
-    """Keep runs and other openings off an expert; nothing is left of a block that fails."""
+    """Lock an expert against runs and other openings; a failed block leaves nothing behind."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
     with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
         held = try_lock(stream) == "held"
@@ -123,14 +121,14 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
                 f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
                 " it, or stop it"
             )
-        # The rest of what a run has written there is for the next run.
+        # Keep what the last run wrote about itself, for the next one.
         sign(stream, **known)
         yield
 
 
 @contextlib.contextmanager
 def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
-    """Unpack a bundle beside its place, for who holds the expert; only what is moved stays."""
+    """Unpack a bundle beside its place, while holding the expert; only what is moved stays."""
     parent, prefix = results.parent, f"results/{index.expert}/"
     partial = parent / f".{results.name}.{os.getpid()}.partial"
     with _undone_on_failure(partial):
@@ -164,8 +162,8 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
 
 
 def _adopt_provenance(partial: Path, directory: Path, index: BundleIndex) -> None:
-    """Give all files of an unpacked bundle one time, and tell Snakemake how they were made."""
-    # None is newer than what was made from it.
+    """Set one timestamp on all unpacked files, and write Snakemake's records of their jobs."""
+    # With one timestamp, no file is older than its inputs.
     time_s = float(int(time.time()))
     for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
@@ -188,7 +186,7 @@ def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> No
 
 @contextlib.contextmanager
 def _undone_on_failure(path: Path) -> Iterator[None]:
-    """Make the folders above a path; if the block fails, what was not there before is gone."""
+    """Make the folders above a path; if the block fails, remove what was not there before."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -232,11 +230,10 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
 def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
     """Link weights from ``given``, the manifest's folder or the hub into ``folder``.
 
-    Raises:
-        DataError: the weights found are another model's, or the hub cannot be had.
-        TrainingError: there are none.
+    Raise DataError if they are another model's or the hub is unreachable, TrainingError if there
+    are none.
     """
-    # Here, as it takes longer to import than most bundles take to open.
+    # Imported here, as that takes longer than opening most bundles.
     from expertflow.tokens.tokenizer import download_files
     from expertflow.train.model.base import WANTED_FILES, hash_weights, weight_files
 

@@ -21,15 +21,15 @@ from expertflow.train.saved import checkpoint_files
 log = logging.getLogger(__name__)
 HOLD, SENT = "hold", "%s %s: %d bytes in %.1f s"
 FIRST_WAIT_S = 5.0
-# Longer transfers than the last ones are likely: networks vary.
+# Transfers may take longer than the last ones: networks vary.
 MARGIN = 1.5
 
 
 class Copies:
-    """All that is copied to one run's destinations, and what came of it.
+    """All copies to one run's destinations, and their outcomes; destinations may be null.
 
-    ``cancel`` breaks off what is under way. Destinations may be null. Before the command starts a
-    destination that fails raises ConfigError, later SyncFailed, after all was sent that can be.
+    ``cancel`` interrupts transfers. A failing destination raises ConfigError before the command
+    starts; later, SyncFailed after everything else was sent.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,7 +38,7 @@ class Copies:
         self.own = self.state / ".guard"
         push, sync_to = settings.push, settings.sync_to
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
-        # Checkpoints go where results go, unless they have a place of their own.
+        # Checkpoints go where results go, unless they have a destination of their own.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
         self.pulls: list[str] = []
         self.pushes: list[SendRecord] = []
@@ -46,7 +46,7 @@ class Copies:
         self.failures: list[str] = []
         self._ledger = TravellingLedger(self.own)
         self._published_before: frozenset[str] = frozenset()
-        # Pushes that this session made; all there are (null), once it has compared them.
+        # Pushes made by this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushing: Future[None] | None = None
@@ -93,11 +93,11 @@ class Copies:
             error = self._pushing.exception()
             self._pushing = None
             if error is not None:
-                # Of whatever kind: a training goes on without its copies.
+                # Catches any error: training continues without copies.
                 self._note_failure(f"push: {error or type(error).__name__}", error)
 
     def break_off(self) -> None:
-        """End a push that is under way; the one before it stays intact."""
+        """End a push in progress; the one before it stays intact."""
         self.cancel.set()
         self._thread.shutdown()
         self.check_push()
@@ -146,7 +146,7 @@ class Copies:
         _run_all([lambda: self._push_all(self._published()), self._send_results])
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
-        """Copy all, again and again with longer waits; return whether it is there."""
+        """Copy everything, retrying with longer waits; return whether it is there."""
         for attempt in range(n_retries + 1):
             try:
                 self.send_all()
@@ -166,7 +166,7 @@ class Copies:
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
     def reserve_s(self, floor_s: float) -> float:
-        """Return the seconds to keep for the last save and copies, by what was measured so far."""
+        """Return the seconds to reserve for the last save and copies, from measurements so far."""
         found = map(checkpoint_files.newest, self._unsaved(self._published()))
         newest = [path for path in found if path is not None]
         progresses = map(checkpoint_files.read_progress, newest)

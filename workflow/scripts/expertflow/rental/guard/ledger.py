@@ -1,4 +1,4 @@
-"""Dollars: what a run has cost over all its sessions, here and on other machines."""
+"""The cost of a run over all its sessions, here and on other machines."""
 
 import math
 import time
@@ -29,7 +29,7 @@ class Ledger(Record, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Counts dollars from now, or from when the machine began to be paid, on top of a ledger."""
+    """Counts dollars on top of a ledger, from now or from when billing began."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Meter:
         self._session = PaidSession(start_s=start_s, end_s=now_s, usd_per_hour=usd_per_hour)
         earlier = read_ledger(path).sessions
         if since_s is not None:
-            # Sessions of this same paid stretch are in it: they count up to its begin. One that
-            # seems to begin later than now was timed by another clock, and counts in full.
+            # Sessions of the same paid stretch count up to its start. One that seems to start later
+            # than now was timed by another clock, and counts in full.
             before = [s for s in earlier if s.start_s < start_s]
             later = [s for s in earlier if s.start_s > now_s]
             clipped = [replace(s, end_s=min(s.end_s, start_s)) for s in before]
@@ -69,7 +69,7 @@ class Meter:
 
 
 class TravellingLedger:
-    """The ledger here and its copy in a store, which several machines may write."""
+    """The local ledger and its copy in a store, which several machines may write."""
 
     def __init__(self, own: Path) -> None:
         self.path, self._copy = own / LEDGER, own / "ledger"
@@ -77,7 +77,7 @@ class TravellingLedger:
         self._begins_anew = False
 
     def forget(self) -> None:
-        """Begin a new budget here, and with the next send in the store."""
+        """Start a new budget here, and with the next send in the store."""
         remove(self.path)
         self._begins_anew = True
 
@@ -87,12 +87,12 @@ class TravellingLedger:
         self._judged = read_ledger(self.path)
 
     def send(self, store: Store) -> None:
-        """Bring the store up to date, and keep what other machines have written there."""
+        """Update the store, keeping what other machines have written there."""
         if not self.path.is_file():
             return
         joined = read_ledger(self.path) if self._begins_anew else self._joined(store)
         try:
-            # A copy: the ledger itself is written again while it is sent.
+            # Send a copy: the ledger itself is rewritten meanwhile.
             write_record(self._copy / LEDGER, joined)
             store.send(self._copy, PLACE, [LEDGER])
             self._begins_anew = False
@@ -112,7 +112,7 @@ class TravellingLedger:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Read what earlier sessions cost, if there were any; raise DataError if it is no ledger."""
+    """Read the cost of earlier sessions, if any; raise DataError for a malformed ledger."""
     if not path.is_file():
         return Ledger()
     try:
@@ -122,9 +122,10 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def merge(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
-    """Add sessions that only the other ledger knows, or knows for longer.
+    """Add sessions that only the other ledger has, or has for longer.
 
-    Those ``judged``, which a meter has counted or clipped, come in again only if they went on.
+    Sessions already ``judged`` (counted or clipped by a meter) are added again only if they went
+    on.
     """
     known = {session.start_s: session for session in mine.sessions}
     ends_s = {session.start_s: session.end_s for session in judged.sessions}

@@ -13,7 +13,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
 from expertflow.rental.sync.store import check_destination, is_local
 
-# Below the folder that the guard is started in.
+# Relative to the folder where the guard is started.
 RESULTS, STATE = Path("results"), Path("state")
 
 
@@ -44,7 +44,7 @@ class Settings(Record, frozen=True, kw_only=True):
 
 
 def settings_from(arguments: Sequence[str], description: str | None) -> Settings:
-    """Read what stands before ``--``, where the command begins; raise ConfigError if wrong."""
+    """Parse the options before ``--``, where the command begins; raise ConfigError if invalid."""
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     args = _parser(description).parse_args(words[:cut])
@@ -163,7 +163,7 @@ def _positive(text: str) -> float:
 
 
 def guard_command(options: str, expert: str) -> str:
-    """Return the command that guards an expert's job; raise ConfigError if there is none."""
+    """Return the guard command of an expert's job, empty without options; may raise ConfigError."""
     try:
         words = shlex.split(options)
     except ValueError as error:
@@ -178,7 +178,7 @@ def guard_command(options: str, expert: str) -> str:
             "guard: --on-finish would stop the machine before the outcome is packed; leave it out,"
             " and let what started the job stop it"
         )
-    # In one place for all experts, each job would take the others' copies for old ones.
+    # In a shared place, each job would take the others' copies for its own older ones.
     places = ("--push", "--sync-t", "--sync-to")
     for i, word in enumerate(words):
         name, given, place = word.partition("=")

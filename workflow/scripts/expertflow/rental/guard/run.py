@@ -1,4 +1,4 @@
-"""Guard a command on a rented machine: stop it in time, save what it made, then stop paying."""
+"""Guard a command on a rented machine: stop it in time, save its output, then stop paying."""
 
 import logging
 import signal
@@ -33,7 +33,7 @@ class Guard:
 
     def run(self) -> int:
         for number in SIGNALS:
-            # What started this guard with nohup wants it to outlive its terminal.
+            # Under nohup the guard keeps ignoring signals, to outlive its terminal.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
                 signal.signal(number, self.session.on_signal)
         with self.session.locked():
@@ -41,7 +41,7 @@ class Guard:
             return self._run()
 
     def _begin(self) -> None:
-        """Do all that may refuse to start; the meter runs from when the ledger is known."""
+        """Do everything that may refuse to start; the meter runs once the ledger is known."""
         self.copies.begin(forget_spent=self.settings.forget_spent)
         self.session.start_meter()
         if self.settings.pull:
@@ -54,7 +54,7 @@ class Guard:
     def _run(self) -> int:
         settings = self.settings
         with ExitStack() as stack:
-            # Before anything has threads: the supervisor is a fork of this process.
+            # Before any thread starts: the supervisor is a fork of this process.
             supervisor = Supervisor(settings.command, grace_s=settings.grace_s)
             notice = Notice(settings.notice_command)
             stack.callback(notice.close)
@@ -62,7 +62,7 @@ class Guard:
             log.info("idle timer %s", idle.state)
             folders = (settings.results, settings.state, settings.results.parent / ".snakemake/log")
             still = Stalled(minutes=settings.stalled_minutes, folders=folders, pid=supervisor.pid)
-            # Asked in this order for the reason to stop, if there is one.
+            # Checked in this order for a reason to stop.
             timers: Timers = {
                 "signal": lambda: signal.Signals(self.signals[0]).name if self.signals else None,
                 "notice": notice.poll,
@@ -75,7 +75,7 @@ class Guard:
             try:
                 cause = self._watch(supervisor, timers)
             finally:
-                # Whatever went wrong with the watch: what was made is saved and sent.
+                # Even if watching failed, the output is saved and sent.
                 code = self._stop(supervisor, cause) if cause else _ended(supervisor)
                 notice.close()
                 exit_code = self.session.finish(cause, code=code, idle_timer=idle.state)
@@ -113,7 +113,7 @@ class Guard:
         return f"${spent:.2f} of ${limit:.2f} spent, {reserve_s:.0f} s kept for save and sync"
 
     def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
-        """Have the command save and end; kill what is left after the grace or a repeated signal."""
+        """Have the command save and exit; kill it after the grace or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
         begun_s, told_s = time.monotonic(), 0.0
         while (code := supervisor.poll()) is None:

@@ -1,6 +1,6 @@
-"""One guarded run: its settings, clock, money and copies, what happened to it, and its end.
+"""One guarded run: its settings, clock, cost, copies, and outcome.
 
-At the end all is copied and verified, the record written, and only then the machine stopped.
+At the end everything is copied and verified, the record written, and only then the machine stopped.
 """
 
 import logging
@@ -27,22 +27,22 @@ from expertflow.rental.guard.options import Settings
 from expertflow.rental.sync.store import SendRecord, SyncFailed
 
 log = logging.getLogger(__name__)
-# A closed terminal and a launcher that passes signals on send one twice.
+# A closed terminal plus a launcher that forwards signals sends one twice.
 ECHO_S = 2.0
 Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
 RECORD = "guard.json"
-# Distinct from what commands and Snakemake end with.
+# Distinct from the exit codes of commands and Snakemake.
 EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
 NOT_SYNCED, NOT_STOPPED = 84, 85
 NO_HOOK = ("signal", "notice")
 COPIED = ("pulls", "pushes", "syncs", "failures")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
-# As of timeout(1).
+# As in timeout(1).
 TIMED_OUT = 124
 
 
 class GuardRecord(Record, frozen=True, kw_only=True):
-    """A guarded run. ``exit_code`` is the command's own; ``usd`` counts earlier sessions, too."""
+    """A guarded run. ``exit_code`` is the command's own; ``usd`` includes earlier sessions."""
 
     outcome: Outcome
     why: str
@@ -74,7 +74,7 @@ class Session:
         self.settings = settings
         self.signals: list[int] = []
         self._signals_s: list[float] = []
-        # Whether a signal ends copies: there is nothing to save yet, or its end is near.
+        # Whether a signal cancels copies: nothing is worth saving yet, or this is the final copy.
         self.may_cancel = True
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.copies = Copies(settings)
@@ -84,7 +84,7 @@ class Session:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the guard's folder while what it started runs; raise ConfigError if held."""
+        """Lock the guard's folder while the command runs; raise ConfigError if locked."""
         path = self.copies.own / "lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class Session:
             yield
 
     def start_meter(self) -> None:
-        """Count dollars where the price is known; raise ConfigError if the budget is spent."""
+        """Count dollars if the price is known; raise ConfigError if the budget is spent."""
         settings = self.settings
         if settings.usd_per_hour is None:
             return
@@ -113,7 +113,7 @@ class Session:
         )
         spent, limit = self.meter.usd(), settings.max_usd
         if limit is not None and self.meter.usd(ahead_s=settings.reserve_s) >= limit:
-            # Earlier results may lie here alone, so the machine is not stopped unasked.
+            # The only copy of earlier results may be here, so the machine is not stopped unasked.
             paid = ""
             if settings.on_finish is not None:
                 paid = "; --on-finish was not run, and this machine is still paid for"
@@ -142,19 +142,19 @@ class Session:
     def on_signal(self, number: int, _: object) -> None:
         self.signals.append(number)
         self._signals_s.append(time.monotonic())
-        # One soon after the first is that one, come twice.
+        # A signal soon after the first is a duplicate of it.
         if self.may_cancel and (len(self.signals) == 1 or self.is_insisted):
             self.copies.cancel.set()
 
     @property
     def is_insisted(self) -> bool:
-        """Whether a signal was repeated by somebody who had the time to wait."""
+        """Return whether a signal was repeated later than an automatic duplicate."""
         times_s = self._signals_s
         return bool(times_s) and times_s[-1] - times_s[0] >= ECHO_S
 
     @contextmanager
     def within_budget(self, what: str) -> Iterator[None]:
-        """Break off copies, and raise ConfigError, when only the reserve of the budget is left."""
+        """Interrupt copies and raise ConfigError when only the budget's reserve is left."""
         meter, limit, reserve_s = self.meter, self.settings.max_usd, self.settings.reserve_s
         if meter is None or limit is None:
             yield
@@ -187,14 +187,13 @@ class Session:
     def finish(self, cause: Cause | None, *, code: int, idle_timer: str) -> int:
         """Copy and verify, write the record, run the stop command; return the guard's exit code.
 
-        ``code`` is the command's own. One that came to its end although it was told to stop is
-        finished.
+        ``code`` is the command's own; 0 counts as finished even if the command was told to stop.
         """
         self._code, self._idle_timer = code, idle_timer
         self._outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
         words = f"the command ended with exit code {code}"
         self._why = f"{cause.why}; {words}" if cause else words
-        # Whoever stops a run by hand, or takes its machine away, does not want us to stop it.
+        # Whoever stops a run by hand, or reclaims its machine, does not want the stop command.
         self._hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
         self.copies.break_off()
         self.may_cancel = True
@@ -220,7 +219,7 @@ class Session:
         return EXIT_CODES.get(self._outcome, self._code)
 
     def _may_go_on(self, wait_s: float) -> bool:
-        # What is to be stopped after the copy is paid for without it, whatever the budget.
+        # With --on-finish the machine is paid for until the copy succeeds, whatever the budget.
         has_usd = self.settings.on_finish is not None or self.has_usd_for(wait_s)
         return has_usd and not self.copies.cancel.is_set()
 
@@ -236,7 +235,7 @@ class Session:
         environment = {
             "EXPERTFLOW_OUTCOME": self._outcome,
             "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
-            # Snakemake ends with 1 when it is stopped, which looks like a failed run.
+            # A stopped Snakemake exits with 1, which looks like a failed run.
             "EXPERTFLOW_EXIT_CODE": str(self._exit_code()),
         }
         for attempt in range(1, N_HOOKS + 1):
@@ -280,7 +279,7 @@ class Session:
             elapsed_s=round(time.monotonic() - self._zero_s, 3),
             usd_per_hour=settings.usd_per_hour,
             usd_before=None if meter is None else round(meter.usd_before, 4),
-            # Rounded up: what is told is not less than what is paid.
+            # Rounded up: never report less than was paid.
             usd=None if usd is None else math.ceil(usd * 1e4) / 1e4,
             max_usd=settings.max_usd,
             signals=tuple(signal.Signals(number).name for number in self.signals),
@@ -307,7 +306,7 @@ class Session:
 
 
 def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
-    """Run a shell command that is never shown; one that does not end is killed, and has failed."""
+    """Run a shell command without displaying it; one that times out is killed and has failed."""
     own = {**os.environ, **environment}
     process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)
     with suppress(subprocess.TimeoutExpired):

@@ -1,14 +1,14 @@
-"""A process between the guard and its command, which stops all of it, even if the guard is killed.
+"""A process between guard and command that stops the command's entire process tree.
 
-It adopts what the command's processes leave behind, ends it and collects it, as the first process
-of a container has to. SIGTERM: tell all to stop. SIGUSR1: kill what is left. The kernel sends it
-SIGTERM when the guard dies.
+It adopts orphans of the command, ends and reaps them, like the init process of a container. SIGTERM
+stops everything; SIGUSR1 kills what is left. If the guard dies, even by SIGKILL, the kernel sends
+the supervisor SIGTERM.
 
-Snakemake is told first: it starts no job and no retry any more, and waits for those at work. Then
-the jobs' own processes, which save and end. The shells and pipes around them are left alone: they
-end with what they serve, and a shell that ends before its trainer makes Snakemake delete what the
-trainer still writes, a log pipe that ends makes it fail. What a job has started (a launcher's
-trainers, a loader's workers) is the job's own to end.
+Snakemake is stopped first: it starts no more jobs or retries, and waits for running ones. Then the
+jobs' own processes, which save and exit. Shells and pipes around them are left alone and end with
+what they serve: if a shell ends before its trainer, Snakemake deletes what the trainer still
+writes, and if a log pipe ends, the trainer fails. Child processes of a job (a launcher's trainers,
+a loader's workers) are stopped by that job.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from expertflow.core.process import adopt_orphans, end_with_parent
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 PIPES = frozenset({"tee", "cat"})
 NAP_S = 0.05
-# Snakemake's main thread wakes and notes that it is to end; jobs take longer than that to save.
+# Time for Snakemake's main thread to wake up and note the stop; jobs take longer to save.
 SETTLE_S = 0.2
-# Without jobs Snakemake ends within seconds. If not, it waits for jobs elsewhere, or its handler of
-# SIGTERM waits for a lock that it holds: an interrupt ends both.
+# Without jobs Snakemake ends within seconds. If it does not, it waits for jobs elsewhere, or its
+# SIGTERM handler deadlocks on a lock that it holds: SIGINT ends both.
 STUCK_S = 15.0
-# What a kill does not end by then waits for a disk or a driver, and may do so forever.
+# A process that survives SIGKILL this long waits for a disk or a driver, maybe forever.
 KILLED_S = 60.0
 
 
@@ -76,7 +76,7 @@ def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) ->
         if sys.exc_info()[0] is not None:
             traceback.print_exc()
         sys.stderr.flush()
-        # Whatever happened, no second guard goes on from here.
+        # Whatever happened, the fork must not continue as a second guard.
         os._exit(code)
 
 
@@ -110,7 +110,7 @@ def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
 
 
 def _in_command() -> None:
-    # Else it would inherit that a shell's background jobs ignore interrupts.
+    # Otherwise it would inherit a shell's ignored SIGINT for background jobs.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     end_with_parent()
@@ -129,7 +129,7 @@ def _collect(process: subprocess.Popen[bytes]) -> int | None:
 
 
 class _Stop:
-    """The stop of all processes, from the first signal to the last, while new ones may come."""
+    """Stops all processes, from the first signal to the last, while new ones may appear."""
 
     def __init__(self, root: int, *, grace_s: float) -> None:
         self._root, self._grace_s = root, grace_s
@@ -140,7 +140,7 @@ class _Stop:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether what is left does not even end by a kill."""
+        """Return whether the remaining processes survive even SIGKILL."""
         return time.monotonic() - self._killed_s > KILLED_S
 
     def go_on(self, *, kill: bool) -> None:
@@ -159,7 +159,8 @@ class _Stop:
     def _tell(self, *, schedulers: bool) -> None:
         """Send SIGTERM, once each, to Snakemake and the command itself, or to all others.
 
-        A shell that starts something new after the stop is going on with its script: told, too.
+        A shell that starts something new after the stop is continuing its script, and is signaled
+        too.
         """
         living, stopping = set(_living()), bool(self._told)
         for child in psutil.Process().children():
@@ -172,7 +173,7 @@ class _Stop:
     def _wanted(
         self, process: psutil.Process, stopping: bool, living: set[psutil.Process]
     ) -> Iterator[tuple[psutil.Process, bool]]:
-        """Yield who is told, of a process and those below it; with True, Snakemake and the root."""
+        """Yield the processes of a tree to signal; with True, Snakemake and the root."""
         if process not in living:
             return
         children, (name, is_scheduler) = _below(process), _identity(process)
@@ -225,7 +226,7 @@ def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.P
 
 
 def _identity(process: psutil.Process) -> tuple[str, bool]:
-    """Return a process's name, and whether it is Snakemake; nothing of one that is gone."""
+    """Return a process's name, and whether it is Snakemake; empty for a process that has ended."""
     try:
         # snakemake …, python …/snakemake … or python -m snakemake …
         arguments = process.cmdline()[:3]

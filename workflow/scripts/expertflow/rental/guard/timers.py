@@ -1,4 +1,4 @@
-"""What ends a run besides its budget: idle cards, a standstill, a notice of the provider."""
+"""What ends a run besides its budget: idle cards, a standstill, a notice from the provider."""
 
 import contextlib
 import logging
@@ -18,16 +18,16 @@ from expertflow.rental.sync.store import files_below
 log = logging.getLogger(__name__)
 GPU_EVERY_S, NOTICE_EVERY_S, NOTICE_PATIENCE_S = 2.0, 1.0, 5.0
 STALLED_CHECKS = 20
-# A training that hangs is still watched: the monitor's readings are no sign of life.
+# A hanging training is still monitored: the monitor's readings are no sign of life.
 WATCHERS = frozenset({"gpu.jsonl", "monitor.json", "guard.json", ".guard"})
 MONITOR = "monitor_gpu.py"
-# Less than this share of one core, and less traffic (a slow download), is waiting.
+# Less than this share of one core, and less traffic (a slow download), counts as waiting.
 ALIVE_CPU_FRACTION = 0.02
 ALIVE_BYTES_PER_S = 10_000
 
 
 class IdleGpu:
-    """Says when no card was busy for some minutes; what it cannot read, it does not judge."""
+    """Reports that no card was busy for some minutes; unreadable cards are not judged."""
 
     def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
         self._limit_s, self._busy_percent = 60 * minutes, busy_percent
@@ -52,7 +52,7 @@ class IdleGpu:
             self._devices, self.state = (), "off: the cards stopped telling how busy they are"
             log.warning("idle timer %s", self.state)
             return None
-        # A card that does not tell may be busy.
+        # A card without readings may be busy.
         if len(known) < len(shares) or max(known) >= self._busy_percent:
             self._busy_s = now_s
         idle_s = now_s - self._busy_s
@@ -62,7 +62,7 @@ class IdleGpu:
 
 
 class Stalled:
-    """Says when no file changed, no processor was used, nothing was moved; 0 minutes: never."""
+    """Reports no file changes, processor time or traffic for some minutes; 0 disables it."""
 
     def __init__(self, *, minutes: float, folders: Iterable[Path], pid: int) -> None:
         self._limit_s, self._folders, self._pid = 60 * minutes, tuple(folders), pid
@@ -93,20 +93,20 @@ class Stalled:
         found = {}
         for folder in self._folders:
             for name in files_below(folder, skip=WATCHERS, only_a_look=True):
-                # Gone meanwhile, or a disk that does not answer for once.
+                # The file vanished, or the disk did not respond this time.
                 with contextlib.suppress(OSError):
                     stat = (folder / name).stat()
                     found[folder / name] = (stat.st_size, stat.st_mtime_ns)
         return found
 
     def _work(self) -> dict[psutil.Process, tuple[float, int]]:
-        """Return processor seconds and bytes moved, sockets included, of all below the command."""
+        """Return CPU seconds and bytes moved, including sockets, of each process of the command."""
         found = {}
         for process in psutil.Process(self._pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
                     times, n_bytes = process.cpu_times(), 0
-                    # Some containers do not tell; then processors and files have to do.
+                    # Some containers hide this; processor time and files must suffice then.
                     with contextlib.suppress(psutil.AccessDenied):
                         moved = process.io_counters()
                         n_bytes = moved.read_chars + moved.write_chars
@@ -115,7 +115,7 @@ class Stalled:
 
 
 class Notice:
-    """Asks a command of the user whether the provider takes the machine away: exit code 0."""
+    """Runs a user command that asks if the provider reclaims the machine: exit code 0 means yes."""
 
     def __init__(self, command: str | None) -> None:
         self._command = command

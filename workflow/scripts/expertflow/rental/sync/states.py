@@ -1,12 +1,12 @@
-"""Keep copies of training states elsewhere, so that a lost disk costs minutes.
+"""Copy training states elsewhere, so that losing a disk costs only minutes.
 
 Below a destination:
 
     state/{expert}/{fingerprint}/step-00000040/…       the newest complete checkpoint, the logs
-    state/{expert}/{fingerprint}/step-00000040.json    what is in it, with hashes; written last
+    state/{expert}/{fingerprint}/step-00000040.json    its contents with hashes; written last
     state/{expert}/{fingerprint}/finished/…            a trained model and all its results need
 
-A push without its .json is one that was broken off, and counts for nothing.
+A push without its .json was interrupted, and is ignored.
 """
 
 import logging
@@ -33,7 +33,7 @@ from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
 FINISHED, KEPT = "finished", 2
-# What the trainer leaves when it is done; before that it is no model to take over.
+# Written when training is done; until then there is no model to restore.
 OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "lock"
 N_HOLDS = 3
 FETCH_WAITS_S = (5.0, 10.0, 20.0)
@@ -49,7 +49,6 @@ class _Damaged(SyncFailed):
 
 
 def states_below(root: Path) -> list[Path]:
-    """List the training states; what begins with a dot is something else."""
     return sorted(
         state
         for expert in root.glob("[!.]*")
@@ -61,11 +60,11 @@ def states_below(root: Path) -> list[Path]:
 def push_state(
     state: Path, store: Store, hold: Path, *, trusted: Collection[str] | None = None
 ) -> SendRecord | None:
-    """Copy what a state has to lose, unless it is there; keep two pushes of it.
+    """Copy a state's newest checkpoint or model and logs, unless there already; keep two pushes.
 
-    ``hold`` is a place on the same disk for links, which keep the trainer from taking a checkpoint
-    away meanwhile. A push whose key is not among the ``trusted`` (null: all are) is compared again,
-    and repaired. Where SyncFailed is raised, earlier pushes are still there.
+    ``hold`` is a place on the same disk for hard links, which keep the trainer from deleting a
+    checkpoint meanwhile. A push whose key is not ``trusted`` (null: all are) is compared and
+    repaired. If SyncFailed is raised, earlier pushes are intact.
     """
     place, name, folder = _key_of(state), _progress_of(state), hold / "files"
     if name is None:
@@ -95,10 +94,10 @@ def push_state(
 def pull_states(
     root: Path, store: Store, *, wait: Callable[[float], object] = time.sleep
 ) -> list[str]:
-    """Bring back what is further elsewhere than here; return a line on each state.
+    """Restore states with more progress there than here; return a line for each.
 
-    A damaged push gives way to the one before it, and is not taken for a push any more; where all
-    of a state are damaged, or the store cannot be read, SyncFailed is raised.
+    A damaged push is dropped in favor of the one before it. Raise SyncFailed if all pushes of a
+    state are damaged, or the store cannot be read.
     """
 
     def visible(key: str) -> list[str]:
@@ -130,7 +129,7 @@ def _rank(name: str | None) -> tuple[bool, str]:
 
 def _drop_older(store: Store, place: str, names: list[str], newest: str) -> None:
     pushes = sorted({n.removesuffix(".json") for n in names if n.endswith(".json")}, key=_rank)
-    # The newest is kept whatever else is there: a run that was rolled back starts below others.
+    # Always keep the newest: after a rollback, a run continues with a lower step.
     kept = {newest, *[name for name in pushes if name != newest][-(KEPT - 1) :]}
     for name in sorted({entry.removesuffix(".json") for entry in names} - kept):
         for entry in (f"{name}.json", name):
@@ -144,20 +143,20 @@ def _hold(state: Path, folder: Path) -> tuple[str, list[str]]:
         try:
             return _lay_out(state, folder)
         except FileNotFoundError as error:
-            # Newer checkpoints took the place of this one meanwhile.
+            # Newer checkpoints replaced this one meanwhile.
             log.info("%s changed while it was held (%s); again", state, error)
     raise SyncFailed(f"{state}: changes too fast to be held; push less often than it saves")
 
 
 def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
-    """Link what never changes and copy what grows; return the push's name and its files."""
+    """Link immutable files and copy growing ones; return the push's name and its files."""
     name = _progress_of(state)
     if name is None:
         raise FileNotFoundError(f"{state}: no complete checkpoint")
     if name == FINISHED:
         kept = [state / FINAL]
     else:
-        # A run that wants its best weights at the end needs that checkpoint, too.
+        # The best checkpoint is needed too if the run publishes its best weights.
         found = (checkpoint_files.newest(state), checkpoint_files.best(state))
         kept = [path for path in dict.fromkeys(found) if path is not None]
         name = kept[0].name
@@ -168,7 +167,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
         for file in files:
             link_or_copy(path / file, folder / path.relative_to(state) / file)
             laid.append((path.relative_to(state) / file).as_posix())
-    # The logs come after the checkpoint, so that they reach as far as it does.
+    # Logs come after the checkpoint, so that they cover all of it.
     for file in files_below(state, skip=(CHECKPOINTS, FINAL, LOCK)):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(state / file, folder / file)
@@ -196,7 +195,7 @@ def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | N
             log.warning("%s", error)
             damaged.append(name)
             continue
-        # Trusted, it would keep this run from pushing the same step again.
+        # As trusted pushes they would keep this run from pushing the same step again.
         for bad in damaged:
             store.drop(f"{place}/{bad}.json")
             store.drop(f"{place}/{bad}")

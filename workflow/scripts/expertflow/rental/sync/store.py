@@ -1,4 +1,4 @@
-"""Places that keep copies: their addresses, what they can do, and which files are copied."""
+"""Places that keep copies: their addresses, operations, and which files are copied."""
 
 import os
 import re
@@ -15,21 +15,21 @@ from expertflow.core.records import Record
 
 S3 = "s3://"
 REMOTE = re.compile(r"^(rsync://|[^/]+:)")
-# user:password@ of an address, and what follows a question mark.
+# user:password@ of an address, and its query string.
 _SECRETS = re.compile(r"(?<=://)[^/@]+@|\?.*$")
 
 
 class SyncFailed(HardwareError):
-    """What was to be copied is not there, or not known to be there."""
+    """A copy is missing, or not known to be complete."""
 
 
 class NotThere(SyncFailed):
-    """A place holds nothing under the key that it was asked for."""
+    """The store has nothing under the requested key."""
 
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """Raise SyncFailed for an error of the system or of a record."""
+    """Convert system and record errors into SyncFailed."""
     try:
         yield
     except (DataError, OSError) as error:
@@ -49,15 +49,15 @@ class SendRecord(Record, frozen=True, kw_only=True):
 class Store(ABC):
     """A place that keeps folders by key, ``a/b/c``.
 
-    Every method raises SyncFailed where it could not do all it was asked, and soon after ``cancel``
-    is set. ``shown`` is the place in words, without secrets.
+    Every method raises SyncFailed if it could not finish, and soon after ``cancel`` is set.
+    ``shown`` is the address without secrets.
     """
 
     def __init__(self, shown: str, cancel: threading.Event) -> None:
         self.shown, self._cancel, self._chunk_bytes = shown, cancel, CHUNK_BYTES
 
     def send(self, folder: Path, key: str, names: Iterable[str]) -> SendRecord:
-        """Copy files of a folder, by relative names; compare what is there then with them."""
+        """Copy files of a folder, by relative names; then compare the copies with them."""
         start_s, wanted = time.monotonic(), list(names)
         n_bytes, verified = self._send_files(folder, key, wanted)
         return SendRecord(
@@ -82,14 +82,11 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, key: str, folder: Path) -> None:
-        """Copy a file, or all files below a key, into a folder; the caller checks them.
-
-        Raises NotThere where there is none, if the place can tell.
-        """
+        """Copy a file, or all files below a key, into a folder, unverified; may raise NotThere."""
 
     @abstractmethod
     def names(self, key: str) -> list[str]:
-        """List what lies directly below a key; nothing where there is no such key."""
+        """Return the names directly below a key; empty without such a key."""
 
     @abstractmethod
     def drop(self, key: str) -> None:
@@ -111,7 +108,6 @@ def is_local(destination: str) -> bool:
 
 
 def without_secrets(destination: str) -> str:
-    """Return an address without password and query."""
     return _SECRETS.sub("", destination)
 
 
@@ -125,7 +121,7 @@ def check_destination(destination: str) -> None:
 
 
 def check_key(key: str) -> str:
-    """Return a key that came from a store; raise SyncFailed if it leads elsewhere."""
+    """Return a key from a store; raise SyncFailed if it leads elsewhere."""
     if key.startswith("/") or ".." in key.split("/") or not key:
         raise SyncFailed(f"{key!r} is no name of a file below a folder; the store is not ours")
     return key
@@ -136,8 +132,8 @@ def files_below(
 ) -> list[str]:
     """List files by relative name, in a fixed order; ``skip`` are names of files and folders.
 
-    What is half-written is left out. A link counts as what it leads to. ``only_a_look`` leaves out
-    linked folders and what cannot be listed; else that raises SyncFailed, as a link to nothing.
+    Partial files are left out, and links are followed; raise SyncFailed for a dangling link or a
+    folder that cannot be listed. ``only_a_look`` leaves out such folders, and linked ones.
     """
     found = []
     failed = None if only_a_look else _refuse
@@ -155,7 +151,7 @@ def files_below(
 
 
 def _refuse(error: OSError) -> None:
-    # What went away meanwhile is not there, rather than not copied.
+    # A vanished folder is absent, not a failed copy.
     if not isinstance(error, FileNotFoundError):
         raise SyncFailed(f"{error.filename}: cannot be listed: {error.strerror}") from error
 

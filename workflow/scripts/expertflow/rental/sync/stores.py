@@ -1,4 +1,4 @@
-"""The stores: a folder here, one of another machine by rsync, object storage that speaks S3."""
+"""The stores: a local folder, another machine by rsync, and S3 object storage."""
 
 import base64
 import hashlib
@@ -28,20 +28,20 @@ from expertflow.rental.sync.store import (
     without_secrets,
 )
 
-# rsync's exit code where, among others, a file or folder it was asked for is not there.
+# rsync's exit code for, among other errors, a missing file or folder.
 PARTIAL = 23
 PATIENCE_S = 60
-# Nothing is said while a side hashes a file: slow disks read this much.
+# rsync is silent while a side hashes a file; even slow disks read this fast.
 SLOW_BYTES_PER_S = 20e6
 SMALL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 300
-# One request up to this size, and parts of it above: 10,000 parts are allowed, so 640 GB fit.
+# Up to this size one request, above it parts: 10,000 parts are allowed, so 640 GB fit.
 PART_BYTES = 64 << 20
 SUM = "SHA256"
 
 
 def open_store(destination: str, cancel: threading.Event) -> Store:
-    """Open a destination; raise ConfigError where what it needs is not installed."""
+    """Open a destination; raise ConfigError if a program or package for it is missing."""
     if destination.startswith(S3):
         return S3Store(destination, cancel)
     if not is_local(destination):
@@ -71,7 +71,7 @@ class LocalStore(Store):
             return target.stat().st_size, way
 
     def _sha256(self, path: Path) -> str:
-        """Hash what the disk has, rather than what memory still holds of it."""
+        """Hash the file on disk rather than the page cache."""
         with path.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.sha256()
@@ -118,7 +118,7 @@ class RsyncStore(Store):
                 " (apt-get install rsync), or give a path or s3://…"
             )
         self._root = destination.rstrip("/")
-        # Same size and time with other content is found by the second pass; then this is on.
+        # Set once the second pass finds different content with the same size and time.
         self._doubts = False
 
     def _send_files(self, folder: Path, key: str, names: list[str]) -> tuple[int, str]:
@@ -138,9 +138,9 @@ class RsyncStore(Store):
             )
             return [line.split(" ", 1)[1] for line in out if line[:2] in ("<f", ">f", "cf")]
 
-        # A small file may be another one of the same size in the same second.
+        # A small file may have been replaced by one of the same size within the same second.
         moved = run("--checksum") if self._doubts or largest <= SMALL_BYTES else run()
-        # Not counted once more below: what a file has by then is what it had.
+        # Counted only here; a file is assumed to still have the size that was sent.
         n_bytes = sum((folder / n).stat().st_size for n in moved if (folder / n).is_file())
         different = run("--checksum", "--dry-run")
         self._doubts = bool(different)
@@ -155,7 +155,8 @@ class RsyncStore(Store):
         folder.mkdir(parents=True, exist_ok=True)
         is_file = key.endswith(".json")
         source = f"{self._root}/{key}" + ("" if is_file else "/")
-        # Whatever is here is copied again; to compare first, the other side would hash all of it.
+        # Local files are always copied again; comparing first would make the other side hash all of
+        # them.
         self._run("--recursive", "--times", "--ignore-times", source, f"{folder}/")
 
     def names(self, key: str) -> list[str]:
@@ -167,7 +168,7 @@ class RsyncStore(Store):
         return sorted(row[4] for row in rows if len(row) == 5 and row[4] != ".")
 
     def drop(self, key: str) -> None:
-        """Remove a file or a folder, by what rsync deletes where nothing is to be."""
+        """Remove a file or a folder, by syncing an empty folder with --delete."""
         parent, _, name = key.rpartition("/")
         rules = [f"--include=/{name}", f"--include=/{name}/**", "--exclude=*"]
         with tempfile.TemporaryDirectory() as empty:
@@ -180,7 +181,7 @@ class RsyncStore(Store):
         # A listing has no target.
         command += [target] if target else []
         try:
-            # In its own session a Ctrl-C reaches it by way of the guard, and ssh asks no terminal.
+            # In its own session, Ctrl-C reaches it only through the guard, and ssh cannot prompt.
             done = run_until(command, self._cancel.is_set, given=text, signals=[signal.SIGTERM])
         except Stopped:
             raise SyncFailed(f"{self.shown}: the copy was broken off") from None
@@ -188,14 +189,14 @@ class RsyncStore(Store):
             message = " ".join(done.stderr.split()).replace(self._root, self.shown)
             is_absent = code == PARTIAL and "No such file or directory" in message
             kind = NotThere if is_absent else SyncFailed
-            # What went wrong comes last, after what ssh and the other side greet with.
+            # The error comes last, after the banners of ssh and the other side.
             message = message[-SHOWN_CHARACTERS:]
             raise kind(f"{self.shown}: rsync ended with exit code {code}: {message}")
         return done.stdout.splitlines()
 
 
 class S3Store(Store):
-    """A prefix of a bucket as a store; credentials and endpoint are boto3's own settings."""
+    """A prefix of a bucket; credentials and endpoint are boto3's own settings."""
 
     def __init__(
         self, destination: str, cancel: threading.Event, *, part_bytes: int = PART_BYTES
@@ -221,7 +222,7 @@ class S3Store(Store):
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
     def _send_file(self, path: Path, key: str) -> tuple[int, str]:
-        """Upload a file unless its checksum is there; then ask for the checksum."""
+        """Upload a file unless its checksum is there; then request the checksum."""
         target = self._key(key)
         with self._errors_as_ours(target):
             parts = [hashlib.sha256(chunk).digest() for chunk in self._chunks(path)]
@@ -249,7 +250,7 @@ class S3Store(Store):
             whole = {"MultipartUpload": {"Parts": done}}
             ask(client.complete_multipart_upload, target, UploadId=upload, **whole)
         except (SyncFailed, OSError):
-            # Parts that lie about are paid for.
+            # Orphaned parts cost money.
             ask(client.abort_multipart_upload, target, UploadId=upload)
             raise
 
@@ -313,7 +314,7 @@ class S3Store(Store):
         try:
             yield
         except (*self._errors, OSError) as error:
-            # Of a line that broke there is an error with no response.
+            # A broken connection yields an error without a response.
             response = getattr(error, "response", None) or {}
             code = response.get("Error", {}).get("Code", "")
             kind = NotThere if code in ("404", "NoSuchKey", "NotFound") else SyncFailed
