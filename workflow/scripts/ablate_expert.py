@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Join an expert's variants to what every switch is worth here: ablation.json and its page."""
+"""Combine an expert's variants into ablation.json and its page: the gain of every switch."""
 
 from expertflow.core import cli
 from expertflow.core.files import write_text

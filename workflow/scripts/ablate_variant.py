@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time one variant of an expert's plan against the plan, in pairs that take turns."""
+"""Time one variant of an expert's plan against the plan, in alternating pairs."""
 
 from pathlib import Path
 

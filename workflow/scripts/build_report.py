@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Join all records of an expert into the receipt: report.json, checked, and report.html."""
+"""Build an expert's report.json from all records, check it, and render report.html."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time a few real steps, a save and an evaluation of an expert, for its plan to go by."""
+"""Time a few real steps, a save and an evaluation of an expert to calibrate its plan."""
 
 import time
 from pathlib import Path

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hold what a run is said to take against its own arithmetic; exit code 1 where it does not hold.
+"""Check the claimed figures of a run for consistency; exit code 1 if they contradict each other.
 
 For example:
     check_claims.py --steps 3558 --steps-per-second 1.25 --hours 47 --usd-per-hour 2.49

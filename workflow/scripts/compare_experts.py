@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the reports of several experts side by side: index.json and index.html."""
+"""Compare the reports of several experts: index.json and index.html."""
 
 from pathlib import Path
 

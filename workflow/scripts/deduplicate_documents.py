@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Drop repeats over all shards of an expert and hold documents out for evaluation."""
+"""Drop duplicates across all shards of an expert and hold out documents for evaluation."""
 
 from expertflow.core import cli
 from expertflow.data.deduplicate import deduplicate_documents

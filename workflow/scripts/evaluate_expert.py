@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Score an expert before and after training, on documents it never saw."""
+"""Score an expert before and after training, on held-out documents."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train.model.load import load_for_scoring
 from expertflow.train.records import ModelRecord, TrainingRecord
 
-# What the evaluation takes by the names of the rule.
+# Names of the rule's inputs that the evaluation takes.
 NAMES = ("spec", "shards", "keep", "packing", "training", "rows", "checkpoint", "plan", "state")
 
 
@@ -37,7 +37,7 @@ def main() -> None:
         output="evaluation.json to write",
     )
     model, plan = job.model, job.plan
-    # Weights are read several times, and on the machine that trained a copy is at hand.
+    # Weights are read several times, and the machine that trained has a local copy.
     with staged(job.staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
         inputs = EvalInputs(
             **job.pick(*NAMES),

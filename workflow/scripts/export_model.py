@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the model that people load: merged, checked, with tokenizer and model card."""
+"""Write the published model: merged, checked, with tokenizer and model card."""
 
 from functools import partial
 from pathlib import Path

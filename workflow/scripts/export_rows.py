@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write packed rows as a folder that other trainers train on as it is.
+"""Export packed rows as a data set that other trainers can use directly.
 
     python workflow/scripts/export_rows.py --rows results/expert-sql/packed/train --output rows-sql
 
-``datasets.load_from_disk`` opens the folder. It holds input_ids, seq_lengths (the lengths of a
-row's documents; padding counts as one) and labels: -100 where a token is no target.
+Open it with ``datasets.load_from_disk``. Columns: input_ids, seq_lengths (lengths of a row's
+documents; padding counts as one) and labels (-100 where a token is no target).
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a local, hub or git source readable on this disk, as its lock pins it."""
+"""Make a local, hub or git source readable on this disk, at its locked version."""
 
 from expertflow.core import cli
 from expertflow.data.fetch import fetch_source

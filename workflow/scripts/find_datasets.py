@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""List data sets: what this machine's caches hold, and the sources that the experts name.
+"""List data sets: in this machine's caches, and the sources of the experts.
 
     python workflow/scripts/find_datasets.py [--preset demo|full|both] [--json]
 
-As part of the workflow, with --spec: describe one expert's sources and plan their shards.
+With --spec, as a workflow step: describe one expert's sources and plan their shards.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def print_catalogue() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly in a pipe to head
-    # Loaded by name: the workflow's use of this script does not depend on how tables look.
+    # Imported on demand: the workflow step does not depend on how tables look.
     shown = importlib.import_module("expertflow.config.catalogue")
     shown.show(args.preset, as_json=args.json, basedir=Path(__file__).resolve().parents[2])
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the generator of a source, as its lock pins it."""
+"""Run the generator of a source, at its locked version."""
 
 from expertflow.core import cli
 from expertflow.data.fetch import fetch_source

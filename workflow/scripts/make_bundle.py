@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pack all that a GPU machine needs from staging to the report into one verified file."""
+"""Pack everything a GPU machine needs, from staging to the report, into one verified file."""
 
 from expertflow.core import cli
 from expertflow.rental.bundle.pack import pack_bundle

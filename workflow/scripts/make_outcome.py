@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pack what was made from an opened bundle into one verified file, to be taken home."""
+"""Pack what was made from an opened bundle into one verified file to take home."""
 
 import os
 from pathlib import Path

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Watch GPU, CPU, memory and disks beside any training, and say what the figures suggest.
+"""Monitor GPU, CPU, memory and disks beside any training, and suggest improvements.
 
     python workflow/scripts/monitor_gpu.py --duration 60 --interval 1 --output monitor.json
     python workflow/scripts/monitor_gpu.py --compare before.json after.json
     python workflow/scripts/monitor_gpu.py --replay old.jsonl --facts old.json --output x.json
 
-"Any kernel" is the driver's utilisation: some kernel was running, which says nothing of how well
-the card was used. Ends after --duration seconds, or on SIGTERM or Ctrl-C. See docs/monitoring.md.
+"Any kernel" is the driver's utilization: some kernel was running, however well it used the card.
+Ends after --duration seconds, or on SIGTERM or Ctrl-C. See docs/monitoring.md.
 """
 
 from pathlib import Path
@@ -37,5 +37,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What is watched may count its cards by speed: the record remarks on it.
+    # The monitored process may number its cards by speed: the record says so.
     cli.run(main, by_bus=False)

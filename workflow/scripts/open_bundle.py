@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Open a bundle on the box that trains, so that the same target starts at staging there.
+"""Open a bundle on the machine that trains, so that the same target starts at staging there.
 
-With --outcome: put what such a box made where a run on this one would have put it.
+With --outcome: place that machine's results where a local run would have written them.
 """
 
 import logging

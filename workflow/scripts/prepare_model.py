@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the base model on disk, with hashes."""
+"""Store the base model on disk, with hashes."""
 
 from expertflow.core import cli
 from expertflow.tokens.records import TokenizerRecord

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Validate and render one shard of a source into documents."""
+"""Validate one shard of a source and render it into documents."""
 
 import gc
 
@@ -22,7 +22,7 @@ def main() -> None:
         output="record to write",
     )
     if not job.spec.source.checks:
-        # Records die young and hold no cycles: seldom looking saves a tenth of the time.
+        # Records are short-lived and have no cycles: rare collection saves a tenth of the time.
         # Parsers do leave cycles; with a check the same setting takes three times as long.
         gc.set_threshold(100_000)
     plan = plan_shards(job.source.name, job.source.n_shards)[int(job.shard)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the tokenizer on disk and read how its model writes chats."""
+"""Save the tokenizer and detect its model's chat format."""
 
 from pathlib import Path
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-r"""Tokenise and pack plain files, without an expert; the rows are those that an expert would get.
+r"""Tokenize and pack plain files without an expert, into the same rows as an expert gets.
 
     python workflow/scripts/pretokenize_files.py --input 'data/*.jsonl' --output rows \
         --tokenizer DIR --length 2048 --prompt '{question}' --completion '{answer}'
 
-Writes OUTPUT/train and OUTPUT/held_out (``datasets.load_from_disk`` opens them; export_rows.py
-adds labels) and OUTPUT/packing.json with counts and lengths. See docs/tokens.md.
+Writes OUTPUT/train and OUTPUT/held_out (``datasets.load_from_disk`` opens them; export_rows.py adds
+labels) and OUTPUT/packing.json with counts and lengths. See docs/tokens.md.
 """
 
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokenize the documents of some shards of a source, or take their tokens from the store."""
+"""Tokenize some shards of a source, or take their tokens from the store."""
 
 from expertflow.core import cli
 from expertflow.data.records import ShardRecord

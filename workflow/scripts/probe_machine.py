@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Say what this machine is: processors, memory, GPUs, places for a fast copy.
+"""Describe this machine: processors, memory, GPUs, places for a fast copy.
 
     python workflow/scripts/probe_machine.py --output machine.json --measure-disks
 
-Measuring writes 256 MiB to each disk that has room and reads them back; nothing stays there.
+Measuring writes 256 MiB to each disk with enough space, reads it back, and deletes it.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Remove training states, tokens and staged copies that no result refers to any more.
+"""Remove training states, tokens and staged copies that no result uses any more.
 
-Keeps what is published, what is in use, and the newest unfinished state of each expert.
+Keeps what is published or in use, and the newest unfinished state of each expert.
 """
 
 from pathlib import Path

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Talk to an exported expert in the terminal.
+"""Chat with an exported expert in the terminal.
 
     python workflow/scripts/serve_expert.py results/expert-sql
     python workflow/scripts/serve_expert.py results/expert-sql --prompt "How many singers?"
     python workflow/scripts/serve_expert.py results/expert-sql < question.txt
 
-Text on standard input is one question. Nothing is downloaded. Answers are decoded as the exported
-generation_config.json says.
+Standard input is one question. Nothing is downloaded. Decoding follows generation_config.json.
 """
 
 import importlib

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _shown(plan: TrainPlan) -> str:
-    """Lay out a plan, and what its manifest states of its values where the manifest is at hand."""
+    """Format a plan, with the origins that its manifest states if the manifest is at hand."""
     shown = [plan_text(plan)]
     for directory in (Path("config", "experts"), CONFIG / "experts"):
         path = next(directory.glob(f"{plan.expert}.*"), None)

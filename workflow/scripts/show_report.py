@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print finished reports in a few lines each: the verdict, eight figures, and where they lie."""
+"""Print finished reports in a few lines each: the verdict, eight figures, and their location."""
 
 from pathlib import Path
 

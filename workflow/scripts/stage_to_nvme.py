@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Copy packed rows and base weights to a fast local disk, or say why not."""
+"""Copy packed rows and base weights to a fast local disk, or report why not."""
 
 from pathlib import Path
 

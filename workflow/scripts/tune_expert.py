@@ -8,7 +8,7 @@ from expertflow.plan.records import PlanSpec
 from expertflow.studies.subprocess_runner import TrialRunner
 from expertflow.studies.tune import MAX_S, TuneJob, tune
 
-# A trial without a result by then hangs: loading a large model and compiling it take minutes.
+# A trial without a result by then hangs: loading and compiling a large model takes minutes.
 LIMIT_S = 1800.0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Check results against their sidecars: whole or changed, made by this code or by another.
+"""Check results against their sidecars: complete or changed, made by this code or other code.
 
-Works on copied results without Snakemake's own bookkeeping. Exits 1 if a record was changed.
+Works on copied results without Snakemake's own records. Exits 1 if a record was changed.
 """
 
 import json

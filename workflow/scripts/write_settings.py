@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is made from declarations: JSON Schemas of settings and report, docs/settings.md.
+"""Generate files from declarations: JSON Schemas of settings and report, docs/settings.md.
 
 With --check nothing is written, and the exit code is 1 if a file is out of date.
 """

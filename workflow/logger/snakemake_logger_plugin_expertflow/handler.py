@@ -1,8 +1,7 @@
 """End a dry run with a cost forecast per training.
 
-Snakemake passes every job that would run to its loggers: rule, wildcards and resources.
-``train_expert`` has its forecast in a resource, so this only collects and prints. Real runs are
-ignored.
+Snakemake passes every job that would run to its loggers: rule, wildcards and resources. The
+forecast is a resource of ``train_expert``; this module collects and prints it.
 """
 
 import logging
@@ -77,7 +76,6 @@ class LogHandler(LogHandlerBase):
 
     @property
     def has_formatter(self) -> bool:
-        """Return true: no record is formatted."""
         return True
 
     @property

@@ -33,10 +33,7 @@ class Speed(Record, frozen=True, kw_only=True):
 
 
 def check_claims(claims: tuple[Claim, ...], speed: Speed | None = None) -> tuple[ClaimCheck, ...]:
-    """Check each claim; one without two comparable numbers has no check.
-
-    Raise ConfigError for a negative figure, a 0 that is not allowed, or a malformed duration.
-    """
+    """Check each claim with two comparable numbers; raise ConfigError for an invalid figure."""
     found = []
     for claim in claims:
         check_figures(claim)

@@ -53,10 +53,7 @@ def count_evals(plan: TrainPlan) -> int:
 
 
 def count_saves(plan: TrainPlan, step_s: float) -> int:
-    """Count saves: scheduled by steps or by time, and one at the end.
-
-    Every save resets the clock, so time counts anew within each block of ``save_steps``.
-    """
+    """Count saves by steps or by time, and the last one; each save restarts the clock."""
     by_time = math.floor(plan.save_every_minutes * 60 / step_s) + 1
     n_blocks, rest = divmod(plan.n_steps, plan.save_steps)
     return n_blocks * math.ceil(plan.save_steps / by_time) + math.ceil(rest / by_time)
@@ -211,10 +208,7 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
 
 
 def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield setting, value and outcome of each budget.
-
-    Raise ConfigError if the prediction exceeds it, or if there is no prediction.
-    """
+    """Yield setting, value and outcome of each budget; raise ConfigError unless it is met."""
     for key, budget, value, high in (
         ("max_hours", spec.max_hours, cost.predicted_hours, cost.predicted_hours_high),
         ("max_usd", spec.max_usd, cost.predicted_usd, cost.predicted_usd_high),

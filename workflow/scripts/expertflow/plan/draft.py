@@ -16,11 +16,7 @@ GRADIENT_BYTES = 4
 
 
 class PlanDraft(Struct, kw_only=True):
-    """The inputs of a plan, and the reasons collected so far, by setting.
-
-    ``by_hand``: a resolved plan is resolved again with manual changes; requests are taken as they
-    are, and no memory is predicted.
-    """
+    """Inputs and reasons of a plan; ``by_hand`` takes requests as they are, without predictions."""
 
     expert: str
     spec: PlanSpec

@@ -107,8 +107,7 @@ def flops_per_token(
 ) -> FlopsPerToken:
     """Count forward and backward FLOPs of one token of a packed row.
 
-    ``mean_context_tokens`` is s above; ``supervised_fraction`` is the share of tokens whose
-    successor is a target.
+    ``mean_context_tokens`` is s above; ``supervised_fraction`` the share of tokens before a target.
     """
     p, r = linear_weights(facts), adapter_weights(facts, lora)
     twice = 0  # frozen weights that dropped-out inputs pass through a second time (D)

@@ -23,10 +23,7 @@ BUSY_TOKENS = 4096
 
 
 def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
-    """Return micro-batch, accumulation, and whether activations are checkpointed.
-
-    Raise HardwareError if one row does not fit the card.
-    """
+    """Choose micro-batch, accumulation and checkpointing; raise HardwareError if no row fits."""
     micro, checkpoint = choose_micro_batch(draft)
     spec = draft.spec
     if spec.gradient_accumulation_steps is not None:

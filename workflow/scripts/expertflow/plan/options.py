@@ -1,8 +1,4 @@
-"""Compare hours and dollars of the same work on other hardware.
-
-The global batch and the method stay; the micro-batch is the largest predicted to fit. Perfect
-scaling is assumed, as the remark says.
-"""
+"""Compare the same global batch and method on other hardware, assuming perfect scaling."""
 
 from typing import Any
 

@@ -178,10 +178,7 @@ class MemoryTrace(Record, frozen=True, kw_only=True):
 
 
 class ModelFacts(Record, frozen=True, kw_only=True):
-    """Shape of a dense decoder, from its config.json.
-
-    ``n_mlp_matrices`` is 3 per layer for a gated MLP, 2 for a plain one.
-    """
+    """Shape of a dense decoder; ``n_mlp_matrices`` per layer is 3 if gated, 2 if plain."""
 
     n_layers: int
     hidden_size: int

@@ -26,11 +26,7 @@ from expertflow.plan.tuned import Chosen, Tuning
 def plan_training(
     draft: PlanDraft, *, calibration: Calibration | None = None, tuning: Tuning | None = None
 ) -> TrainPlan:
-    """Resolve a run, using a trace, a calibration, or a tuning of the same run if there is one.
-
-    Raise ConfigError for contradictory settings or an exceeded budget, HardwareError if a
-    micro-batch of one row does not fit the card.
-    """
+    """Resolve a run; raise ConfigError for contradictions, HardwareError if no row fits."""
     draft = replace(draft, reasons={})
     plan, chosen = resolve_settings(draft), None
     if tuning is not None:

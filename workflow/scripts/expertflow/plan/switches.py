@@ -1,7 +1,4 @@
-"""Choose steps, warm-up, precision, attention, processes and the loader, each with its reason.
-
-Settings that are fine alone and wrong together are rejected.
-"""
+"""Choose steps, warm-up, precision, attention, processes and loader; reject contradictions."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -62,10 +59,7 @@ def needed_packages(training: Training) -> Iterator[tuple[str, str]]:
 def choose_precision(
     spec: PlanSpec, gpu: GpuFacts | None, *, by_hand: bool = False
 ) -> tuple[Precision, str]:
-    """Resolve the compute precision: as requested if the card supports it.
-
-    A CPU trains in half precision only if that is requested ``by_hand``.
-    """
+    """Resolve the compute precision; a CPU trains in half precision only ``by_hand``."""
     if gpu is None and not by_hand:
         return "fp32", "the CPU trains in full precision"
     if spec.bf16 and gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s:
@@ -113,10 +107,7 @@ def choose_compile(
 
 
 def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[str, str]:
-    """Return what the processes share; raise ConfigError for sharding 4-bit weights.
-
-    ``name`` is the setting's user-facing name.
-    """
+    """Return what processes share, for the setting ``name``; raise ConfigError for 4-bit shards."""
     if spec.world_size == 1:
         return "none", "world_size is 1"
     if spec.parallel == "fsdp" and spec.method == "qlora":

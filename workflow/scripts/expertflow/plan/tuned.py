@@ -72,11 +72,7 @@ SEARCHED = TunedSettings.__struct_fields__
 
 
 class Tuning(Record, frozen=True, kw_only=True):
-    """A search's record, and what it takes to plan by it.
-
-    ``cpu`` names this machine's processor, if it matters; ``trace`` traces a step with another
-    attention route.
-    """
+    """A search's record, this machine's processor if relevant, and a tracer of attention routes."""
 
     record: TuningRecord
     cpu: str | None
@@ -119,10 +115,7 @@ def calibration_key(plan: TrainPlan, model_type: str) -> str:
 
 
 def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | None) -> str:
-    """Return a comparable text key for where a search applies.
-
-    ``plan`` is the one without a search; ``cpu`` names the processor, null if unknown.
-    """
+    """Return a comparable key for the searches of ``plan``, as it is without a search."""
     lora, more = plan.lora, ""
     if lora is not None:
         more = f" dropout {lora.dropout:g} on {' '.join(sorted(lora.targets))}"
@@ -171,8 +164,7 @@ def settings_of(plan: TrainPlan) -> TunedSettings:
 def free_settings(spec: PlanSpec) -> frozenset[str]:
     """Return the searched settings that a manifest leaves open.
 
-    Micro-batch and accumulation are one choice, as their product is fixed: setting either names
-    both.
+    Micro-batch and accumulation count as one, as their product is fixed.
     """
     together = {"batch_size": "gradient_accumulation_steps", "loader": "dataloader_num_workers"}
     names = {name for name in SEARCHED if getattr(spec, name) is None} - {*together.values()}

@@ -25,10 +25,7 @@ AGREE_FRACTION = 0.01
 
 
 class Step(Record, frozen=True, kw_only=True):
-    """A bar of a waterfall; speeds are null for an unmeasured rung.
-
-    ``before`` is the speed of the previous measured rung; ``factor`` is null at the first.
-    """
+    """A bar of a waterfall; ``before`` is the speed of the previous measured rung."""
 
     label: str
     tokens_per_s: float | None
@@ -93,10 +90,7 @@ def makes_no_difference(ratio: Estimate) -> bool:
 
 
 def ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return ladders with a measured rung; raise DataError if the steps do not multiply up.
-
-    A ladder that names an unknown variant is a DataError too.
-    """
+    """Return the ladders with a measured rung; raise DataError for a contradictory one."""
     bars = {bar.name: bar for bar in record.bars}
     found = []
     for names in record.ladders:

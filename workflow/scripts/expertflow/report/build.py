@@ -1,7 +1,4 @@
-"""Join all records into one report of plain JSON values, null where nothing was measured.
-
-A figure and the reason for its absence come from the same place; ``settle`` separates them.
-"""
+"""Join all records into one report: plain JSON values, and the reasons for nulls."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -36,10 +33,9 @@ NOT_HANDED = {
 
 
 def build_report(inputs: ReportInputs, provenance: dict[str, Any]) -> dict[str, Any]:
-    """Build report.json from the records of every stage.
+    """Build report.json.
 
-    ``provenance`` is what only the caller knows (git, lockfile, inputs, command); its keys are
-    kept, and those known from the records are added.
+    ``provenance`` is what only the caller knows: git, lockfile, inputs, command.
     """
     training, hardware = run.training_section(inputs), run.hardware_section(inputs)
     cost, plan, throughput = _cost(inputs), run.plan_section(inputs), _throughput(inputs)

@@ -1,7 +1,4 @@
-"""Derive figures that no stage measures, each a number or the reason for its absence.
-
-Nothing is assumed: an unknown peak gives no utilization, and an unknown price no cost.
-"""
+"""Derive figures that no stage measures, or the reason for their absence; nothing is assumed."""
 
 import math
 
@@ -52,10 +49,7 @@ def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
 
 
 def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
-    """Return the card's peak: from the table, else the speed measured on a matrix product.
-
-    The table counts only if the card that ran is the one that was planned for.
-    """
+    """Return the card's peak: from the table if it is the planned card, else as measured."""
     table, measured = _peak_of_table(plan, training), training.measured_peak_flops_per_s
     if isinstance(table, Missing) and training.device != "cpu" and measured is not None:
         return Peak(flops_per_s=measured, source=MEASURED_PEAK)

@@ -23,8 +23,7 @@ T = TypeVar("T")
 class ReportInputs(Record, frozen=True, kw_only=True):
     """The inputs of ``build_report``; ``samples`` is empty if the monitor took none.
 
-    ``preflight`` holds the training job's readings at its start, verbatim, since machines report
-    different ones. ``ablation`` is null unless the configuration asks for one.
+    ``preflight`` is stored verbatim, since machines report different readings.
     """
 
     spec: ReportSpec
@@ -46,10 +45,7 @@ class ReportInputs(Record, frozen=True, kw_only=True):
 
 
 def read_inputs(spec: ReportSpec, folder: Path, *, ablation: Path | None = None) -> ReportInputs:
-    """Read all records of an expert's folder.
-
-    Raise DataError if one is missing, malformed, or belongs to another expert.
-    """
+    """Read an expert's records; raise DataError if one is missing, malformed, or another's."""
     read: dict[str, Any] = {
         "steps": read_lines(StepRecord, folder / "steps.jsonl"),
         "samples": read_lines(GpuSample, folder / "gpu.jsonl"),

@@ -33,10 +33,7 @@ def loss_change(evaluation: Evaluation) -> Change | None:
 
 
 def deciding_change(evaluation: Evaluation) -> Change | None:
-    """Return the change in the task's metric, or in the loss if the task has no metric.
-
-    A task that could not be scored is not judged by its loss.
-    """
+    """Return the change in the metric, or in the loss if the task has none; null if unscored."""
     is_loss = evaluation["task"] == "held_out_loss"
     return loss_change(evaluation) if is_loss else metric_change(evaluation)
 
@@ -63,10 +60,7 @@ def n_choices(report: Report) -> int:
 
 
 def why_no_baseline(evaluation: Evaluation) -> str | None:
-    """Return why a score has no baseline; null if it has one or needs none.
-
-    Where the manifest turns baselines off, the record names the setting.
-    """
+    """Return why a score has no baseline; null if it has one or the manifest asks for none."""
     if evaluation["after"]["value_fraction"] is None or best_baseline(evaluation) is not None:
         return None
     why: str = evaluation["unavailable"].get("baselines", NO_REASON)

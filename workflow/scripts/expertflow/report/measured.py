@@ -31,10 +31,7 @@ def or_missing(value: T | None, reason: str) -> Measured[T]:
 
 
 def explain(record: Record, reasons: Mapping[str, str], default: str | None = None) -> Any:
-    """Return the fields of another stage's record, its nulls replaced by their reasons.
-
-    A null with neither a reason nor the default is intentional and stays.
-    """
+    """Return another record's fields, its nulls replaced by their reasons where there are any."""
     found = {name: getattr(record, name) for name in record.__struct_fields__}
     return {
         name: Missing(why) if value is None and (why := reasons.get(name, default)) else value

@@ -102,11 +102,7 @@ class Row(NamedTuple):
 
 
 def chain_rows(chain: Chain) -> tuple[Row, ...]:
-    """Draw the chain of records as rows of boxes, each made from those above.
-
-    Documents on the left, tokenizer and tokens on the right, both above packing. Unknown stages
-    come last.
-    """
+    """Arrange records in rows of boxes, each made from those above; unknown stages come last."""
     columns: dict[str, list[Box]] = {"documents": [], "tokens": [], "": []}
     others = {item["stage"] for item in chain} - STAGES.keys()
     # Sources are fetched or generated: one box.
@@ -137,7 +133,6 @@ def _box(chain: Chain, stages: tuple[str, ...]) -> Box | None:
 
 
 def _link(above: tuple[Box | None, ...], boxes: tuple[Box | None, ...]) -> str:
-    """Name the lines between two rows; an elbow leads from the left box to the right one."""
     if not above or len(above) == len(boxes) == 1:
         return "straight" if above else ""
     if len(boxes) == 1:

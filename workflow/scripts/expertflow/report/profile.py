@@ -46,7 +46,6 @@ def kind_of(name: str) -> str:
 
 
 def sorted_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
-    """Return the longest kernels of a profile with their kinds."""
     return tuple(
         SortedKernel(name=kernel.name[:N_CHARS], **_sum(kind_of(kernel.name), [kernel], profile))
         for kernel in profile.kernels[:n]

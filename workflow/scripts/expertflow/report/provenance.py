@@ -82,7 +82,6 @@ def _read_sources(results: Path) -> list[SourceLock]:
 
 
 def _notes(results: Path, stage: Stage, sources: Iterable[SourceLock]) -> dict[str, dict[str, str]]:
-    """Return the hashes of a stage's records by the code that made them."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for place in sorted(expand_path(stage, stage.record, sources)):
         record = results / place

@@ -33,8 +33,6 @@ class AcceptanceRule(Record, frozen=True, kw_only=True):
 
 
 class ReportSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``build_report``."""
-
     expert: str
     preset: str
     description: str

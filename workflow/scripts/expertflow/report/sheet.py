@@ -41,7 +41,6 @@ def templates() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page with its style sheet inline."""
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     written = lambda value, show: getattr(f, show)(value)  # noqa: E731
     return templates().get_template(template).render(

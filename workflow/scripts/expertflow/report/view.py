@@ -131,10 +131,7 @@ def _peak(report: Report) -> str:
 
 
 def time_parts(report: Report) -> tuple[Part, ...]:
-    """Split wall time for the bar; the step is split further if its parts were measured.
-
-    Copies that are part of ``train_s`` are left out: the report lists them separately.
-    """
+    """Split wall time for the bar; leave out copies that are part of ``train_s``."""
     time = report["time"]
     optimizer_s, wall_s = time["optimizer_s"], time["wall_s"]
     parts = [("Training steps", "blue", time["train_s"])]

@@ -76,10 +76,7 @@ class Member(Record, frozen=True, kw_only=True):
 
 
 class BundleIndex(Record, frozen=True, kw_only=True):
-    """The first member: all others in their order; settings and lock of a bundle.
-
-    ``brought`` names the members of an outcome that came with its bundle.
-    """
+    """The first member: all others in order, settings, lock; ``brought`` came with the bundle."""
 
     format: int = FORMAT
     kind: Literal["bundle", "outcome"]

@@ -49,10 +49,9 @@ def open_bundle(
 ) -> bool:
     """Lay a bundle's expert out in a working directory; return false if it was open already.
 
-    ``index`` was read from the bundle; ``model`` is a folder with weights. Raise ConfigError if
-    other results are there and may not be dropped, or a run is making the expert; DataError if
-    bundle or base model are not as recorded; HardwareError if the disk is too small or not
-    writable.
+    ``model`` is a folder with weights. Raise ConfigError if other results may not be dropped or a
+    run is making the expert; DataError if bundle or model are not as recorded; HardwareError if the
+    disk is too small or not writable.
     """
     if index.kind != "bundle":
         raise DataError(f"{bundle}: is an outcome; open it with --outcome")
@@ -85,10 +84,10 @@ def open_bundle(
 def land_outcome(
     outcome: Path, index: BundleIndex, directory: Path, *, may_replace: bool = False
 ) -> None:
-    """Lay out an outcome, whose index was read; raise the errors of ``open_bundle``.
+    """Lay out an outcome; raise the errors of ``open_bundle``.
 
-    What came with the bundle is only laid out where it is missing. The report comes last; after an
-    interruption, the same command finishes the job.
+    Files from the bundle are restored only where missing. The report comes last, so a rerun
+    finishes.
     """
     if index.kind != "outcome":
         raise DataError(f"{outcome}: is a {index.kind}; open it without --outcome")
@@ -230,8 +229,7 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
 def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
     """Link weights from ``given``, the manifest's folder or the hub into ``folder``.
 
-    Raise DataError if they are another model's or the hub is unreachable, TrainingError if there
-    are none.
+    Raise DataError if they differ or the hub is unreachable, TrainingError if there are none.
     """
     # Imported here, as that takes longer than opening most bundles.
     from expertflow.tokens.tokenizer import download_files

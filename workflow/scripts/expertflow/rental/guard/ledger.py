@@ -124,8 +124,7 @@ def read_ledger(path: Path) -> Ledger:
 def merge(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
     """Add sessions that only the other ledger has, or has for longer.
 
-    Sessions already ``judged`` (counted or clipped by a meter) are added again only if they went
-    on.
+    Sessions already ``judged`` by a meter (counted or clipped) are added only if they went on.
     """
     known = {session.start_s: session for session in mine.sessions}
     ends_s = {session.start_s: session.end_s for session in judged.sessions}

@@ -1,7 +1,4 @@
-"""One guarded run: its settings, clock, cost, copies, and outcome.
-
-At the end everything is copied and verified, the record written, and only then the machine stopped.
-"""
+"""One guarded run; the machine stops only once copies are verified and the record is written."""
 
 import logging
 import math

@@ -159,8 +159,7 @@ class _Stop:
     def _tell(self, *, schedulers: bool) -> None:
         """Send SIGTERM, once each, to Snakemake and the command itself, or to all others.
 
-        A shell that starts something new after the stop is continuing its script, and is signaled
-        too.
+        A shell that starts something new after the stop is continuing its script: signal it, too.
         """
         living, stopping = set(_living()), bool(self._told)
         for child in psutil.Process().children():
